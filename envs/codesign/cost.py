@@ -145,9 +145,9 @@ def _layer_cost(
     )
     tensors = [jnp.asarray(x(layer), jnp.float32) for x in (L.weight_words, L.input_words, L.output_words)]
     words = jax.tree.map(lambda a, b: jnp.where(has_weights, a, b), words, BufferWords(*tensors))
-    word = technology.word_bytes
-    onchip = sum(words) * word
-    weights, inputs, outputs = (word * x for x in tensors)
+    word_bytes = technology.word_bytes
+    onchip = sum(words) * word_bytes
+    weights, inputs, outputs = (word_bytes * x for x in tensors)
     offchip = offchip_bytes(weights, inputs, outputs, sub.buffer_bytes)
     terms = jnp.stack(
         [
@@ -162,7 +162,7 @@ def _layer_cost(
     macs = L.macs(layer)
     buffered = (technology.noc_ratio + technology.buffer_ratio) * sum(words)
     relative_energy = (
-        macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word
+        macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word_bytes
     )
     mm2 = pe_mm2 * pes + technology.buffer_mm2_per_kb * sub.buffer_bytes / 1024
     leakage_pj = technology.leakage_w_per_mm2 * mm2 * latency / technology.clock_hz * 1e12

@@ -92,30 +92,30 @@ class Problem:
 def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     """Which options of decision `at` are within the budgets, bool [largest number of options].
 
-    PEs and bandwidth of earlier choices are subtracted, and the minimum for later sub-accelerators is
-    reserved; the last sub-accelerator must exist if no other does. An absent one has one option per decision.
-    `chosen` [decisions] int32 are indices of options; those from `at` on are not read.
+    Earlier choices use up PEs and bandwidth, and the minimum for later sub-accelerators is reserved. The last
+    sub-accelerator must exist if no other does. An absent one has one option per decision. `chosen`
+    [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
     max_options = max(len(one.options) for one in decisions)
-    lengths = jnp.asarray([len(one.options) for one in decisions])
+    num_options = jnp.asarray([len(one.options) for one in decisions])
     first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
     pes, noc = _padded_options(chips, max_options)
     pes_left, noc_left = remaining_budget(problem, chosen, at)
     sub = (at - first) // per_sub
     later_subs = chips.subaccelerators - 1 - sub
     is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
-    by_pes = (pes <= pes_left - later_subs * min(chips.pes)) & ((pes > 0) | ~is_alone)
+    fits_pes = (pes <= pes_left - later_subs * min(chips.pes)) & ((pes > 0) | ~is_alone)
     # The margin allows for rounding errors in sums of float32 fractions.
-    by_noc = noc <= (noc_left - later_subs * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
+    fits_noc = noc <= (noc_left - later_subs * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
     pes_option = chosen[first + jnp.maximum(sub, 0) * per_sub]
     is_absent = pes[pes_option] == 0
     position = (at - first) % per_sub  # 0: PEs, 2: bandwidth
-    allowed = jnp.where(position == 2, by_noc, True) & (
+    allowed = jnp.where(position == 2, fits_noc, True) & (
         ~is_absent | _is_absent_option(chips, max_options, position)
     )
-    allowed = jnp.where(position == 0, by_pes, allowed)
-    return jnp.where(at >= first, allowed, True) & (jnp.arange(max_options) < lengths[at])
+    allowed = jnp.where(position == 0, fits_pes, allowed)
+    return jnp.where(at >= first, allowed, True) & (jnp.arange(max_options) < num_options[at])
 
 
 def _is_absent_option(chips: Chips, max_options: int, position: jax.Array | int) -> jax.Array:

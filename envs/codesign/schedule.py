@@ -221,7 +221,7 @@ def _all_moves(work: Work, assigned: jax.Array) -> _Moves:
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
     is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], num_subs, 0)
     target = np.tile(np.arange(num_subs, dtype=np.int32), len(runs))[:, None]
-    moved = jnp.where(is_moved, target, assigned[None])
+    moved = jnp.where(is_moved, target, assigned[None])  # the assignment after each move
     return _Moves(moved != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(moved))
 
 
@@ -236,13 +236,13 @@ def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
     def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
         assigned, best, stays_until = carry
         changed, schedules = _all_moves(work, assigned)
-        stays = (changed & (stays_until > at)[None]).any(1) & (
+        is_tabu = (changed & (stays_until > at)[None]).any(1) & (
             schedules.latency_cycles >= best.latency_cycles
         )
-        least = jnp.where(stays | ~changed.any(1), jnp.inf, schedules.latency_cycles).argmin()
-        new = jax.tree.map(lambda x: x[least], schedules)
+        chosen_move = jnp.where(is_tabu | ~changed.any(1), jnp.inf, schedules.latency_cycles).argmin()
+        new = jax.tree.map(lambda x: x[chosen_move], schedules)
         best = _select(new.latency_cycles < best.latency_cycles, new, best)
-        stays_until = jnp.where(changed[least], at + 1 + min(8, 2 * total // 3), stays_until)
+        stays_until = jnp.where(changed[chosen_move], at + 1 + min(8, 2 * total // 3), stays_until)
         return (new.sub_accelerator, best, stays_until), None
 
     initial = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
