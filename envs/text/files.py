@@ -1,4 +1,4 @@
-"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for
+"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for error
 messages."""
 
 import csv

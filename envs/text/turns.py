@@ -76,7 +76,7 @@ def _spans_between_marks(marked: str, marks: str, text: str) -> list[tuple[int, 
             position += 1
     if marked.replace(marks[0], "").replace(marks[1], "") != text:
         raise FdgError(
-            "the chat template changes the text of {% generation %} after that tag: leave it unchanged there"
+            "the chat template changes the text of {% generation %} after the tag: write that text unchanged"
         )
     return spans
 
