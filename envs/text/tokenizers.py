@@ -362,9 +362,7 @@ class HuggingFaceTokenizer:
                     f"message {i} is {quoted(message)}: it must be a mapping, as in"
                     ' {"role": "user", "content": "..."}'
                 )
-        cleaned = [
-            {key: value for key, value in message.items() if value is not None} for message in messages
-        ]
+        cleaned = [{k: v for k, v in message.items() if v is not None} for message in messages]
         context = {
             "tools": None,
             "documents": None,
