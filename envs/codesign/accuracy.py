@@ -20,8 +20,8 @@ from fdg.reading import read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
-UNIT = 10_000  # an accuracy of 1 in the table, which has integers
-_MAX_FILE_BYTES = 2**24  # bytes
+UNIT = 10_000  # the integer in a table for an accuracy of 1
+_MAX_FILE_BYTES = 2**24
 _CHUNK = 16  # children trained together; constant, so that results do not depend on the number of children
 
 
@@ -48,7 +48,7 @@ def of_choices(task: Task, source: str, table: str = "") -> np.ndarray:
 
 def by_seed(task: Task, table: str = "") -> np.ndarray:
     """Accuracies of a task in a table, for each seed, [seeds, choices] float32."""
-    return np.asarray(_row(task, table)["accuracy"], np.float32) / np.float32(UNIT)
+    return np.asarray(_table_row(task, table)["accuracy"], np.float32) / np.float32(UNIT)
 
 
 def signature(task: Task) -> str:
@@ -57,7 +57,7 @@ def signature(task: Task) -> str:
     return f"{images.signature(task.data)}; {task.build!r}; {options}"
 
 
-def _row(task: Task, table: str) -> Mapping[str, Any]:
+def _table_row(task: Task, table: str) -> Mapping[str, Any]:
     rows = read_table(table)
     row = rows.get(signature(task))
     if row is None:
@@ -131,7 +131,7 @@ def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.A
     total, data = len(networks), _images(task)
     network, options = children.network(task), jnp.asarray(children.options(task))
     order = jnp.argsort(~wanted, stable=True)
-    order = jnp.pad(order, (0, -total % _CHUNK), constant_values=total)  # `total` is out of range: dropped
+    order = jnp.pad(order, (0, -total % _CHUNK), constant_values=total)  # results at `total` are dropped
 
     def has_more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] * _CHUNK < wanted.sum()

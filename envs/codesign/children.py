@@ -34,8 +34,8 @@ class Kernel(NamedTuple):
     bias: jax.Array  # [out] float32
 
 
-Sizes = dict[str, tuple[int, int, int]]  # of kernels by name: taps, inputs, outputs
-Widths = dict[str, tuple[Any, Any]]  # of a child's kernels: inputs and outputs in use, int32 scalars
+Sizes = dict[str, tuple[int, int, int]]  # by a kernel's name: taps, inputs, outputs
+Widths = dict[str, tuple[Any, Any]]  # by a kernel's name: inputs and outputs in use, int32 scalars
 
 
 class Network(NamedTuple):
@@ -58,8 +58,8 @@ def patches(images: jax.Array, stride: int) -> jax.Array:
 
 
 def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
-    """A 3 x 3 convolution, padded by a pixel, as a product; on a one-pixel map only the middle tap is
-    used."""
+    """A 3 x 3 convolution, padded by a pixel, as a matrix product. A map of one pixel needs only the middle
+    tap."""
     weights = kernel.weights
     if images.shape[1:3] == (1, 1):
         inputs, weights = images, weights[4:5]
@@ -76,15 +76,15 @@ def _pointwise(images: jax.Array, kernel: Kernel) -> jax.Array:
 
 def _upsample(images: jax.Array, kernel: Kernel) -> jax.Array:
     """A transposed convolution, 2 x 2 with stride 2: each pixel becomes four."""
-    number, rows, columns, channels = images.shape
+    num_images, rows, columns, channels = images.shape
     flat = images.reshape(-1, channels)
-    four = jnp.stack([flat @ one for one in kernel.weights], 1) + kernel.bias[None, None]
-    four = four.reshape(number, rows, columns, 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
-    return four.reshape(number, 2 * rows, 2 * columns, -1)
+    pixels = jnp.stack([flat @ tap for tap in kernel.weights], 1) + kernel.bias[None, None]
+    pixels = pixels.reshape(num_images, rows, columns, 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
+    return pixels.reshape(num_images, 2 * rows, 2 * columns, -1)
 
 
 def _leaky(images: jax.Array) -> jax.Array:
-    """A leaky ReLU with slope 0.1: two filters at full size must not both die."""
+    """A leaky ReLU with slope 0.1: at full size there may be only two filters, which must not both die."""
     return jax.nn.leaky_relu(images, 0.1)
 
 
@@ -131,10 +131,10 @@ def _unet(task: Task, space: UNet) -> Network:
         first,
         *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)],
     ]
-    up = [first, *[inner] * (levels - 2)]  # levels below the last one
+    uppers = [first, *[inner] * (levels - 2)]  # of all levels but the last
     sizes: Sizes = {"first": (9, space.channels, first), "end": (1, first, 1)}
     for level in range(1, levels):
-        upper_width = up[level - 1]
+        upper_width = uppers[level - 1]
         sizes[f"down {level}"] = 9, upper_width, level_widths[level]
         sizes[f"up {level}"] = 4, level_widths[level], upper_width
         sizes[f"join {level}"] = 9, 2 * upper_width, upper_width
@@ -155,7 +155,7 @@ def _unet(task: Task, space: UNet) -> Network:
         features = _mask_filters(choice[1], _leaky(convolve(images, kernels["first"])))
         maps = [features]
         for level in range(1, levels):
-            features = _leaky(convolve(maps[-1][..., : up[level - 1]], kernels[f"down {level}"], 2))
+            features = _leaky(convolve(maps[-1][..., : uppers[level - 1]], kernels[f"down {level}"], 2))
             maps.append(_mask_filters(width(choice, level), features))
         for level in reversed(range(1, levels)):
             # If the network ends at this level, there is no lower level.
@@ -164,7 +164,7 @@ def _unet(task: Task, space: UNet) -> Network:
             ))  # fmt: skip
             upsampled = _leaky(_upsample(features, kernels[f"up {level}"]))
             upsampled = _mask_filters(width(choice, level - 1), upsampled)
-            joined = jnp.concatenate([upsampled, maps[level - 1][..., : up[level - 1]]], -1)
+            joined = jnp.concatenate([upsampled, maps[level - 1][..., : uppers[level - 1]]], -1)
             features = _mask_filters(
                 width(choice, level - 1), _leaky(convolve(joined, kernels[f"join {level}"]))
             )
@@ -223,21 +223,21 @@ def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array,
 
 def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) -> jax.Array:
     """Accuracy on test images, or intersection over union of masks; float32."""
-    chunk = 128
-    number = len(images.test)
-    padded = -number % chunk
+    chunk_size = 128
+    num_images = len(images.test)
+    padding = -num_images % chunk_size
     tests, labels = (
-        jnp.pad(jnp.asarray(x), ((0, padded), *[(0, 0)] * (x.ndim - 1)), constant_values=fill).reshape(
-            -1, chunk, *x.shape[1:]
+        jnp.pad(jnp.asarray(x), ((0, padding), *[(0, 0)] * (x.ndim - 1)), constant_values=fill).reshape(
+            -1, chunk_size, *x.shape[1:]
         )
         for x, fill in ((images.test, 0), (images.test_labels, -1))
     )
 
-    def count(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        logits = children.apply(kernels, choice, part[0])
-        if part[1].ndim == 1:
-            return (logits.argmax(-1) == part[1]).sum(), (part[1] >= 0).sum()
-        mask, truth, is_test = logits > 0, part[1] == 1, part[1] >= 0
+    def count(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = children.apply(kernels, choice, chunk[0])
+        if chunk[1].ndim == 1:
+            return (logits.argmax(-1) == chunk[1]).sum(), (chunk[1] >= 0).sum()
+        mask, truth, is_test = logits > 0, chunk[1] == 1, chunk[1] >= 0
         return (mask & truth & is_test).sum(), ((mask | truth) & is_test).sum()
 
     correct, total = (x.sum() for x in jax.lax.map(count, (tests, labels)))
@@ -260,12 +260,12 @@ def fit(
     each step, and `rate` is Adam's initial step size, with cosine decay to 0.
     """
     gradient = jax.vmap(jax.grad(functools.partial(_loss, children)), in_axes=(0, 0, None, None))
-    return _descend(
+    return _run_adam(
         lambda kernels, _, *batch: gradient(kernels, choices, *batch), images, kernels, order, rate
     )
 
 
-def _descend(
+def _run_adam(
     gradient: Callable, images: Images, kernels: Any, order: jax.Array, rate: float, keys: Any = None
 ) -> Any:
     """Kernels after Adam's steps on `gradient(kernels, key, images, labels)`; keys are [steps] or None."""
@@ -296,12 +296,12 @@ def train(
 
 
 def settings(images: Images) -> Settings:
-    """Training settings for these images, in the table and within programs."""
+    """Training settings for these images, the same in tables and within programs."""
     return Settings(60, 8, 0.01) if images.is_segmentation else Settings(80, 32, 0.0025)
 
 
 def check_images(task: Task, images: Images) -> None:
-    """Refuses images that do not fit a task's networks."""
+    """Raises an `FdgError` if images do not fit a task's networks."""
     network(task)
     build: Any = task.build
     size, channels = build.size, build.channels
@@ -346,5 +346,5 @@ def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax
     kernels = init(children, ends[0], init_key)
     order = batches(len(images.train), training, batch_key)
     keys = jax.random.split(draw_key, training.steps)
-    kernels = _descend(gradient, images, kernels, order, training.learning_rate, keys)
+    kernels = _run_adam(gradient, images, kernels, order, training.learning_rate, keys)
     return jax.lax.map(lambda choice: measure(children, kernels, choice, images), all_choices, batch_size=16)

@@ -55,48 +55,48 @@ def _run(argv: Sequence[str]) -> int:
     file = words.pop(0) if words and not words[0].startswith("-") else None
     if words and not words[0].startswith("-"):
         raise FdgError(f"'{words[0]}' after '{file}': give one problem, and flags after it")
-    options, rest = _parser().parse_known_args(words)
+    options, others = _parser().parse_known_args(words)
     parameters = vars(options)
     parameters.pop("file", None)
-    for word in rest:
+    for word in others:
         name = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and name in _REFUSED_FLAGS:
             fix = {"env": "give the file first", "total-steps": "give --samples"}.get(name, "use fdg train")
             raise FdgError(f"--{name} is not a flag of {_PROGRAM}: {fix}")
-    resumes = any(word == "--resume" or word.startswith("--resume=") for word in rest)
+    resumes = any(word == "--resume" or word.startswith("--resume=") for word in others)
     if file is None and not resumes:
         raise FdgError(f"name the problem first: {_PROGRAM} FILE.toml [flags], or {_PROGRAM} w1")
     samples = parameters.pop("samples", None)
     if samples is not None and samples < 1:
         raise FdgError(f"--samples {samples}: it must be at least 1")
-    env = _resumed(parameters, rest) if file is None else _environment(file, parameters, "--trust" in rest)
+    env = _old_env(parameters, others) if file is None else _new_env(file, parameters, "--trust" in others)
     try:
-        return _search(env, samples, resumes, rest)
+        return _search(env, samples, resumes, others)
     except FdgError as error:
         raise type(error)(_with_own_flags(str(error))) from error
 
 
 def _with_own_flags(message: str) -> str:
-    """A message about flags of `fdg train`, with those of `fdg codesign` in their place."""
+    """A message about flags of `fdg train`, reworded for the flags of `fdg codesign`."""
     message = re.sub(r"--env codesign:[^?\s]*\?(?:\S*?&)?module=([^&\s]+)\S*", r"--module \1", message)
     return message.replace("--env codesign:", "").replace("--total-steps", "--samples")
 
 
-def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str]) -> int:
+def _search(env: list[str], samples: int | None, resumes: bool, others: list[str]) -> int:
     from fdg.commands.parse import CommandLine, parse
     from fdg.processes import distributed
 
-    CommandLine(rest).join()
-    if not distributed.is_first():  # as in `fdg train`
+    CommandLine(others).join()
+    if not distributed.is_first():  # only the first process prints
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from envs.codesign import searching  # imports algorithms, which may start JAX
 
     steps: list[str] = []
     if samples is not None or not resumes:
-        job = parse([*env, *rest, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
+        job = parse([*env, *others, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
         searching.check(job)
-        steps = ["--total-steps", str(searching.steps_of(samples or searching.SAMPLES, job.algorithm))]
-    job = parse([*env, *rest, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
+        steps = ["--total-steps", str(searching.total_steps_of(samples or searching.SAMPLES, job.algorithm))]
+    job = parse([*env, *others, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
     outcome = searching.run(job)
     if not distributed.is_first():
         return 0 if outcome.is_feasible else INFEASIBLE
@@ -110,15 +110,15 @@ def _search(env: list[str], samples: int | None, resumes: bool, rest: list[str])
     return 0 if outcome.is_feasible else INFEASIBLE
 
 
-def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
-    """`--env` of a resumed run if the command line names the modules that it imports; else nothing."""
+def _old_env(parameters: Mapping[str, Any], others: Sequence[str]) -> list[str]:
+    """`--env` of a resumed run if the command line names the modules that the run imports; else no flag."""
     if not parameters:
         return []
     from fdg.commands.parse import CommandLine
     from fdg.training.run_directory import read_config
 
     if parameters.keys() == {"module"}:
-        env = str(read_config(Path(CommandLine(rest).flags["resume"])).get("env"))
+        env = str(read_config(Path(CommandLine(others).flags["resume"])).get("env"))
         configured = envs.parse(env)[1].get("module", ())
         if parameters["module"] == ((configured,) if isinstance(configured, str) else tuple(configured)):
             return ["--env", env]
@@ -127,10 +127,10 @@ def _resumed(parameters: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
     raise FdgError(f"--{name} {text}: a resumed search keeps its settings: leave it out")
 
 
-def _environment(file: str, parameters: dict[str, Any], trusts: bool) -> list[str]:
-    """The environment as text, `codesign:FILE?PARAMETER=VALUE`, as in `fdg train --env`."""
+def _new_env(file: str, parameters: dict[str, Any], is_trusted: bool) -> list[str]:
+    """The flags `--env codesign:FILE?PARAMETER=VALUE` of `fdg train`."""
     name, _, options = file.partition("?")
-    if trusts and name.endswith(".toml") and (modules := reading.modules(name)):
+    if is_trusted and name.endswith(".toml") and (modules := reading.modules(name)):
         parameters = {**parameters, "module": modules}
     if len(modules := parameters.get("module", ())) == 1:
         parameters = {**parameters, "module": modules[0]}

@@ -113,23 +113,23 @@ def sub_accelerator(
 def offchip_bytes(
     weights: jax.Array, inputs: jax.Array, outputs: jax.Array, buffer_bytes: jax.Array
 ) -> jax.Array:
-    """Bytes between buffer and memory for a layer; the minimum over splits of half the buffer.
+    """Bytes between buffer and memory for a layer; the minimum over ways to split the buffer.
 
-    Some sixteenths of that half hold a part of the weights, the rest a part of the inputs. Either all inputs
-    pass once for each part of the weights, or all weights once for each part of the inputs. If one tensor
-    fits, each passes once. All are bytes, float32 scalars; `buffer_bytes` is the whole buffer, half of which
-    is being filled.
+    One half of the buffer is in use while the other half is filled. Some sixteenths of the half in use hold a
+    part of the weights, the rest a part of the inputs. Either all inputs pass once for each part of the
+    weights, or all weights once for each part of the inputs. If one tensor fits, each passes once. All are
+    bytes, float32 scalars.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
     share = jnp.arange(1, 16, dtype=jnp.float32) / 16
-    weights_held = weights + inputs * jnp.ceil(weights / (share * half))
-    inputs_held = inputs + weights * jnp.ceil(inputs / ((1 - share) * half))
-    split_bytes = jnp.minimum(weights_held.min(), inputs_held.min())
+    weights_stay = weights + inputs * jnp.ceil(weights / (share * half))
+    inputs_stay = inputs + weights * jnp.ceil(inputs / ((1 - share) * half))
+    split_bytes = jnp.minimum(weights_stay.min(), inputs_stay.min())
     fits = jnp.minimum(weights, inputs) <= half
     return outputs + jnp.where(fits, weights + inputs, jnp.maximum(split_bytes, weights + inputs))
 
 
-def _cost(
+def _layer_cost(
     layer: Layers,
     sub: SubAccelerators,
     dataflows: tuple[Template, ...],
@@ -145,9 +145,9 @@ def _cost(
     )
     tensors = [jnp.asarray(x(layer), jnp.float32) for x in (L.weight_words, L.input_words, L.output_words)]
     words = jax.tree.map(lambda a, b: jnp.where(has_weights, a, b), words, BufferWords(*tensors))
-    word = technology.word_bytes
-    onchip = sum(words) * word
-    weights, inputs, outputs = (word * x for x in tensors)
+    word_bytes = technology.word_bytes
+    onchip = sum(words) * word_bytes
+    weights, inputs, outputs = (word_bytes * x for x in tensors)
     offchip = offchip_bytes(weights, inputs, outputs, sub.buffer_bytes)
     terms = jnp.stack(
         [
@@ -161,8 +161,8 @@ def _cost(
     latency = jnp.where(exists, latency, LARGEST_COUNT)
     macs = L.macs(layer)
     buffered = (technology.noc_ratio + technology.buffer_ratio) * sum(words)
-    operations = (
-        macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word
+    relative_energy = (
+        macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word_bytes
     )
     mm2 = pe_mm2 * pes + technology.buffer_mm2_per_kb * sub.buffer_bytes / 1024
     leakage_pj = technology.leakage_w_per_mm2 * mm2 * latency / technology.clock_hz * 1e12
@@ -172,7 +172,7 @@ def _cost(
         latency_cycles=latency,
         onchip_bytes=onchip,
         offchip_bytes=offchip,
-        energy_pj=technology.mac_pj * operations + leakage_pj,
+        energy_pj=technology.mac_pj * relative_energy + leakage_pj,
         # For a 1 x 1 array, SCALE-Sim counts one cycle fewer than multiplications.
         utilization=macs / jnp.maximum(jnp.maximum(jnp.asarray(cycles, jnp.float32) * pes, macs), 1),
         bound=jnp.argmax(terms).astype(jnp.int32),
@@ -216,11 +216,11 @@ def layer_costs(
     Raises:
       FdgError: an unknown template in `known`.
     """
-    return _all_costs(layers, subs, tuple(map(templates.get, known)), technology, overlap)
+    return _all_layer_costs(layers, subs, tuple(map(templates.get, known)), technology, overlap)
 
 
 @functools.partial(jax.jit, static_argnames=("dataflows", "technology", "overlap"))
-def _all_costs(
+def _all_layer_costs(
     layers: Layers,
     subs: SubAccelerators,
     dataflows: tuple[Template, ...],
@@ -228,7 +228,7 @@ def _all_costs(
     overlap: bool,
 ) -> LayerCosts:
     def of_layer(layer: Layers) -> LayerCosts:
-        return jax.vmap(lambda sub: _cost(layer, sub, dataflows, technology, overlap))(subs)
+        return jax.vmap(lambda sub: _layer_cost(layer, sub, dataflows, technology, overlap))(subs)
 
     return jax.vmap(of_layer)(layers)
 
@@ -237,7 +237,7 @@ def area_mm2(
     subs: SubAccelerators, known: Sequence[str] = TEMPLATES, technology: Technology = PROCESS
 ) -> jax.Array:
     """Area of a chip, float32 scalar: PEs and buffers of all sub-accelerators [A], and shared parts."""
-    each = jnp.asarray([templates.get(name).pe_mm2(technology) for name in known], jnp.float32)
-    pes = subs.rows * subs.columns * each[subs.template]
+    pe_mm2 = jnp.asarray([templates.get(name).pe_mm2(technology) for name in known], jnp.float32)
+    pes = subs.rows * subs.columns * pe_mm2[subs.template]
     kilobytes = jnp.where(subs.rows > 0, subs.buffer_bytes, 0) / 1024
     return technology.chip_mm2 + (pes + technology.buffer_mm2_per_kb * kilobytes).sum()

@@ -21,7 +21,7 @@ from fdg.errors import FdgError, unknown_name
 from fdg.rowwise import rowwise
 
 PREFIX = "codesign:"
-_NUMBER = re.compile(r"\d|=")
+_NUMBER = re.compile(r"\d|=")  # occurs in numbers, but in no name of a level
 SPECS = (*reading.LEVELS, "random", "explicit")
 ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")
@@ -53,7 +53,7 @@ def make(
         there are any, else medium.
       order: all decisions `at_once` in one step, or a `sequence` with one decision per step.
       reward: `paper`: the weighted accuracy minus a penalty for exceeding specs; `feasible_first`: the
-        weighted accuracy if all specs are met, else a negative number, the sum of excess.
+        weighted accuracy if all specs are met, else minus the total excess.
       accuracy: the source of accuracies, in place of the file's.
       subs: maximum number of sub-accelerators, in place of the file's.
       module: `MODULE:NAME` of networks that the file names; permits their import.
@@ -178,7 +178,7 @@ class CoDesign:
 
     @property
     def name(self) -> str:
-        """`codesign:` and the problem's."""
+        """`codesign:` and the problem's name."""
         return f"{PREFIX}{self.problem.name}"
 
     @property
@@ -188,12 +188,12 @@ class CoDesign:
 
     @property
     def num_agents(self) -> None:
-        """One agent."""
+        """None: there is one agent."""
         return None
 
     @property
     def max_episode_steps(self) -> int:
-        """The same for all episodes."""
+        """The length of every episode."""
         return 1 if self._at_once else len(self.problem.decisions())
 
     @property
@@ -217,16 +217,16 @@ class CoDesign:
     def reset(self, keys: jax.Array) -> tuple[State, Observation]:
         """Starts one episode per key; see `Environment.reset`."""
         check_keys(self.name, keys)
-        number = len(keys)
-        empty_designs = found.empty(self.problem, (number,))
+        batch_size = len(keys)
+        empty_designs = found.empty(self.problem, (batch_size,))
         state = State(
             empty_designs.choices,
-            jnp.zeros(number, jnp.int32),
-            jax.vmap(self._specs)(keys),
-            jnp.full(number, RHO),
-            jnp.full((number, 2), jnp.asarray([-1e9, 0.0])),
+            jnp.zeros(batch_size, jnp.int32),
+            jax.vmap(self._draw_specs)(keys),
+            jnp.full(batch_size, RHO),
+            jnp.full((batch_size, 2), jnp.asarray([-1e9, 0.0])),
             empty_designs,
-            found.empty(self.problem, (number, found.POINTS)),
+            found.empty(self.problem, (batch_size, found.POINTS)),
         )
         return state, self._observation(state)
 
@@ -256,7 +256,7 @@ class CoDesign:
         return found.merge(states[0].best, states[0].front)
 
     def _step_rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """`step` for independent rows."""
+        """`step`, which computes each row independently."""
         if self._at_once:
             chosen, at = jax.vmap(self._repair)(action), state.at + 1
         else:
@@ -267,8 +267,8 @@ class CoDesign:
         empty_result = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, chosen, state.specs)
         )
-        # All episodes end at the same step, so this runs once per episode. If they do not, results of
-        # unfinished rows are ignored.
+        # Usually all episodes end at the same step, so this runs once per episode. Otherwise it runs more
+        # often, and the results of unfinished episodes are ignored.
         result = jax.lax.cond(done.any(), evaluate, lambda *_: empty_result, chosen, state.specs)
         penalty = jax.vmap(self._penalty)(result.excess, state.specs)
         if self.reward == "paper":
@@ -283,7 +283,7 @@ class CoDesign:
         start = after._replace(
             chosen=jnp.where(done[:, None], 0, after.chosen),
             at=jnp.where(done, 0, after.at),
-            specs=jnp.where(done[:, None], jax.vmap(self._specs)(keys), after.specs),
+            specs=jnp.where(done[:, None], jax.vmap(self._draw_specs)(keys), after.specs),
         )
         reported = {
             **{key: getattr(result, key) for key in INFO if key != "best_score"},
@@ -306,7 +306,7 @@ class CoDesign:
     def _with_best_designs(
         self, state: State, result: Evaluation, penalty: jax.Array, done: jax.Array
     ) -> State:
-        """Inserts completed designs into the best designs."""
+        """The state with completed designs inserted into `best` and `front`, and the penalty's new weight."""
         violation = result.violation
         if self.draws_specs:
             costs = problem.Costs(result.latency_cycles, result.energy_pj, result.area_mm2)
@@ -316,7 +316,7 @@ class CoDesign:
             jnp.stack([result.score, penalty], 1), state.leader
         ))  # fmt: skip
         leads = done & (reward > leader_reward)
-        # The reward prefers a design that violates a spec to one that meets all: increase the penalty.
+        # If the reward prefers a design that violates a spec to one that meets all, the penalty increases.
         prefers_violation = leads & ~result.feasible & (state.best.violation == 0)
         rho = jnp.where(
             prefers_violation & (not self.draws_specs), jnp.minimum(2 * state.rho, _LARGEST_RHO), state.rho
@@ -331,21 +331,21 @@ class CoDesign:
     def _observation(
         self, state: State, result: Evaluation | None = None, done: jax.Array | None = None
     ) -> Observation:
-        """Observations [B]; include a design's costs if its episode is done."""
+        """Observations [B]. Those of finished episodes include the design's costs and accuracies."""
         loosest = dict(self.problem.levels).get("loose", self.problem.specs)
         specs = jax.vmap(lambda one: jnp.nan_to_num(one / jnp.asarray(loosest), posinf=0.0))(state.specs)
         results = jnp.zeros((len(state.at), 3 + len(self.problem.tasks)))
         if result is not None and done is not None:
             costs = jnp.stack([jnp.asarray(x, jnp.float32) for x in result[:3]], 1) / state.specs
-            known = jnp.concatenate([costs, jnp.nan_to_num(result.accuracy)], 1)
-            results = jnp.where(done[:, None], known, results)
+            finished = jnp.concatenate([costs, jnp.nan_to_num(result.accuracy)], 1)
+            results = jnp.where(done[:, None], finished, results)
         parts = [specs, results]
         if self._at_once:
             return jnp.clip(jnp.concatenate(parts, 1), 0, _MAX_OBSERVATION)
         at = jnp.minimum(state.at, self.max_episode_steps - 1)
-        seen = jax.vmap(self._design_observation)(state.chosen, state.at)
+        designs = jax.vmap(self._design_observation)(state.chosen, state.at)
         mask = jax.vmap(functools.partial(problem.mask, self.problem))(state.chosen, at)
-        return MaskedObservation(jnp.clip(jnp.concatenate([seen, *parts], 1), 0, _MAX_OBSERVATION), mask)
+        return MaskedObservation(jnp.clip(jnp.concatenate([designs, *parts], 1), 0, _MAX_OBSERVATION), mask)
 
     def _design_observation(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
         """The observation of one incomplete design."""
@@ -358,8 +358,8 @@ class CoDesign:
         shares = jnp.stack([x / budget for x, budget in zip(left, budgets, strict=True)])
         return jnp.concatenate([places == at, jnp.where(is_chosen, chosen / largest, 0), is_chosen, shares])
 
-    def _specs(self, key: jax.Array) -> jax.Array:
-        """Samples specs of an episode, [3] float32."""
+    def _draw_specs(self, key: jax.Array) -> jax.Array:
+        """The specs of an episode, [3] float32: sampled, or else the problem's."""
         if not self.draws_specs:
             return jnp.asarray(self.problem.specs, jnp.float32)
         levels = dict(self.problem.levels)
@@ -373,8 +373,8 @@ class CoDesign:
         If the problem has no bound, the excess is relative to the spec.
         """
         bounds = jnp.asarray(self.problem.bounds, jnp.float32)
-        over = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)
-        return jnp.where(jnp.isfinite(specs), excess * over, 0).sum()
+        scale = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)
+        return jnp.where(jnp.isfinite(specs), excess * scale, 0).sum()
 
     def _repair(self, choices: jax.Array) -> jax.Array:
         return problem.repair(self.problem, choices)

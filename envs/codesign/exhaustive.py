@@ -15,8 +15,8 @@ from fdg.errors import FdgError
 class Enumerated(NamedTuple):
     """Results of `enumerate_all`."""
 
-    designs: int
-    feasible: int
+    designs: int  # number of designs
+    feasible: int  # number of designs that meet the specs
     networks: tuple[int, ...]  # of the best design: indices among each task's choices
     kinds: tuple[int, ...]  # its sub-accelerators: indices among the chips' kinds
     score: float
@@ -24,7 +24,7 @@ class Enumerated(NamedTuple):
     violation: float  # 0 if a design meets the specs; else the least sum of relative excess
 
 
-_CHUNK = 512  # designs, whose arrays fit in a core's cache
+_CHUNK = 512  # designs evaluated together; their arrays fit in a core's cache
 
 
 @functools.partial(jax.jit, static_argnames="problem")
@@ -42,7 +42,7 @@ def _evaluate_chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> t
 
 
 def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Array, Costs]:
-    """Designs by index, below `problem.count()`: networks, kinds and costs."""
+    """The designs with these indices, from 0 to `problem.count()` - 1: networks, kinds and costs."""
     return _evaluate_chunk(problem, jnp.asarray(problem.chips.all()), jnp.asarray(indices))
 
 
@@ -60,45 +60,45 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
     weighted accuracies. A design's score is the sum over tasks.
     """
     counts = [len(task.choices()) for task in problem.tasks]
-    if [len(each) for each in scores] != counts:
+    if [len(task_scores) for task_scores in scores] != counts:
         raise FdgError(
             f"enumerate_all: the tasks have {counts} choices, but the scores are of"
-            f" {[len(each) for each in scores]}: give one score for each choice"
+            f" {[len(task_scores) for task_scores in scores]}: give one score for each choice"
         )
     total = problem.count()
     if total + _CHUNK >= 2**31:
         raise FdgError(f"enumerate: {total:,} designs, more than 2^31; give fewer options")
     padded = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
-    feasible, best, index = _best(problem, jnp.asarray(problem.chips.all()), padded, specs)
+    feasible, best, index = _find_best(problem, jnp.asarray(problem.chips.all()), padded, specs)
     networks, kinds, costs = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
     return Enumerated(
         designs=total,
         feasible=int(feasible),
         networks=tuple(networks.tolist()),
         kinds=tuple(kinds.tolist()),
-        score=float(sum(each[i] for each, i in zip(scores, networks.tolist(), strict=True))),
+        score=float(sum(task_scores[i] for task_scores, i in zip(scores, networks.tolist(), strict=True))),
         costs=Costs(*(x.item() for x in costs)),
         violation=float(best[0]),
     )
 
 
 @functools.partial(jax.jit, static_argnames="problem")
-def _best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -> tuple:
+def _find_best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -> tuple:
     total, tasks = problem.count(), jnp.arange(len(problem.tasks))
 
-    def step(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
+    def step(carry: tuple, chunk_start: jax.Array) -> tuple[tuple, None]:
         feasible, best, index = carry
-        indices = first + jnp.arange(_CHUNK)
+        indices = chunk_start + jnp.arange(_CHUNK)
         networks, _, costs = _evaluate_chunk(problem, chips, jnp.minimum(indices, total - 1))
         excess = jnp.where(indices < total, over(costs, specs).sum(0), jnp.inf)
         score = scores[tasks[None], networks].sum(1)
         # The lexicographic minimum of (violation, -score, energy).
         keys = excess, -score, costs.energy_pj
-        lowest = jnp.lexsort(keys[::-1])[0]
-        key = tuple(x[lowest] for x in keys)
+        first = jnp.lexsort(keys[::-1])[0]
+        key = tuple(x[first] for x in keys)
         is_better = precedes(key, best)
         best = tuple(jnp.where(is_better, a, b) for a, b in zip(key, best, strict=True))
-        return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[lowest], index)), None
+        return (feasible + (excess == 0).sum(), best, jnp.where(is_better, indices[first], index)), None
 
     initial = jnp.int32(0), (jnp.float32(jnp.inf),) * 3, jnp.int32(0)
     chunk_starts = jnp.arange(0, total, _CHUNK)

@@ -1,6 +1,6 @@
 """Exports a design for other cost models: ZigZag (YAML) and MAESTRO (its data-flow language).
 
-Only layers with multiplications are exported; pooling and additions are modelled differently everywhere.
+Only layers with multiplications are exported, because each tool models pooling and additions in its own way.
 """
 
 import json
@@ -24,10 +24,10 @@ class Chip(NamedTuple):
 
 
 EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can express
-# Words of registers: sums of a column of `dla`; filters, input rows and sums of a PE of `rs` (JSSC 2017); a
-# used word and the next one.
+# Sizes of registers in words: the accumulators of a column of `dla`; the filters, input rows and sums of a PE
+# of `rs` (JSSC 2017); a pair of words, one in use and the next one.
 _ACCUMULATORS, _FILTERS, _WINDOW, _SUMS, _PAIR = 4096, 224, 12, 24, 2
-_MEMORY_BITS = 10**13
+_MEMORY_BITS = 10**13  # more than any network needs
 
 
 def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[str, str]:
@@ -38,17 +38,17 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
     for memory. Only layers with multiplications are written; the chip's template must be in `EXPORTED`.
     """
     _check_template(chip)
-    multiplied = [layer for layer in layers if layer.has_weights]
-    unrolled = [_UNROLLED[chip.template](layer, chip) for layer in multiplied]
+    weighted = [layer for layer in layers if layer.has_weights]
+    unrolled = [_UNROLL[chip.template](layer, chip) for layer in weighted]
     mapping = [
-        _mapping("default", _DEFAULT[chip.template](chip)),
+        _mapping("default", _UNROLL_DEFAULT[chip.template](chip)),
         *(_mapping(f"layer{index}", one) for index, one in enumerate(unrolled)),
     ]
     return {
         "accelerator": json.dumps(_accelerator(chip, technology), indent=1),
         "mapping": json.dumps(mapping, indent=1),
         "workload": json.dumps(
-            [_workload_layer(index, layer, technology) for index, layer in enumerate(multiplied)], indent=1
+            [_workload_layer(index, layer, technology) for index, layer in enumerate(weighted)], indent=1
         ),
     }
 
@@ -101,7 +101,7 @@ def _mapping(name: str, unrolled: dict[str, dict[str, int]]) -> dict[str, Any]:
     return {"name": name, "spatial_mapping": spatial, "memory_operand_links": links}
 
 
-def _unrolled_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+def _unroll_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     in_group, out_group = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     rows = {"C": min(in_group, chip.rows)}
     if layer.groups == 1 and in_group <= 4:
@@ -110,16 +110,16 @@ def _unrolled_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     groups_at_once = min(chip.rows // in_group, chip.columns // out_group, layer.groups)
     if groups_at_once > 1:
         columns["G"] = groups_at_once
-    return {"D1": _above_1(rows), "D2": _above_1(columns)}
+    return {"D1": _drop_ones(rows), "D2": _drop_ones(columns)}
 
 
-def _unrolled_shi(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+def _unroll_shi(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     rows, columns = min(layer.out_rows, chip.rows), min(layer.out_columns, chip.columns)
-    return {"D1": _above_1({"OY": rows}), "D2": _above_1({"OX": columns})}
+    return {"D1": _drop_ones({"OY": rows}), "D2": _drop_ones({"OX": columns})}
 
 
-def _unrolled_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
-    """Kernel rows down, a strip of outputs across, and sets of them for kernels, groups or channels."""
+def _unroll_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+    """Unrolls kernel rows down and output rows across; free PEs take kernels, groups or channels."""
     strip, kernel_rows = min(layer.out_rows, chip.columns), min(layer.kernel_rows, chip.rows)
     remaining = {
         "K": layer.out_channels // layer.groups,
@@ -131,24 +131,24 @@ def _unrolled_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
         name = next((name for name, size in remaining.items() if size > 1), "K")
         axis[name] = min(room, remaining[name])
         remaining[name] //= max(axis[name], 1)
-    return {"D1": _above_1(axes[0]), "D2": _above_1(axes[1])}
+    return {"D1": _drop_ones(axes[0]), "D2": _drop_ones(axes[1])}
 
 
-def _above_1(sizes: dict[str, int]) -> dict[str, int]:
-    """Drops dimensions of size 1, except one: ZigZag unrolls anything over an empty axis."""
+def _drop_ones(sizes: dict[str, int]) -> dict[str, int]:
+    """Drops dimensions of size 1, but keeps one of them: ZigZag unrolls any loops over an empty axis."""
     return {name: size for name, size in sizes.items() if size > 1} or dict([next(iter(sizes.items()))])
 
 
-_UNROLLED = {"dla": _unrolled_dla, "shi": _unrolled_shi, "rs": _unrolled_rs}
-_DEFAULT = {
+_UNROLL = {"dla": _unroll_dla, "shi": _unroll_shi, "rs": _unroll_rs}
+_UNROLL_DEFAULT = {
     "dla": lambda chip: {"D1": {"C": chip.rows}, "D2": {"K": chip.columns}},
     "shi": lambda chip: {"D1": {"OY": chip.rows}, "D2": {"OX": chip.columns}},
     "rs": lambda chip: {"D1": {"FY": chip.rows}, "D2": {"OY": chip.columns}},
 }
 
 
-# Words of each operand's registers, and the array axes that share them. ZigZag has no links between PEs,
-# which pass inputs on in `shi`: registers for a window replace them.
+# The size of each operand's registers in words, and the array axes that share them. In `shi`, PEs pass inputs
+# on to their neighbours. ZigZag has no such links, so here a PE has registers for a whole window.
 _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
     "dla": {"I1": (_PAIR, ["D2"]), "I2": (_PAIR, []), "O": (_ACCUMULATORS, ["D1"])},
     "shi": {"I1": (_WINDOW, []), "I2": (_PAIR, ["D1", "D2"]), "O": (_PAIR, [])},
@@ -157,8 +157,8 @@ _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
 
 
 def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
-    word = 8 * technology.word_bytes
-    pj = {
+    word_bits = 8 * technology.word_bytes
+    energies = {
         "register": technology.mac_pj * technology.register_ratio,
         "buffer": technology.mac_pj * (technology.noc_ratio + technology.buffer_ratio),
         "memory": technology.mac_pj * technology.dram_ratio,
@@ -166,41 +166,41 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
     memories = {
         f"registers_{operand.lower()}": _memory(
             8 * size * technology.word_bytes,
-            pj["register"],
+            energies["register"],
             [operand],
             shared,
             {
-                "r_port_1": ("read", word, word, _port_directions(operand, "tl", "th")),
-                "w_port_1": ("write", word, word, _port_directions(operand, "fh", "fl")),
+                "r_port_1": ("read", word_bits, word_bits, _port_directions(operand, "tl", "th")),
+                "w_port_1": ("write", word_bits, word_bits, _port_directions(operand, "fh", "fl")),
             },
         )
         for operand, (size, shared) in _REGISTERS[chip.template].items()
     }
     noc, dram = (8 * round(rate) for rate in (chip.noc_bytes_per_cycle, chip.dram_bytes_per_cycle))
-    operands, everywhere = ["I1", "I2", "O"], ["D1", "D2"]
-    # A port to the PEs that all tensors share, and one to memory; memory's own port is narrower.
+    operands, both_axes = ["I1", "I2", "O"], ["D1", "D2"]
+    # All tensors share a port to the PEs, and a port to memory; memory's own port is narrower.
     memories["buffer"] = _memory(
         8 * chip.buffer_bytes,
-        pj["buffer"] * noc / word,
+        energies["buffer"] * noc / word_bits,
         operands,
-        everywhere,
+        both_axes,
         {
-            "rw_port_1": ("read_write", word, noc, ["I1, tl", "I2, tl", "O, tl", "O, fl"]),
-            "rw_port_2": ("read_write", word, noc, ["I1, fh", "I2, fh", "O, fh", "O, th"]),
+            "rw_port_1": ("read_write", word_bits, noc, ["I1, tl", "I2, tl", "O, tl", "O, fl"]),
+            "rw_port_2": ("read_write", word_bits, noc, ["I1, fh", "I2, fh", "O, fh", "O, th"]),
         },
     )
     directions = [f"{operand}, {way}" for operand in operands for way in ("fh", "tl")]
     memories["memory"] = _memory(
         _MEMORY_BITS,
-        pj["memory"] * dram / word,
+        energies["memory"] * dram / word_bits,
         operands,
-        everywhere,
-        {"rw_port_1": ("read_write", word, dram, [*directions, "O, fl", "O, th"])},
+        both_axes,
+        {"rw_port_1": ("read_write", word_bits, dram, [*directions, "O, fl", "O, th"])},
     )
     array = {
         "unit_energy": technology.mac_pj,
         "unit_area": technology.pe_mm2,
-        "dimensions": everywhere,
+        "dimensions": both_axes,
         "sizes": [chip.rows, chip.columns],
     }
     return {"name": chip.template, "operational_array": array, "memories": memories}
@@ -214,7 +214,7 @@ def _port_directions(operand: str, of_input: str, of_sum: str) -> list[str]:
 def _memory(
     bits: int, pj: float, operands: list[str], served: list[str], ports: dict[str, tuple]
 ) -> dict[str, Any]:
-    """A memory level; an access moves the port's width, and costs `pj`."""
+    """A memory level. An access moves as many bits as the port is wide, and costs `pj`."""
     keys = ("type", "bandwidth_min", "bandwidth_max", "allocation")
     return {
         "size": bits,
@@ -231,8 +231,8 @@ def _memory(
 def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
     """A network in MAESTRO's language, each layer with its sub-accelerator's data flow.
 
-    A grouped layer is written as one group, except depthwise ones; a comment gives their number. `layers` are
-    names, layers and sub-accelerators; only layers with multiplications are written.
+    Of a grouped layer only one group is written, with the number of groups in a comment; a depthwise layer is
+    written whole. `layers` are names, layers and sub-accelerators.
     """
     lines = ["Network codesign {"]
     for index, (name, layer, chip) in enumerate(layers):
@@ -265,28 +265,28 @@ def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-_KERNEL = ["TemporalMap(Sz(R),Sz(R)) R", "TemporalMap(Sz(S),Sz(S)) S"]
-_WINDOWS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
+_KERNEL_MAPS = ["TemporalMap(Sz(R),Sz(R)) R", "TemporalMap(Sz(S),Sz(S)) S"]
+_WINDOW_MAPS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
 
 
 def _flow_dla(chip: Chip, is_depthwise: bool) -> list[str]:
     if is_depthwise:
-        return ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
-    inner = ["SpatialMap(1,1) C", *_WINDOWS, *_KERNEL]
-    outer = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL, *_WINDOWS]
+        return ["SpatialMap(1,1) C", *_WINDOW_MAPS, *_KERNEL_MAPS]
+    inner = ["SpatialMap(1,1) C", *_WINDOW_MAPS, *_KERNEL_MAPS]
+    outer = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL_MAPS, *_WINDOW_MAPS]
     return [*outer, f"Cluster({chip.rows}, P)", *inner]
 
 
 def _flow_shi(chip: Chip, is_depthwise: bool) -> list[str]:
     channels = ["TemporalMap(1,1) C"] if is_depthwise else ["TemporalMap(1,1) K", "TemporalMap(1,1) C"]
     across = ["SpatialMap(Sz(R),1) Y", f"TemporalMap({chip.columns},{chip.columns}) X"]
-    return [*channels, *across, f"Cluster({chip.columns}, P)", "SpatialMap(Sz(S),1) X", *_KERNEL]
+    return [*channels, *across, f"Cluster({chip.columns}, P)", "SpatialMap(Sz(S),1) X", *_KERNEL_MAPS]
 
 
 def _flow_rs(_: Chip, is_depthwise: bool) -> list[str]:
     kernels = [] if is_depthwise else [f"TemporalMap({_FILTERS_AT_ONCE},{_FILTERS_AT_ONCE}) K"]
-    outer = ["SpatialMap(1,1) Y'", "TemporalMap(1,1) X'", "TemporalMap(1,1) C", *kernels, *_KERNEL]
-    return [*outer, "Cluster(Sz(R), P)", "SpatialMap(1,1) Y", "SpatialMap(1,1) R", _KERNEL[1]]
+    outer = ["SpatialMap(1,1) Y'", "TemporalMap(1,1) X'", "TemporalMap(1,1) C", *kernels, *_KERNEL_MAPS]
+    return [*outer, "Cluster(Sz(R), P)", "SpatialMap(1,1) Y", "SpatialMap(1,1) R", _KERNEL_MAPS[1]]
 
 
 _FLOWS = {"dla": _flow_dla, "shi": _flow_shi, "rs": _flow_rs}

@@ -10,7 +10,7 @@ import numpy as np
 
 from envs.codesign.problem import Evaluation, Problem, precedes
 
-POINTS = 16
+POINTS = 16  # maximum number of points of a Pareto front
 
 
 class Designs(NamedTuple):
@@ -54,15 +54,15 @@ def better(a: Designs, b: Designs) -> Designs:
 def _dominates(a: Designs, b: Designs) -> Any:
     """Constrained domination (Deb et al., IEEE TEC 2002, section VI); equal designs dominate each other."""
     pairs = [(-a.score, -b.score), *zip(a[1:4], b[1:4], strict=True)]
-    in_all = functools.reduce(operator.and_, [x <= y for x, y in pairs])
-    return (a.violation < b.violation) | ((a.violation == b.violation) & in_all)
+    no_worse = functools.reduce(operator.and_, [x <= y for x, y in pairs])
+    return (a.violation < b.violation) | ((a.violation == b.violation) & no_worse)
 
 
 def insert(front: Designs, new: Designs) -> Designs:
     """Inserts a design into the Pareto front, unless it is dominated: by score, latency, energy, area.
 
-    A full front drops the point nearest to another, but never the highest score. `front` is [POINTS], with
-    empty entries anywhere; `new` are scalars.
+    A full front drops the point that is nearest to another one, but never the highest score. `front` is
+    [POINTS], and entries anywhere may be empty; `new` has scalars.
     """
     is_replaced = jax.vmap(lambda one: _dominates(new, one))(front)
     is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()
@@ -90,7 +90,7 @@ class Results(NamedTuple):
 
 
 def merge(best: Designs, front: Designs) -> Results:
-    """Merges instances: the best design and the Pareto front; arrays with any leading axes."""
+    """Merges the results of all instances into one best design and one Pareto front; any leading axes."""
     flat, points = _flatten(best), _flatten(front)
     best_index = np.lexsort((flat.energy_pj, -flat.score, flat.violation))[0]
     points = _take(points, np.flatnonzero(np.isfinite(points.violation)))

@@ -45,9 +45,9 @@ def from_function(network: Any, *inputs: Any) -> Network:
 def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     """The layers of a network in a user's module; imports the module.
 
-    `name`, such as `my.resnet:network`, is a function of an array or a Flax module; or a class or function
-    without arguments that makes one, or a tuple of one and example inputs. `shape` is that of its float32
-    input, if there are no example inputs.
+    `name`, such as `my.resnet:network`, is a network: a function of an array, or a Flax module. It may be a
+    tuple of a network and example inputs, or a class or function without arguments that returns a network or
+    such a tuple. `shape` is the shape of the float32 input, if there are no example inputs.
     """
     network = user_code.found("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
@@ -66,7 +66,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
 
 
 def _takes_no_arguments(function: Callable[..., Any]) -> bool:
-    """True if it can be called without arguments."""
+    """True if the function can be called without arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):

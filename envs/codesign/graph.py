@@ -39,7 +39,7 @@ class Builder:
         self._layers: list[Layer] = []
         self._branches: set[tuple[int, int]] = set()
 
-    def layer(self, layer: Layer, *read: Value) -> Value:
+    def add_layer(self, layer: Layer, *read: Value) -> Value:
         """Appends a layer that reads some values; returns its output."""
         index = len(self._layers)
         if index >= _MAX_LAYERS:
@@ -73,11 +73,11 @@ class Builder:
         if not others:
             return self.free_result(read)
         for other in others:
-            result = self.layer(addition(*map_sizes(shape, channel_axis)), result, other)
+            result = self.add_layer(addition(*map_sizes(shape, channel_axis)), result, other)
         return result
 
-    def product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
-        """Products of [rows, inner] with [inner, columns]; a batch becomes groups of one layer.
+    def add_product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
+        """Appends products of [rows, inner] with [inner, columns], a batch as the groups of one layer.
 
         Constants on either side are the weights. If both sides are feature maps, as in attention, the one
         with fewer rows or columns counts as the weights. `sizes` are batch, rows, columns and inner.
@@ -88,7 +88,7 @@ class Builder:
         if not left.is_data or (right.is_data and rows < columns):
             rows, columns = columns, rows
         layer = Layer(batch * columns, batch * inner, rows, 1, groups=batch)
-        return self.layer(layer, left, right)
+        return self.add_layer(layer, left, right)
 
     def network(self) -> Network:
         """The network built so far."""
@@ -110,8 +110,8 @@ def window_layer(
 ) -> Layer:
     """A convolution or pooling of one or two spatial axes.
 
-    `channels` are those of output and input; `inputs` are sizes without padding. Dilation does not change the
-    number of multiplications. `has_weights` is 0 for pooling.
+    `channels` are the output's and the input's; `inputs` are sizes without padding. Dilation does not change
+    the number of multiplications. `has_weights` is 0 for pooling.
     """
     if len(outputs) not in (1, 2):
         raise FdgError(f"windows along {len(outputs)} axes; one or two are supported")
@@ -128,5 +128,5 @@ def window_layer(
 def map_sizes(shape: Sequence[int], channel_axis: int) -> tuple[int, int, int]:
     """Channels, rows and columns of a feature map; a batch of 1 counts as any other axis."""
     axis = channel_axis % max(len(shape), 1)
-    rest = [size for index, size in enumerate(shape) if index != axis]
-    return shape[axis] if shape else 1, math.prod(rest[:-1]), rest[-1] if rest else 1
+    others = [size for index, size in enumerate(shape) if index != axis]
+    return shape[axis] if shape else 1, math.prod(others[:-1]), others[-1] if others else 1

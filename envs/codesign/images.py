@@ -1,6 +1,6 @@
 """Images for measuring accuracies: scikit-learn's digits, harder digits, synthetic cells, files.
 
-They are the same for all networks and seeds, and small on purpose: children are trained in seconds.
+The images are the same for all networks and seeds. They are few and small, so that training takes seconds.
 """
 
 import functools
@@ -39,7 +39,7 @@ _CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16
 def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
     """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise and random rotations.
 
-    `noise` is its standard deviation (ink is 1), `degrees` the largest rotation in either direction.
+    `noise` is the noise's standard deviation (ink is 1), `degrees` the largest rotation in either direction.
     """
     try:
         from sklearn.datasets import load_digits
@@ -100,7 +100,7 @@ _IMAGES: dict[str, Callable[[], Images]] = {
     "cells": cells,
 }
 NAMES = tuple(_IMAGES)
-_MAX_BYTES = 2**30
+_MAX_BYTES = 2**30  # maximum size of a file's arrays
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -116,7 +116,7 @@ def get(name: str) -> Images:
       FdgError: unknown name; the file lacks these arrays; scikit-learn is not installed.
     """
     if name.endswith(".npz"):
-        return _read(Path(name))
+        return _read_npz(Path(name))
     _check_not_empty(name)
     if name not in _IMAGES:
         raise unknown_name("images", name, (*NAMES, "FILE.npz"))
@@ -138,7 +138,7 @@ def signature(name: str) -> str:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _read(path: Path) -> Images:
+def _read_npz(path: Path) -> Images:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             size = sum(one.file_size for one in archive.infolist())
@@ -147,7 +147,7 @@ def _read(path: Path) -> Images:
         with np.load(path, allow_pickle=False) as arrays:
             missing = [one for one in _ARRAYS if one not in arrays]
             if missing:
-                raise FdgError(f"{path} has no array {missing[0]}: it has to have {', '.join(_ARRAYS)}")
+                raise FdgError(f"{path} has no array {missing[0]}: it must have {', '.join(_ARRAYS)}")
             train, train_labels, test, test_labels = (arrays[one] for one in _ARRAYS)
     except FdgError:
         raise

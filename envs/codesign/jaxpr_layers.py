@@ -8,7 +8,7 @@ import jax
 
 from envs.codesign import graph
 from envs.codesign.graph import Builder, Network, Value
-from envs.codesign.onnx_file import transposed
+from envs.codesign.onnx_file import transposed_layer
 from fdg.batch.rules import elementwise, lookup, random, reduce, shape
 from fdg.errors import FdgError, one_line
 from fdg.jaxprs import bodies, is_literal, open_jaxpr
@@ -25,12 +25,12 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
     """The network that a function computes, for one input (a batch of 1).
 
     The function is traced, not run; values that do not depend on its arguments count as weights. Inputs are
-    arrays or `jax.ShapeDtypeStruct`s. `weights` is a pytree, the function's argument before its inputs; None
-    if it takes inputs alone.
+    arrays or `jax.ShapeDtypeStruct`s. `weights` is a pytree that the function takes before its inputs;
+    None if it takes only inputs.
 
     >>> import jax.numpy as jnp
-    >>> found = read(lambda x: jnp.tanh(x @ jnp.zeros((8, 4))), jax.ShapeDtypeStruct((1, 8), "float32"))
-    >>> [layer.macs for layer in found.layers]
+    >>> network = read(lambda x: jnp.tanh(x @ jnp.zeros((8, 4))), jax.ShapeDtypeStruct((1, 8), "float32"))
+    >>> [layer.macs for layer in network.layers]
     [32]
     """
     try:
@@ -42,8 +42,8 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
         shapes = ", ".join(str(list(one.shape)) for one in inputs)
         raise FdgError(f"tracing it with inputs {shapes} fails: {one_line(error)[:300]}") from error
     reader = _Reader()
-    constants = len(jax.tree.leaves(weights))
-    reader.run(jaxpr, [graph.CONSTANT] * constants + [graph.INPUT] * (len(jaxpr.invars) - constants))
+    num_weights = len(jax.tree.leaves(weights))
+    reader.run(jaxpr, [graph.CONSTANT] * num_weights + [graph.INPUT] * (len(jaxpr.invars) - num_weights))
     return reader.builder.network()
 
 
@@ -61,30 +61,30 @@ class _Reader:
             return graph.CONSTANT if is_literal(atom) else values[atom]
 
         for eqn in jaxpr.eqns:
-            read = [value_of(atom) for atom in eqn.invars]
-            results = self._results(eqn, read) if any(one.is_data for one in read) else [graph.CONSTANT]
+            reads = [value_of(atom) for atom in eqn.invars]
+            results = self._results(eqn, reads) if any(one.is_data for one in reads) else [graph.CONSTANT]
             outputs_of_eqn = results if len(results) == len(eqn.outvars) else results[:1] * len(eqn.outvars)
             values |= dict(zip(eqn.outvars, outputs_of_eqn, strict=True))
         return [value_of(atom) for atom in jaxpr.outvars]
 
-    def _results(self, eqn: Any, read: list[Value]) -> list[Value]:
+    def _results(self, eqn: Any, reads: list[Value]) -> list[Value]:
         name = eqn.primitive.name
         rules = {"conv_general_dilated": self._convolution, "dot_general": self._product}
         rules |= dict.fromkeys(_POOLING, self._pooling) | dict.fromkeys(_REDUCING, self._reduction)
         try:
             if name in rules:
-                return [rules[name](eqn, read)]
+                return [rules[name](eqn, reads)]
             if inner := bodies(eqn):
-                return self._inner_jaxpr(eqn, inner, read)
+                return self._inner_jaxpr(eqn, inner, reads)
             if name not in _FREE:
                 raise FdgError("this operation is not supported; leave it out of the network that is given")
             if name == "broadcast_in_dim":
                 grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
-                return [read[0]._replace(is_full_size=not grows and read[0].is_full_size)]
+                return [reads[0]._replace(is_full_size=not grows and reads[0].is_full_size)]
             if name in elementwise.RULES:
                 shapes, result = [v.aval.shape for v in eqn.invars], eqn.outvars[0].aval
-                return [self.builder.elementwise(read, shapes, result.shape, self._channel_axis_of(result))]
-            return [self.builder.free_result(read)]
+                return [self.builder.elementwise(reads, shapes, result.shape, self._channel_axis_of(result))]
+            return [self.builder.free_result(reads)]
         except FdgError as error:
             message = str(error)
             raise (
@@ -95,27 +95,27 @@ class _Reader:
                 )
             ) from None
 
-    def _inner_jaxpr(self, eqn: Any, inner: Sequence[Any], read: list[Value]) -> list[Value]:
-        """Follows calls and loops of known length, trip by trip; branches and other loops are ignored."""
+    def _inner_jaxpr(self, eqn: Any, inner: Sequence[Any], reads: list[Value]) -> list[Value]:
+        """Follows calls and loops of known length. Other loops and branches may not contain layers."""
         if eqn.primitive.name in ("cond", "while"):
             if any(_has_layers(body.jaxpr) for body in inner):
                 raise FdgError(
                     "layers run in a branch, or a loop of unknown length; give a network that always runs all"
                 )
-            return [self.builder.free_result(read)]
+            return [self.builder.free_result(reads)]
         (body,) = inner
-        operands = [read[i] for i in body.operands]
+        arguments = [reads[i] for i in body.operands]
         results = [graph.CONSTANT] * len(body.jaxpr.outvars)
         for _ in range(body.trips if _has_layers(body.jaxpr) else 1):
-            results = self.run(body.jaxpr, operands)
+            results = self.run(body.jaxpr, arguments)
             for i, result in body.carry:
-                operands[i] = results[result]
+                arguments[i] = results[result]
         return [results[i] for i in body.results]
 
     def _channel_axis_of(self, aval: Any) -> int:
         return self._channel_axis if len(aval.shape) == 4 else -1
 
-    def _convolution(self, eqn: Any, read: list[Value]) -> Value:
+    def _convolution(self, eqn: Any, reads: list[Value]) -> Value:
         params = eqn.params
         numbers, groups = params["dimension_numbers"], params["feature_group_count"]
         image, kernel, result = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
@@ -126,38 +126,38 @@ class _Reader:
         inputs, sizes = [image[axis] for axis in axes], [kernel[axis] for axis in window]
         dilation = params["lhs_dilation"]
         if max(dilation, default=1) > 1:
-            layer = transposed(image[channel], kernel[out], inputs, sizes, dilation, groups)
+            layer = transposed_layer(image[channel], kernel[out], inputs, sizes, dilation, groups)
         else:
             channels = kernel[out], image[channel]
             outputs = [result[axis] for axis in out_axes]
             layer = graph.window_layer(channels, inputs, outputs, sizes, params["window_strides"], groups)
-        return self.builder.layer(layer, *read)
+        return self.builder.add_layer(layer, *reads)
 
-    def _product(self, eqn: Any, read: list[Value]) -> Value:
+    def _product(self, eqn: Any, reads: list[Value]) -> Value:
         (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
         left, right = (v.aval.shape for v in eqn.invars)
         inner, batches = (math.prod(left[axis] for axis in axes) for axes in (contracted, batch))
         rows, columns = (math.prod(one) // max(inner * batches, 1) for one in (left, right))
-        left_value, right_value = read
-        return self.builder.product((batches, rows, columns, inner), left_value, right_value)
+        left_value, right_value = reads
+        return self.builder.add_product((batches, rows, columns, inner), left_value, right_value)
 
-    def _pooling(self, eqn: Any, read: list[Value]) -> Value:
+    def _pooling(self, eqn: Any, reads: list[Value]) -> Value:
         image, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         kernel, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
         pooled = [axis for axis in range(len(image)) if kernel[axis] > 1 or strides[axis] > 1]
         if len(image) < 3 or not pooled or min(pooled) == 0 or image[0] > 1:
-            return self.builder.free_result(read)
+            return self.builder.free_result(reads)
         axes = [axis for axis in range(1, len(image)) if axis != self._channel_axis % len(image)]
         axes = axes if set(pooled) <= set(axes) else [axis for axis in range(1, len(image)) if axis in pooled]
-        return self._pooling_layer(image, result, kernel, strides, axes, read)
+        return self._pooling_layer(image, result, kernel, strides, axes, reads)
 
-    def _reduction(self, eqn: Any, read: list[Value]) -> Value:
+    def _reduction(self, eqn: Any, reads: list[Value]) -> Value:
         """A mean over rows and columns is pooling."""
         image = eqn.invars[0].aval.shape
         axes = [axis for axis in range(1, len(image)) if axis != self._channel_axis % max(len(image), 1)]
         if len(image) != 4 or sorted(eqn.params["axes"]) != axes or image[0] > 1:
-            return self.builder.free_result(read)
-        return self._pooling_layer(image, (1,) * len(image), image, image, axes, read)
+            return self.builder.free_result(reads)
+        return self._pooling_layer(image, (1,) * len(image), image, image, axes, reads)
 
     def _pooling_layer(
         self,
@@ -166,13 +166,13 @@ class _Reader:
         kernel: Sequence[int],
         strides: Sequence[int],
         axes: Sequence[int],
-        read: list[Value],
+        reads: list[Value],
     ) -> Value:
         channels = math.prod(size for axis, size in enumerate(image) if axis not in axes)
         sizes = ([one[axis] for axis in axes] for one in (image, result, kernel, strides))
         inputs, outputs, window, steps = sizes
         layer = graph.window_layer((channels, channels), inputs, outputs, window, steps, channels, 0)
-        return self.builder.layer(layer, *read[:1])
+        return self.builder.add_layer(layer, *reads[:1])
 
 
 def _has_layers(jaxpr: Any) -> bool:

@@ -86,7 +86,7 @@ class Layer:
         for name, count in counts.items():
             if count > LARGEST_COUNT:
                 raise FdgError(
-                    f"layer: {count:,} {name}, more than {LARGEST_COUNT:,}, which int32 holds; "
+                    f"layer: {count:,} {name}, more than the {LARGEST_COUNT:,} that int32 holds; "
                     "split the layer, by its output channels or its rows"
                 )
 
@@ -104,7 +104,7 @@ class Layer:
 
     @property
     def input_words(self) -> int:
-        """Words of the inputs, without padding, that windows cover, each once."""
+        """Words of the inputs that windows cover, without padding; each word counts once."""
         rows = (self.out_rows - 1) * min(self.stride, self.kernel_rows) + self.kernel_rows
         columns = (self.out_columns - 1) * min(self.stride, self.kernel_columns) + self.kernel_columns
         rows, columns = min(self.in_rows or rows, rows), min(self.in_columns or columns, columns)
@@ -299,5 +299,5 @@ def input_window(layer: Layers) -> tuple[jax.Array, jax.Array]:
 
 
 def with_halo(outputs: jax.Array, tiles: jax.Array, stride: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Inputs along a direction that windows of `outputs` cover, in `tiles` separately read parts."""
+    """Inputs along a direction that the windows of `outputs` cover, if `tiles` parts are read separately."""
     return (outputs - tiles) * jnp.minimum(stride, kernel) + tiles * kernel

@@ -33,9 +33,9 @@ def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     """
     layers = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56
-    for stage, number in enumerate(blocks):
+    for stage, num_blocks in enumerate(blocks):
         width = 64 << stage
-        for block in range(number):
+        for block in range(num_blocks):
             stride, inner, outputs = 2 if stage and not block else 1, channels, expansion * width
             if expansion > 1:
                 layers += [convolution(channels, width, size, kernel=1)]
@@ -87,7 +87,7 @@ def mobilenet_v2() -> list[Layer]:
 
 
 def unet(size: int = 128, height: int = 4, width: int = 16) -> list[Layer]:
-    """A U-Net (arXiv 1505.04597) that keeps its size: two convolutions per level; transposed ones upwards."""
+    """A U-Net (arXiv 1505.04597) that keeps the image's size, with two convolutions at each level."""
     layers, channels = [], 1
     for level in range(height):
         if level:

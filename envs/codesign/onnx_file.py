@@ -11,7 +11,7 @@ from envs.codesign.layers import transposed_convolution
 from fdg.errors import FdgError, nearest, one_line
 from fdg.reading import read_bytes
 
-_MAX_FILE_BYTES = 2**31  # bytes: the limit of protocol buffers
+_MAX_FILE_BYTES = 2**31  # the limit of protocol buffers
 
 # Free operations: computed while a feature map is transferred, or only changes of indices.
 _FREE = """
@@ -52,7 +52,7 @@ def read(path: Path) -> Network:
         raise FdgError(f"{path}: {error}") from None
 
 
-def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
+def _infer_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
     """Shapes of all arrays that can be inferred; None for unknown sizes."""
     from onnx import shape_inference
 
@@ -65,14 +65,14 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
             batch = sizes[0].dim_value
             raise FdgError(f"input '{one.name}' has a batch of {batch}; export it with a batch of 1")
         sizes[0].dim_value = 1
-        for at, size in enumerate(sizes):
+        for axis, size in enumerate(sizes):
             if size.dim_value < 1:
                 name = f" ('{size.dim_param}')" if size.dim_param else ""
                 raise FdgError(
-                    f"input '{one.name}': the size of axis {at} is not fixed{name}; "
+                    f"input '{one.name}': the size of axis {axis} is not fixed{name}; "
                     "export it with fixed sizes"
                 )
-    del model.graph.value_info[:]  # inferred for another batch size
+    del model.graph.value_info[:]  # these shapes may be for another batch size
     for one in model.graph.output:
         one.type.tensor_type.ClearField("shape")
     try:
@@ -81,9 +81,9 @@ def _shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
         raise FdgError(f"its shapes do not fit together ({one_line(error)[:200]})") from error
     shapes: dict[str, tuple[int | None, ...]] = {one.name: tuple(one.dims) for one in inferred.initializer}
     for one in (*inferred.input, *inferred.value_info, *inferred.output):
-        kind = one.type.tensor_type
-        if kind.HasField("shape"):
-            shapes[one.name] = tuple(size.dim_value or None for size in kind.shape.dim)
+        tensor_type = one.type.tensor_type
+        if tensor_type.HasField("shape"):
+            shapes[one.name] = tuple(size.dim_value or None for size in tensor_type.shape.dim)
     return shapes
 
 
@@ -95,7 +95,7 @@ class _Reader:
         self._constants = {one.name: one for one in onnx_graph.initializer}
         self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
         rules: dict[str, Callable] = {"Conv": self._convolution, "ConvInteger": self._convolution}
-        rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed}
+        rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed_convolution}
         rules |= dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), self._pooling)
         rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._global_pooling)
         rules |= {"Gemm": self._gemm, "MatMul": self._matmul, "MatMulInteger": self._matmul}
@@ -106,7 +106,7 @@ class _Reader:
         self._rules = rules
         for node in onnx_graph.node:
             self._check_supported(node)
-        self._shapes = _shapes(model)
+        self._shapes = _infer_shapes(model)
 
     def _check_supported(self, node: Any) -> None:
         """Refuses an operator that is not supported."""
@@ -128,7 +128,7 @@ class _Reader:
             self._values |= dict.fromkeys(node.output, value)
         return self._builder.network()
 
-    def _read(self, node: Any) -> list[Value]:
+    def _inputs(self, node: Any) -> list[Value]:
         return [self._values.get(name, graph.CONSTANT) for name in node.input if name]
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -138,15 +138,15 @@ class _Reader:
         return tuple(size for size in shape if size is not None)
 
     def _free_result(self, node: Any) -> Value:
-        return self._builder.free_result(self._read(node))
+        return self._builder.free_result(self._inputs(node))
 
     def _elementwise(self, node: Any) -> Value:
-        names, read = [name for name in node.input if name], self._read(node)
-        if len({value.sources for value in read if value.is_data}) < 2:
-            return self._builder.free_result(read)
+        names, inputs = [name for name in node.input if name], self._inputs(node)
+        if len({value.sources for value in inputs if value.is_data}) < 2:
+            return self._builder.free_result(inputs)
         shape = self._shape(node.output[0])
         return self._builder.elementwise(
-            read, [self._shape(name) for name in names], shape, _channel_axis(shape)
+            inputs, [self._shape(name) for name in names], shape, _channel_axis(shape)
         )
 
     def _convolution(self, node: Any, weights: int = 1) -> Value:
@@ -158,13 +158,13 @@ class _Reader:
     def _quantized_convolution(self, node: Any) -> Value:
         return self._convolution(node, weights=3)
 
-    def _transposed(self, node: Any) -> Value:
-        attributes = _attributes(node)
+    def _transposed_convolution(self, node: Any) -> Value:
+        attrs = _attributes(node)
         kernel, inputs = self._shape(node.input[1]), self._shape(node.input[0])
         _check_fits(inputs[1], kernel[0])
-        strides = attributes.get("strides", [1] * len(kernel[2:]))
-        return self._builder.layer(
-            transposed(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, attributes.get("group", 1)),
+        strides = attrs.get("strides", [1] * len(kernel[2:]))
+        return self._builder.add_layer(
+            transposed_layer(kernel[0], kernel[1], inputs[2:], kernel[2:], strides, attrs.get("group", 1)),
             self._values[node.input[0]],
         )
 
@@ -185,7 +185,7 @@ class _Reader:
         outputs = self._shape(node.output[0])[2:] or [1] * len(inputs)
         strides = _attributes(node).get("strides", [1] * len(kernel))
         layer = graph.window_layer(channels, inputs, outputs, kernel, strides, groups, has_weights)
-        return self._builder.layer(layer, *self._read(node)[:1])
+        return self._builder.add_layer(layer, *self._inputs(node)[:1])
 
     def _reduction(self, node: Any) -> Value:
         """A mean over rows and columns is pooling."""
@@ -199,7 +199,7 @@ class _Reader:
             return self._free_result(node)
         _, channels, *sizes = self._shape(node.input[0])
         layer = graph.window_layer((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
-        return self._builder.layer(layer, *self._read(node)[:1])
+        return self._builder.add_layer(layer, *self._inputs(node)[:1])
 
     def _gemm(self, node: Any) -> Value:
         left = self._shape(node.input[0])
@@ -215,7 +215,7 @@ class _Reader:
         columns = b[-1] if len(b) > 1 else 1
         _check_fits(a[-1], b[-2] if len(b) > 1 else b[0])
         batches = math.prod(b[:-2])
-        batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # else attention: two feature maps
+        batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # above 1 in attention
         rows = math.prod(a[:-1]) if batches == 1 else a[-2]
         return self._product(node, (batches, rows, columns, a[-1]), right)
 
@@ -224,10 +224,10 @@ class _Reader:
 
     def _product(self, node: Any, sizes: tuple[int, int, int, int], right: int) -> Value:
         left_value, right_value = (self._values.get(node.input[at], graph.CONSTANT) for at in (0, right))
-        return self._builder.product(sizes, left_value, right_value)
+        return self._builder.add_product(sizes, left_value, right_value)
 
 
-def transposed(
+def transposed_layer(
     in_channels: int,
     out_channels: int,
     inputs: Sequence[int],
@@ -235,17 +235,17 @@ def transposed(
     strides: Sequence[int],
     groups: int,
 ) -> Any:
-    """A transposed convolution; `out_channels` of one group."""
+    """A transposed convolution as a layer, if it is square and has one group."""
     if len(inputs) != 2 or len(set(kernel)) > 1 or len(set(strides)) > 1 or groups > 1:
         raise FdgError(
             f"a transposed convolution of kernel {tuple(kernel)}, strides {tuple(strides)} and {groups} "
-            "groups; square ones of one group are supported"
+            "groups; only square ones of one group are supported"
         )
     return transposed_convolution(in_channels, out_channels, *inputs, kernel=kernel[0], stride=strides[0])
 
 
 def _check_fits(size: int, expected: int) -> None:
-    """Refuses weights whose channels or rows are not those of the feature map: shape inference does not."""
+    """Checks that weights fit the feature map's channels, which ONNX's shape inference does not check."""
     if size != expected:
         raise FdgError(f"its input has {size} channels, and its weights are for {expected}; export it again")
 

@@ -14,13 +14,13 @@ from envs.codesign.report import amounts, chips, layer_rows
 NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
 # The colour-blind palette of Okabe and Ito.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-_SPEC = {"color": "#555555", "linestyle": "--", "linewidth": 1}
+_SPEC_STYLE = {"color": "#555555", "linestyle": "--", "linewidth": 1}
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
     """Draws all pictures; returns their paths."""
     layers = layer_rows(outcome.scheduled)
-    figures = (_front(outcome), _gantt(outcome, layers), _utilisation(layers), _search(outcome))
+    figures = (_front(outcome), _gantt(outcome, layers), _utilisation(layers), _progress(outcome))
     paths = [folder / name for name in NAMES]
     for path, figure in zip(paths, figures, strict=True):
         figure.savefig(path, dpi=150)
@@ -54,13 +54,13 @@ def _front(outcome: Outcome) -> Any:
         best_style = {"marker": "*", "s": 140, "color": _COLOURS[4], "edgecolor": "black", "zorder": 3}
         axes.scatter([best], [float(outcome.best.score)], label="best", **best_style)
         if math.isfinite(spec):
-            axes.axvline(spec * amount.per_unit, label="spec", **_SPEC)
+            axes.axvline(spec * amount.per_unit, label="spec", **_SPEC_STYLE)
         axes.set_xlabel(f"{amount}, {amount.unit}")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("score (weighted accuracy)")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{_name(outcome)}: designs that no other one dominates")
+    figure.suptitle(f"{_title(outcome)}: designs that no other one dominates")
     return figure
 
 
@@ -74,7 +74,7 @@ def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
     end = max(row["end_cycle"] for row in layers) * microseconds
     labelled_tasks: set[str] = set()
     for row in layers:
-        task, _, number = row["layer"].rpartition(": ")
+        task, _, layer_number = row["layer"].rpartition(": ")
         start = row["start_cycle"] * microseconds
         width = row["end_cycle"] * microseconds - start
         colour = _COLOURS[tasks.index(task) % len(_COLOURS)]
@@ -84,16 +84,16 @@ def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
         axes.barh(vertical, width, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
         if width > 0.015 * end:
             axes.text(
-                start + width / 2, vertical, number, ha="center", va="center", fontsize=7, color="white"
+                start + width / 2, vertical, layer_number, ha="center", va="center", fontsize=7, color="white"
             )
     spec = outcome.problem.specs.latency_cycles * microseconds
     if spec <= 3 * end:
-        axes.axvline(spec, label="spec", **_SPEC)
+        axes.axvline(spec, label="spec", **_SPEC_STYLE)
     axes.set_yticks(
         range(len(sub_accelerators)),
         [
-            f"{one.template}, {one.rows} x {one.columns} PEs" if one.rows else "none"
-            for one in sub_accelerators
+            f"{chip.template}, {chip.rows} x {chip.columns} PEs" if chip.rows else "none"
+            for chip in sub_accelerators
         ],
     )
     axes.set_ylim(len(sub_accelerators) - 0.5, -0.5)
@@ -122,11 +122,11 @@ def _utilisation(layers: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _search(outcome: Outcome) -> Any:
-    """By designs: the best feasible score, and the violation while no design is feasible."""
+def _progress(outcome: Outcome) -> Any:
+    """The best score over the number of designs; the least violation while no design meets the specs."""
     curve = np.asarray(outcome.curve, float).reshape(-1, 3)
-    known = curve[np.isfinite(curve[:, 2])]
-    met, not_yet = known[known[:, 2] == 0], known[known[:, 2] > 0]
+    finite = curve[np.isfinite(curve[:, 2])]
+    met, not_yet = finite[finite[:, 2] == 0], finite[finite[:, 2] > 0]
     parts = [
         (met[:, 0], met[:, 1], _COLOURS[0], "score of the best\nthat meets the specs"),
         (not_yet[:, 0], not_yet[:, 2], _COLOURS[1], "least violation,\nwhile none meets them"),
@@ -144,9 +144,9 @@ def _search(outcome: Outcome) -> Any:
             axes.set_yscale("log")
     panels[-1].set_xlabel("designs evaluated")
     panels[-1].set_xlim(0, outcome.samples)
-    figure.suptitle(f"{_name(outcome)}: {outcome.samples:,} designs in {outcome.seconds:.0f} s", fontsize=11)
+    figure.suptitle(f"{_title(outcome)}: {outcome.samples:,} designs in {outcome.seconds:.0f} s", fontsize=11)
     return figure
 
 
-def _name(outcome: Outcome) -> str:
+def _title(outcome: Outcome) -> str:
     return Path(outcome.problem.name).name

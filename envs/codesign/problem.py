@@ -45,7 +45,7 @@ class Problem:
     accuracy: str = "surrogate"  # source of accuracies, one of `accuracy.SOURCES`
     table: str = ""  # file of accuracies, in place of the shipped one (`accuracy="table"`)
     name: str = "codesign"  # for messages
-    # files that it was read from, (name in a run directory, path)
+    # files that the problem was read from, (name in a run directory, path)
     read_from: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -92,40 +92,40 @@ class Problem:
 def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     """Which options of decision `at` are within the budgets, bool [largest number of options].
 
-    PEs and bandwidth of earlier choices are subtracted, and the minimum for later sub-accelerators is
-    reserved; the last sub-accelerator must exist if no other does. An absent one has only its first options.
-    `chosen` [decisions] int32 are indices of options; those from `at` on are not read.
+    Earlier choices use up PEs and bandwidth, and the minimum for later sub-accelerators is reserved. The last
+    sub-accelerator must exist if no other does. An absent one has one option per decision. `chosen`
+    [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
     max_options = max(len(one.options) for one in decisions)
-    lengths = jnp.asarray([len(one.options) for one in decisions])
+    num_options = jnp.asarray([len(one.options) for one in decisions])
     first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
     pes, noc = _padded_options(chips, max_options)
     pes_left, noc_left = remaining_budget(problem, chosen, at)
     sub = (at - first) // per_sub
     later_subs = chips.subaccelerators - 1 - sub
     is_alone = (sub == chips.subaccelerators - 1) & (pes_left == chips.budget_pes)
-    by_pes = (pes <= pes_left - later_subs * min(chips.pes)) & ((pes > 0) | ~is_alone)
-    # Sums of float32 fractions have rounding errors.
-    by_noc = noc <= (noc_left - later_subs * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
+    fits_pes = (pes <= pes_left - later_subs * min(chips.pes)) & ((pes > 0) | ~is_alone)
+    # The margin allows for rounding errors in sums of float32 fractions.
+    fits_noc = noc <= (noc_left - later_subs * min(chips.noc_bytes_per_cycle)) * (1 + 1e-6)
     pes_option = chosen[first + jnp.maximum(sub, 0) * per_sub]
     is_absent = pes[pes_option] == 0
-    position = (at - first) % per_sub
-    allowed = jnp.where(position == 2, by_noc, True) & (
+    position = (at - first) % per_sub  # 0: PEs, 2: bandwidth
+    allowed = jnp.where(position == 2, fits_noc, True) & (
         ~is_absent | _is_absent_option(chips, max_options, position)
     )
-    allowed = jnp.where(position == 0, by_pes, allowed)
-    return jnp.where(at >= first, allowed, True) & (jnp.arange(max_options) < lengths[at])
+    allowed = jnp.where(position == 0, fits_pes, allowed)
+    return jnp.where(at >= first, allowed, True) & (jnp.arange(max_options) < num_options[at])
 
 
 def _is_absent_option(chips: Chips, max_options: int, position: jax.Array | int) -> jax.Array:
-    """True for the option of an absent sub-accelerator: the first, the lowest bandwidth."""
+    """True for an absent sub-accelerator's only option: of bandwidths the lowest, else the first."""
     least = chips.noc_bytes_per_cycle.index(min(chips.noc_bytes_per_cycle))
     return jnp.arange(max_options) == jnp.where(position == 2, least, 0)
 
 
 def _padded_options(chips: Chips, max_options: int) -> tuple[jax.Array, jax.Array]:
-    """Numbers of PEs [most] int32 and bandwidths [most] float32; padded with 0."""
+    """Numbers of PEs, int32, and bandwidths, float32, padded with 0 to [max_options]."""
     pes, noc = (
         np.pad(np.asarray(x), (0, max_options - len(x))) for x in (chips.pes, chips.noc_bytes_per_cycle)
     )
@@ -189,7 +189,7 @@ class Tables(NamedTuple):
     area_mm2: np.ndarray  # [F] float32, without the chip's shared parts
 
 
-_MAX_COSTS = 2**24  # cached: 128 MiB
+_MAX_COSTS = 2**24  # entries of a table: 128 MiB, which stay cached
 
 
 def tables(problem: Problem) -> Tables:
@@ -204,8 +204,8 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
     max_networks, longest = max(map(len, networks)), max(len(one) for task in networks for one in task)
     layer_index: dict[Layer | None, int] = {None: 0}
     layer = np.zeros((len(tasks), max_networks, longest), np.int32)
-    for task, each in enumerate(networks):
-        for network, one in enumerate(each):
+    for task, task_networks in enumerate(networks):
+        for network, one in enumerate(task_networks):
             layer[task, network, : len(one)] = [layer_index.setdefault(x, len(layer_index)) for x in one]
     kinds = 1 + math.prod(len(one.options) for one in chips.decisions()[1:]) * sum(x > 0 for x in chips.pes)
     if len(layer_index) * kinds > _MAX_COSTS:
@@ -253,7 +253,7 @@ def costs_of(problem: Problem, costs: Tables, networks: jax.Array, kinds: jax.Ar
 
 
 def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Indices of a design: networks [M] among each task's `choices()`, and `chips.kinds()` [A]; int32.
+    """A design as indices, int32: [M] among each task's `choices()`, and [A] among `chips.kinds()`.
 
     `choices` [decisions] int32 are within the budgets.
     """
@@ -262,7 +262,7 @@ def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Arra
         networks.append(_mixed_radix(choices[first:], [len(one.options) for one in task.decisions]))
         first += len(task.decisions)
     chips, kinds = problem.chips, []
-    rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # among existing ones
+    rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # indices among the options above 0
     sizes = [len(one.options) for one in chips.decisions()]
     for sub in range(chips.subaccelerators):
         pes, *rest = (choices[first + sub * len(sizes) + i] for i in range(len(sizes)))
@@ -296,9 +296,9 @@ def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluat
     """Evaluates any number of designs with one compiled program.
 
     Args:
-      problem: static.
+      problem: a static argument of the program.
       choices: [B, decisions] int32 within the budgets: indices of the options of `problem.decisions()`.
-      specs: replace the problem's: [3] or [B, 3].
+      specs: [3] or [B, 3], in place of the problem's.
 
     Returns:
       Arrays [B, ...]. With `accuracy="train"`, networks of designs that violate a spec are not trained: their
@@ -363,14 +363,14 @@ def improved_schedule(problem: Problem, choices: Any, moves: int = schedule.MOVE
     networks, kinds = (x.tolist() for x in positions(problem, jnp.asarray(choices, jnp.int32)))
     task_layers = [task.build(*task.choices()[at]) for task, at in zip(problem.tasks, networks, strict=True)]
     must_precede = schedule.chains(*map(len, task_layers))
-    first = 0
+    first_layer = 0
     for task, layers in zip(problem.tasks, task_layers, strict=True):
-        rows = slice(first, first + len(layers))
+        rows = slice(first_layer, first_layer + len(layers))
         if task.branches is not None:
             must_precede[rows, rows] = False
             for i, j in task.branches:
-                must_precede[first + i, first + j] = True
-        first += len(layers)
+                must_precede[first_layer + i, first_layer + j] = True
+        first_layer += len(layers)
     subs = jax.tree.map(lambda x: x[jnp.asarray(kinds)], problem.chips.subs())
     all_layers = stack([layer for one in task_layers for layer in one])
     costs = cost.layer_costs(all_layers, subs, problem.chips.templates, problem.technology)

@@ -123,14 +123,14 @@ class _Files:
 
 
 def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
-    root = _Keys(name, "", content, "budget chip technology specs bounds accuracy task")
+    root = _Table(name, "", content, "budget chip technology specs bounds accuracy task")
     technology = _technology(root.table("technology"))
     chips = _chips(root, technology)
     limits, levels = _specs(root.table("specs"), technology)
-    accuracy_keys = root.table("accuracy", "source table")
-    source = accuracy_keys.text("source", "table")
+    accuracy_table = root.table("accuracy", "source table")
+    source = accuracy_table.text("source", "table")
     if source not in accuracy.SOURCES:
-        raise accuracy_keys.unknown_value("source", source, accuracy.SOURCES)
+        raise accuracy_table.unknown_value("source", source, accuracy.SOURCES)
     tasks = root.value("task", ())
     if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
         raise FdgError(f"{name}: there is no task: write one [[task]] for each network")
@@ -141,7 +141,7 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     for task_name in names:
         if names.count(task_name) > 1:
             raise FdgError(f"{name}: two tasks are called '{task_name}': give each a name of its own")
-    table = accuracy_keys.text("table", "")
+    table = accuracy_table.text("table", "")
     problem = Problem(
         tuple(read_tasks),
         chips,
@@ -158,8 +158,8 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     return problem.at("medium") if "medium" in dict(levels) else problem
 
 
-class _Keys:
-    """A table with known keys; mistakes are one-line errors with their location."""
+class _Table:
+    """A table with known keys. Mistakes raise one-line errors that name the table."""
 
     def __init__(self, name: str, table: str, content: Any, known: str = ""):
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
@@ -177,14 +177,14 @@ class _Keys:
     def unknown_value(self, key: str, value: Any, known: Any) -> FdgError:
         return unknown_name(f"{self.where} {key}", value, known)
 
-    def invalid_value(self, key: str, value: Any, give: str) -> FdgError:
-        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {give}{as_number(value, float, key)}")
+    def invalid_value(self, key: str, value: Any, wanted: str) -> FdgError:
+        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {wanted}{as_number(value, float, key)}")
 
     def value(self, key: str, default: Any = None) -> Any:
         return self.content.get(key, default)
 
-    def table(self, key: str, known: str = "") -> "_Keys":
-        return _Keys(self.file, key, self.content.get(key, {}), known)
+    def table(self, key: str, known: str = "") -> "_Table":
+        return _Table(self.file, key, self.content.get(key, {}), known)
 
     def text(self, key: str, default: str) -> str:
         value = self.content.get(key, default)
@@ -192,11 +192,11 @@ class _Keys:
             raise self.invalid_value(key, value, "a text in quotation marks")
         return value
 
-    def number(self, key: str, default: float, least: float = 0.0, above: bool = True) -> float:
+    def number(self, key: str, default: float, least: float = 0.0, strict: bool = True) -> float:
         value = self.content.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < least or (above and value == least) or value > 1e15:
-            raise self.invalid_value(key, value, f"a number {'above' if above else 'of at least'} {least:g}")
+        if not is_number or value < least or (strict and value == least) or value > 1e15:
+            raise self.invalid_value(key, value, f"a number {'above' if strict else 'of at least'} {least:g}")
         return value
 
     def integer(self, key: str, default: int, least: int, most: int) -> int:
@@ -205,20 +205,20 @@ class _Keys:
             raise self.invalid_value(key, value, f"a whole number from {least} to {most:,}")
         return value
 
-    def options(self, key: str, default: tuple, kind: type | tuple[type, ...], give: str) -> tuple:
+    def options(self, key: str, default: tuple, kind: type | tuple[type, ...], wanted: str) -> tuple:
         """A list of options; numbers may be given as a range `{ from = 0, to = 512, step = 32 }`."""
         value = self.content.get(key, default)
         if isinstance(value, Mapping) and kind is not str:
-            span = _Keys(self.file, f"{self.table_name}.{key}", value, "from to step")
+            span = _Table(self.file, f"{self.table_name}.{key}", value, "from to step")
             start, end, step = (
                 span.integer(x, d, int(x == "step"), 2**20) for x, d in _DEFAULT_RANGE.items()
             )
             value = list(range(start, end + 1, step))
         is_list = isinstance(value, list | tuple) and 0 < len(value) <= 4096
         if not is_list or not all(isinstance(x, kind) and not isinstance(x, bool) for x in value):
-            raise self.invalid_value(key, value, f"a list of {give}")
+            raise self.invalid_value(key, value, f"a list of {wanted}")
         if any(isinstance(x, int | float) and not 0 <= x <= 2**30 for x in value):
-            raise self.invalid_value(key, value, f"a list of {give}, none below 0")
+            raise self.invalid_value(key, value, f"a list of {wanted}, none below 0 or above 2^30")
         return tuple(value)
 
 
@@ -227,23 +227,23 @@ _SPACE_KEYS = "size width classes channels"
 _NUMBERS = (int, float)
 
 
-def _technology(keys: _Keys) -> Technology:
+def _technology(table: _Table) -> Technology:
     fields = [field.name for field in dataclasses.fields(Technology)]
-    keys = _Keys(keys.file, "technology", keys.content, " ".join(fields))
+    table = _Table(table.file, "technology", table.content, " ".join(fields))
     try:
-        return Technology(**keys.content)
+        return Technology(**table.content)
     except FdgError as error:
-        raise FdgError(f"{keys.where}: {error}") from None
+        raise FdgError(f"{table.where}: {error}") from None
 
 
-def _chips(root: _Keys, technology: Technology) -> Chips:
+def _chips(root: _Table, technology: Technology) -> Chips:
     budget = root.table("budget", "pes bandwidth_gb_s subaccelerators templates")
     chip = root.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
     bytes_per_cycle = 1e9 / technology.clock_hz  # of 1 GB/s
     names = budget.options("templates", Chips.templates, str, "names, such as ['dla', 'shi']")
     pes = budget.integer("pes", Chips.budget_pes, 1, 2**20)
     bandwidth = budget.number("bandwidth_gb_s", Chips.budget_noc_bytes_per_cycle)
-    # Without [chip], options are eighths of the budget.
+    # The default options are multiples of an eighth of the budget.
     default_pes = tuple(sorted({pes * eighths // 8 for eighths in range(9)}))
     default_bandwidths = tuple(_int_if_whole(bandwidth * eighths / 8) for eighths in range(1, 8))
     bandwidths = chip.options("bandwidth_gb_s", default_bandwidths, _NUMBERS, "numbers of GB/s")
@@ -267,36 +267,36 @@ def _int_if_whole(x: float) -> float:
     return int(x) if x == int(x) else x
 
 
-def _specs(keys: _Keys, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
-    """The specs in a file, and those of its levels."""
-    levels = {key: x for key, x in keys.content.items() if isinstance(x, Mapping) and key not in UNITS}
-    _Keys(keys.file, "specs", levels, " ".join(LEVELS))
-    flat = _Keys(keys.file, "specs", {key: x for key, x in keys.content.items() if key not in levels})
+def _specs(table: _Table, technology: Technology) -> tuple[Specs, tuple[tuple[str, Specs], ...]]:
+    """The specs that a file sets directly, and those of its levels."""
+    levels = {key: x for key, x in table.content.items() if isinstance(x, Mapping) and key not in UNITS}
+    _Table(table.file, "specs", levels, " ".join(LEVELS))
+    flat = _Table(table.file, "specs", {key: x for key, x in table.content.items() if key not in levels})
     read = [
-        (level, _limits(_Keys(keys.file, f"specs.{level}", levels[level]), technology))
+        (level, _limits(_Table(table.file, f"specs.{level}", levels[level]), technology))
         for level in LEVELS
         if level in levels
     ]
     return _limits(flat, technology), tuple(read)
 
 
-def _limits(keys: _Keys, technology: Technology) -> Specs:
+def _limits(table: _Table, technology: Technology) -> Specs:
     limits = [math.inf] * 3
-    for key in keys.content:
+    for key in table.content:
         if key not in UNITS:
             units = [unit for unit in UNITS if unit.startswith(f"{key}_")]
             hint = f"its unit is missing: write {' or '.join(units)}" if units else None
             close = nearest(str(key), UNITS)
             hint = hint or (f"did you mean {close[0]}?" if close else f"known: {', '.join(UNITS)}")
-            raise FdgError(f"{keys.where} has an unknown key '{key}': {hint}")
+            raise FdgError(f"{table.where} has an unknown key '{key}': {hint}")
         index, factor = UNITS[key]
         if limits[index] < math.inf:
-            others = [x for x in keys.content if x != key and UNITS.get(x, (None,))[0] == index]
+            others = [x for x in table.content if x != key and UNITS.get(x, (None,))[0] == index]
             raise FdgError(
-                f"{keys.where}: {key} is a second value of {Specs._fields[index]}: leave one out of {key} and"
-                f" {others[0]}"
+                f"{table.where}: {key} is a second value of {Specs._fields[index]}: leave one out of {key}"
+                f" and {others[0]}"
             )
-        value = keys.number(key, 0)
+        value = table.number(key, 0)
         limits[index] = value * (factor * (technology.clock_hz if index == 0 else 1) if factor else 1)
     return Specs(*limits)
 
@@ -305,62 +305,62 @@ def _task(
     name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
     known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(NETWORK_READERS)}"
-    keys = _Keys(name, f"task {index + 1}", content, known)
-    title = keys.text("name", f"task{index + 1}")
+    table = _Table(name, f"task {index + 1}", content, known)
+    title = table.text("name", f"task{index + 1}")
     if not title or len(title) > 64 or not title.isprintable():
-        raise keys.invalid_value("name", title, "a short name")
+        raise table.invalid_value("name", title, "a short name")
     fields: dict[str, Any] = {
-        "weight": float(keys.number("weight", 1 / tasks, above=False)),
-        "data": keys.text("data", ""),
+        "weight": float(table.number("weight", 1 / tasks, strict=False)),
+        "data": table.text("data", ""),
     }
     if fields["data"].endswith(".npz"):
         fields["data"] = files.find(f"data{index + 1}", fields["data"])
     sources = [key for key in ("space", *NETWORK_READERS) if key in content]
     if len(sources) != 1:
         count = f"both {' and '.join(sources)}" if sources else "no network"
-        raise FdgError(f"{keys.where} has {count}: write one of {', '.join(('space', *NETWORK_READERS))}")
+        raise FdgError(f"{table.where} has {count}: write one of {', '.join(('space', *NETWORK_READERS))}")
     (source,) = sources
-    value = keys.text(source, "")
+    value = table.text(source, "")
     shape: tuple[int, ...] = ()
     if "input" in content:
-        shape = keys.options("input", (), int, "whole numbers, such as [1, 224, 224, 3]")
+        shape = table.options("input", (), int, "whole numbers, such as [1, 224, 224, 3]")
         if source != "module":
-            raise FdgError(f"{keys.where}: input is for a module, and {source} is given: leave input out")
+            raise FdgError(f"{table.where}: input is for a module, and {source} is given: leave input out")
     if source != "space":
         if misplaced := next((key for key in _SPACE_KEYS.split() if key in content), None):
             raise FdgError(
-                f"{keys.where}: {misplaced} is for a space, and {source} is given: leave {misplaced} out"
+                f"{table.where}: {misplaced} is for a space, and {source} is given: leave {misplaced} out"
             )
         if source == "module" and value not in modules:
             raise FdgError(
-                f"{keys.where}: module '{value}' would import code, and a file cannot do that by itself: "
+                f"{table.where}: module '{value}' would import code, and a file cannot do that by itself: "
                 f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
             path_or_name = files.find(f"onnx{index + 1}", value) if source == "onnx" else value
             layers, branches = NETWORK_READERS[source](path_or_name, shape)
         except FdgError as error:
-            raise FdgError(f"{keys.where}: {error}") from None
-        accuracy = keys.number("accuracy", 0.0, above=False) if "accuracy" in content else None
+            raise FdgError(f"{table.where}: {error}") from None
+        accuracy = table.number("accuracy", 0.0, strict=False) if "accuracy" in content else None
         if accuracy is not None and accuracy > 1:
-            raise keys.invalid_value("accuracy", accuracy, "a number from 0 to 1")
+            raise table.invalid_value("accuracy", accuracy, "a number from 0 to 1")
         return space.given(title, list(layers), accuracy=accuracy, branches=branches, **fields)
     if "accuracy" in content:
         raise FdgError(
-            f"{keys.where}: accuracy is only for a fixed network; for a space, [accuracy] sets the source of"
+            f"{table.where}: accuracy is only for a fixed network; for a space, [accuracy] sets the source of"
             " the accuracies"
         )
     if value not in space.SPACES:
-        raise keys.unknown_value("space", value, space.SPACES)
-    sizes = {key: keys.integer(key, 1, 1, 4096) for key in _SPACE_KEYS.split() if key in content}
+        raise table.unknown_value("space", value, space.SPACES)
+    sizes = {key: table.integer(key, 1, 1, 4096) for key in _SPACE_KEYS.split() if key in content}
     try:
         return space.SPACES[value](title, **sizes, **fields)
     except TypeError:
-        raise FdgError(f"{keys.where}: space '{value}' has no classes: leave them out") from None
+        raise FdgError(f"{table.where}: space '{value}' has no classes: leave them out") from None
     except FdgError as error:
-        raise FdgError(f"{keys.where}: {error}") from None
+        raise FdgError(f"{table.where}: {error}") from None
 
 
 def specs(name: str, content: Mapping[str, Any], technology: Technology) -> Specs:
     """Specs from a table such as {"latency_ms": 0.8}."""
-    return _limits(_Keys(name, "", content), technology)
+    return _limits(_Table(name, "", content), technology)

@@ -58,50 +58,50 @@ def text(outcome: Outcome) -> str:
     else:
         head = "meets the specs" if outcome.is_feasible else "NO DESIGN MEETS THE SPECS; the nearest one"
     lines = [f"best of {outcome.samples:,} designs, {outcome.seconds:.1f} s: {head}", ""]
-    lines += table(["", "design", "spec", ""], _rows(outcome))
+    lines += table(["", "design", "spec", ""], _cost_rows(outcome))
     lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(outcome.problem, outcome.best)]
     lines += [f"  score, their weighted sum: {float(outcome.best.score):.4f}", ""]
-    lines += [f"  {name}: {value}" for name, value in _choices(outcome.problem, outcome.best)]
+    lines += [f"  {name}: {value}" for name, value in _choice_lines(outcome.problem, outcome.best)]
     scheduled = outcome.scheduled
-    lines += ["", f"  layers bound by {_bounds(scheduled)}"]
+    lines += ["", f"  layers bound by {_count_bounds(scheduled)}"]
     if outcome.least is not None:
-        lines += ["", *(f"  {line}" for line in infeasible(outcome))]
+        lines += ["", *(f"  {line}" for line in explain_infeasible(outcome))]
     return "\n".join(lines)
 
 
-def infeasible(outcome: Outcome) -> list[str]:
+def explain_infeasible(outcome: Outcome) -> list[str]:
     """Explains that no design meets the specs: the least violation, and each spec's least value."""
     assert outcome.least is not None
-    lines = [f"least violation: the specs are exceeded by {excess(float(outcome.best.violation))} in all"]
+    lines = [f"least violation: the specs are exceeded by {as_percent(float(outcome.best.violation))} in all"]
     for amount, least in zip(amounts(outcome.problem), outcome.least, strict=True):
         spec = getattr(outcome.problem.specs, amount.field)
         if math.isfinite(spec):
             reach = "within" if least <= spec else "ABOVE"
             lines.append(
-                f"{amount} alone: the least that was reached is {_number(least * amount.per_unit)} "
-                f"{amount.unit}, {reach} the spec of {_number(spec * amount.per_unit)} {amount.unit}"
+                f"{amount} alone: the least that was reached is {_format_number(least * amount.per_unit)} "
+                f"{amount.unit}, {reach} the spec of {_format_number(spec * amount.per_unit)} {amount.unit}"
             )
     return lines
 
 
-def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
+def _cost_rows(outcome: Outcome) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for amount in amounts(outcome.problem):
         value, spec = getattr(outcome.best, amount.field), getattr(outcome.problem.specs, amount.field)
         has_spec = math.isfinite(spec)
-        limit = f"{_number(spec * amount.per_unit)} {amount.unit}" if has_spec else "none"
-        share = f"{excess(float(value / spec))} of it" if has_spec else ""
+        limit = f"{_format_number(spec * amount.per_unit)} {amount.unit}" if has_spec else "none"
+        share = f"{as_percent(float(value / spec))} of it" if has_spec else ""
         share += " EXCEEDED" if has_spec and value > spec else ""
-        rows.append((str(amount), f"{_number(value * amount.per_unit)} {amount.unit}", limit, share))
+        rows.append((str(amount), f"{_format_number(value * amount.per_unit)} {amount.unit}", limit, share))
     return rows
 
 
-def excess(ratio: float) -> str:
+def as_percent(ratio: float) -> str:
     """A ratio in per cent, or as a factor if it is large."""
     return f"{ratio:.1%}" if ratio < 10 else f"{ratio:,.0f} times"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
 
 
@@ -114,7 +114,7 @@ def _accuracies(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     return rows
 
 
-def options(problem: Problem, design: Designs) -> dict[str, Any]:
+def chosen_options(problem: Problem, design: Designs) -> dict[str, Any]:
     """The chosen option of each decision by name, without absent sub-accelerators."""
     chosen = {
         one.name: one.options[index]
@@ -128,21 +128,21 @@ def _is_pes(name: str) -> bool:
     return name.startswith("sub-accelerator ") and name.endswith(": pes")
 
 
-def _choices(problem: Problem, design: Designs) -> list[tuple[str, str]]:
+def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     """One line for each task's and each sub-accelerator's options."""
     parts: dict[str, list[str]] = {}
-    for name, value in options(problem, design).items():
-        owner, _, what = name.rpartition(": ")
-        parts.setdefault(owner, []).append(f"{what} {value}")
+    for name, value in chosen_options(problem, design).items():
+        owner, _, decision = name.rpartition(": ")
+        parts.setdefault(owner, []).append(f"{decision} {value}")
     return [(owner, ", ".join(choices)) for owner, choices in parts.items()]
 
 
-def _bounds(scheduled: Scheduled) -> str:
-    counts = np.bincount(_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
+def _count_bounds(scheduled: Scheduled) -> str:
+    counts = np.bincount(_select_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
     return ", ".join(f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True))
 
 
-def _by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:
+def _select_by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:
     """Selects each layer's entry, [N], from a table [N, A], by its sub-accelerator."""
     subs = np.asarray(scheduled.schedule.sub_accelerator)
     return np.asarray(table)[np.arange(len(subs)), subs]
@@ -150,7 +150,7 @@ def _by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:
 
 def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
     """A row for each layer: placement, times, costs and the bound of its latency."""
-    costs = {key: _by_layer(scheduled, value) for key, value in scheduled.costs._asdict().items()}
+    costs = {key: _select_by_layer(scheduled, value) for key, value in scheduled.costs._asdict().items()}
     placement = scheduled.schedule
     return [
         {
@@ -172,7 +172,7 @@ def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
 
 def design_row(problem: Problem, design: Designs) -> dict[str, Any]:
     """A design as plain values: options, costs with units, accuracies, score and violation."""
-    choices = {
+    costs = {
         f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
         for amount in amounts(problem)
     }
@@ -180,9 +180,9 @@ def design_row(problem: Problem, design: Designs) -> dict[str, Any]:
         f"accuracy {task.name}": x for task, x in zip(problem.tasks, design.accuracy.tolist(), strict=True)
     }
     return {
-        **options(problem, design),
+        **chosen_options(problem, design),
         "latency_cycles": int(design.latency_cycles),
-        **choices,
+        **costs,
         **accuracy,
         "score": float(design.score),
         "violation": float(design.violation),
@@ -200,7 +200,7 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
     layers = layer_rows(scheduled)
     texts = _tool_files(problem, best, scheduled)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json.dumps(_to_json_types(_best(outcome, layers)), indent=1) + "\n"
+    texts["best.json"] = json.dumps(_to_json_types(_summary(outcome, layers)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
@@ -217,7 +217,7 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
     return [folder / "report.md", folder / "designs.csv", *written]
 
 
-def _best(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
     problem = outcome.problem
     return {
         "problem": problem.name,
@@ -234,7 +234,7 @@ def _best(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _to_json_types(value: Any) -> Any:
-    """Converts to JSON types; JSON has no infinity or NaN."""
+    """Converts to JSON types; infinity and NaN, which JSON lacks, become None."""
     if isinstance(value, Mapping):
         return {key: _to_json_types(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -243,7 +243,7 @@ def _to_json_types(value: Any) -> Any:
 
 
 def chips(problem: Problem, design: Designs) -> list[Chip]:
-    """The sub-accelerators of a design; absent ones have no rows."""
+    """The sub-accelerators of a design; an absent one has 0 rows."""
     _, kinds = positions(problem, jnp.asarray(design.choices))
     subs = problem.chips.subs()
     result = []
@@ -260,7 +260,7 @@ def _layers(problem: Problem, design: Designs) -> list[Layer]:
 
 
 def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
-    """Files for ZigZag, three per sub-accelerator, and for MAESTRO; `missing` explains absent ones."""
+    """Files for ZigZag, three per sub-accelerator, and for MAESTRO. If there are none, `missing` says why."""
     layers = _layers(problem, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
     sub_accelerators = chips(problem, design)
@@ -270,10 +270,10 @@ def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict
             sub_layers = [layer for layer, sub in zip(layers, subs, strict=True) if sub == index]
             if any(layer.has_weights for layer in sub_layers):
                 zigzag_files = exports.zigzag(sub_layers, sub_accelerators[index], problem.technology)
-                number = "" if not files else f"-{index}"
-                files[f"zigzag{number}.yaml"] = zigzag_files["accelerator"]
-                files[f"zigzag{number}-mapping.yaml"] = zigzag_files["mapping"]
-                files[f"zigzag{number}-workload.yaml"] = zigzag_files["workload"]
+                suffix = "" if not files else f"-{index}"
+                files[f"zigzag{suffix}.yaml"] = zigzag_files["accelerator"]
+                files[f"zigzag{suffix}-mapping.yaml"] = zigzag_files["mapping"]
+                files[f"zigzag{suffix}-workload.yaml"] = zigzag_files["workload"]
         pairs = zip(scheduled.layers, layers, [sub_accelerators[index] for index in subs], strict=True)
         files["maestro.m"] = exports.maestro(list(pairs))
     except FdgError as error:
@@ -341,12 +341,12 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 
 
 def _assumptions(problem: Problem, design: Designs) -> list[str]:
-    """Assumed areas of PEs, and the chip's area without the assumption."""
+    """Says which PEs have assumed areas, and the chip's area without the assumption."""
     sub_accelerators = chips(problem, design)
     assumed = sorted({one.template for one in sub_accelerators if one.rows and one.template in ("shi", "rs")})
     if not assumed:
         return []
-    excess = sum(
+    extra_mm2 = sum(
         one.rows
         * one.columns
         * (templates.get(one.template).pe_mm2(problem.technology) - problem.technology.pe_mm2)
@@ -355,7 +355,7 @@ def _assumptions(problem: Problem, design: Designs) -> list[str]:
     )
     return [
         f"That PEs of {' and '.join(assumed)} are larger than those of `dla` is an assumption: with those of "
-        f"`dla` the chip would have {float(design.area_mm2) - excess:.4g} mm2."
+        f"`dla` the chip would have {float(design.area_mm2) - extra_mm2:.4g} mm2."
     ]
 
 

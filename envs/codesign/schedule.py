@@ -60,7 +60,7 @@ def _remaining_paths(work: Work, latency: jax.Array) -> jax.Array:
     elsewhere = ~jnp.eye(latency.shape[1], dtype=bool)
 
     def step(after: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
-        # [N, A here, A there]: cycles there and after, plus the transfer if they differ.
+        # [N, A, A]: the cycles of each later layer there and after it, plus the transfer from here.
         there = (after + latency)[:, None] + (elsewhere * work.transfer_cycles[layer])[None]
         best = jnp.where(work.before[layer][:, None], there.min(2), 0).max(0)
         return after.at[layer].set(best), None
@@ -75,7 +75,7 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     (0: earliest start; large: critical path). It runs where its end plus the remaining path is earliest.
     `allowed` [N, A] bool says where each layer may run.
     """
-    total, number = work.latency_cycles.shape
+    total, num_subs = work.latency_cycles.shape
     latency = jnp.where(allowed, work.latency_cycles, LARGEST_COUNT)
     cycles = jnp.where(allowed, work.latency_cycles, jnp.inf)
     after = _remaining_paths(work, cycles)
@@ -91,7 +91,7 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
         chosen_sub = best[layer]
         layer_end, successors = ends[layer, chosen_sub], work.before[layer]
         transfer_end = add(layer_end, work.transfer_cycles[layer])
-        arrives = jnp.where(jnp.arange(number) == chosen_sub, layer_end, transfer_end)
+        arrives = jnp.where(jnp.arange(num_subs) == chosen_sub, layer_end, transfer_end)
         carry = (
             is_done.at[layer].set(True),
             num_waiting - successors,
@@ -107,8 +107,8 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     initial = (
         jnp.zeros(total, bool),
         work.before.sum(0, dtype=jnp.int32),
-        jnp.zeros((total, number), jnp.int32),
-        jnp.zeros(number, jnp.int32),
+        jnp.zeros((total, num_subs), jnp.int32),
+        jnp.zeros(num_subs, jnp.int32),
         *(zeros, zeros, zeros),
     )
     *_, sub, start, end = jax.lax.scan(step, initial, None, total)[0]
@@ -122,19 +122,19 @@ def chain_schedule(
     """Cycles (int32) and pJ (float32) of a list schedule of chains; faster than for graphs.
 
     Equal to `schedule(work, moves=0)` with this `eagerness`. XLA computes each output of a CPU loop's body
-    separately, so a step selects the layer and sub-accelerator, and the next step applies it. For M networks
-    of L layers: `latency_cycles` [M, L, A] int32, padded with 0; `energy_pj` [M, L, A] float32;
-    `transfer_cycles` [M, L] int32.
+    separately, so a step only chooses a layer and its sub-accelerator; the next step applies the choice.
+    For M networks of L layers: `latency_cycles` [M, L, A] int32, padded with 0; `energy_pj` [M, L, A]
+    float32; `transfer_cycles` [M, L] int32.
     """
-    networks, length, number = latency_cycles.shape
-    integer = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    real = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
+    networks, length, num_subs = latency_cycles.shape
+    to_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
+    from_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
 
     def step_table(cycles: jax.Array, pj: jax.Array, transfer: jax.Array) -> jax.Array:
-        """For each number i of finished layers, the values that a step needs, [L + 1, 3 A + 2].
+        """The values that a step needs, for each number of finished layers: [L + 1, 3 A + 2].
 
-        They are cycles of the next layer and the remaining path, by sub-accelerator; the least remaining
-        path; and transfer and energies of the last layer.
+        By sub-accelerator, cycles of the next layer and the path after it; the least path that remains; the
+        last layer's transfer, and its energies by sub-accelerator.
         """
         transfer = jnp.pad(transfer, (1, 0))
 
@@ -143,41 +143,43 @@ def chain_schedule(
             least = functools.reduce(jnp.minimum, ends)
             return tuple(jnp.minimum(x, least + of_layer[1]) for x in ends), jnp.stack([*after, least])
 
-        initial = (jnp.float32(0),) * number
+        initial = (jnp.float32(0),) * num_subs
         after = jax.lax.scan(back, initial, (cycles.astype(jnp.float32), transfer[:-1]), reverse=True)[1]
-        ahead = jnp.pad(jnp.concatenate([cycles, integer(after)], 1), ((0, 1), (0, 0)))
-        return jnp.concatenate([ahead, transfer[:, None], integer(jnp.pad(pj, ((1, 0), (0, 0))))], 1)
+        ahead = jnp.pad(jnp.concatenate([cycles, to_bits(after)], 1), ((0, 1), (0, 0)))
+        return jnp.concatenate([ahead, transfer[:, None], to_bits(jnp.pad(pj, ((1, 0), (0, 0))))], 1)
 
     rows = [step_table(*each) for each in zip(latency_cycles, energy_pj, transfer_cycles, strict=True)]
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         done, ready, where, free, energy, choice, end = carry  # choice: network * A + sub-accelerator
-        sub = choice % number
-        free = [jnp.where(sub == a, end, free[a]) for a in range(number)]
+        sub = choice % num_subs
+        free = [jnp.where(sub == a, end, free[a]) for a in range(num_subs)]
         done, ready, where, options = list(done), list(ready), list(where), []
         for m in range(networks):
-            is_chosen = choice // number == m
+            is_chosen = choice // num_subs == m
             done[m] = done[m] + is_chosen
             ready[m], where[m] = jnp.where(is_chosen, end, ready[m]), jnp.where(is_chosen, sub, where[m])
             head = rows[m].at[done[m]].get(mode="promise_in_bounds")
             cycles, after, (remaining, transfer), spent = jnp.split(
-                head, (number, 2 * number, 2 * number + 2)
+                head, (num_subs, 2 * num_subs, 2 * num_subs + 2)
             )
             elsewhere, sub_options = add(ready[m], transfer), []
-            for a in range(number):
+            for a in range(num_subs):
                 start = jnp.maximum(jnp.where(where[m] == a, ready[m], elsewhere), free[a])
                 layer_end = add(start, cycles[a])
-                sub_options.append((layer_end + real(after[a]), start, layer_end, jnp.int32(m * number + a)))
-                energy += jnp.where(is_chosen & (sub == a), real(spent[a]), 0)
+                sub_options.append(
+                    (layer_end + from_bits(after[a]), start, layer_end, jnp.int32(m * num_subs + a))
+                )
+                energy += jnp.where(is_chosen & (sub == a), from_bits(spent[a]), 0)
             _, start, layer_end, option = _first_minimum(sub_options)
-            key = jnp.where(done[m] < length, start - eagerness * real(remaining), jnp.inf)
+            key = jnp.where(done[m] < length, start - eagerness * from_bits(remaining), jnp.inf)
             options.append((key, layer_end, option))
         _, end, choice = _first_minimum(options)
         return (tuple(done), tuple(ready), tuple(where), tuple(free), energy, choice, end), None
 
     zero = jnp.int32(0)
-    of_network, of_sub = (zero,) * networks, (zero,) * number
-    initial = (of_network, of_network, of_network, of_sub, jnp.float32(0), zero + networks * number, zero)
+    of_network, of_sub = (zero,) * networks, (zero,) * num_subs
+    initial = (of_network, of_network, of_network, of_sub, jnp.float32(0), zero + networks * num_subs, zero)
     _, _, _, free, energy, _, _ = jax.lax.scan(step, initial, None, networks * length + 1)[0]
     return functools.reduce(jnp.maximum, free), energy
 
@@ -191,11 +193,9 @@ def _first_minimum(options: list[tuple]) -> tuple:
     return functools.reduce(smaller, options)
 
 
-_INITIAL_EAGERNESS, _MOVE_EAGERNESS = (
-    (0.0, 0.1, 0.3, 1.0),
-    (0.1, 1.0),
-)  # values of eagerness: initially, and after each move
-MOVES = 24
+# The values of eagerness that are tried: at first, and after each move.
+_INITIAL_EAGERNESS, _MOVE_EAGERNESS = (0.0, 0.1, 0.3, 1.0), (0.1, 1.0)
+MOVES = 24  # default number of moves of each kind
 
 
 def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> Schedule:
@@ -210,19 +210,19 @@ def _schedule_assigned(work: Work, assigned: jax.Array) -> Schedule:
 
 
 class _Moves(NamedTuple):
-    """Results of moves: runs of 1, 2, 4, ... consecutive layers, each to every sub-accelerator."""
+    """All moves of runs of 1, 2, 4, ... consecutive layers to one sub-accelerator, and the schedules."""
 
-    changed: jax.Array  # [moves, N] bool
+    changed: jax.Array  # [moves, N] bool: layers that change their sub-accelerator
     schedules: Schedule  # [moves, ...]
 
 
-def _moves(work: Work, assigned: jax.Array) -> _Moves:
-    total, number = work.latency_cycles.shape
+def _all_moves(work: Work, assigned: jax.Array) -> _Moves:
+    total, num_subs = work.latency_cycles.shape
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
-    is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], number, 0)
-    target = np.tile(np.arange(number, dtype=np.int32), len(runs))[:, None]
-    schedules = jnp.where(is_moved, target, assigned[None])
-    return _Moves(schedules != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(schedules))
+    is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], num_subs, 0)
+    target = np.tile(np.arange(num_subs, dtype=np.int32), len(runs))[:, None]
+    moved = jnp.where(is_moved, target, assigned[None])  # the assignment after each move
+    return _Moves(moved != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(moved))
 
 
 def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
@@ -235,14 +235,14 @@ def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
 
     def step(carry: tuple, at: jax.Array) -> tuple[tuple, None]:
         assigned, best, stays_until = carry
-        changed, schedules = _moves(work, assigned)
-        stays = (changed & (stays_until > at)[None]).any(1) & (
+        changed, schedules = _all_moves(work, assigned)
+        is_tabu = (changed & (stays_until > at)[None]).any(1) & (
             schedules.latency_cycles >= best.latency_cycles
         )
-        least = jnp.where(stays | ~changed.any(1), jnp.inf, schedules.latency_cycles).argmin()
-        new = jax.tree.map(lambda x: x[least], schedules)
-        best = _better(new.latency_cycles < best.latency_cycles, new, best)
-        stays_until = jnp.where(changed[least], at + 1 + min(8, 2 * total // 3), stays_until)
+        chosen_move = jnp.where(is_tabu | ~changed.any(1), jnp.inf, schedules.latency_cycles).argmin()
+        new = jax.tree.map(lambda x: x[chosen_move], schedules)
+        best = _select(new.latency_cycles < best.latency_cycles, new, best)
+        stays_until = jnp.where(changed[chosen_move], at + 1 + min(8, 2 * total // 3), stays_until)
         return (new.sub_accelerator, best, stays_until), None
 
     initial = first.sub_accelerator, first, jnp.zeros(total, jnp.int32)
@@ -253,34 +253,34 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
     """Takes the moves that save most energy per added cycle, while the latency meets the spec."""
 
     def step(current: Schedule, _: None) -> tuple[Schedule, None]:
-        schedules = _moves(work, current.sub_accelerator).schedules
+        schedules = _all_moves(work, current.sub_accelerator).schedules
         saved = current.energy_pj - schedules.energy_pj
         added = jnp.maximum(schedules.latency_cycles - current.latency_cycles, 0)
         is_gain = (saved > 0) & (schedules.latency_cycles <= spec_cycles)
         value = jnp.where(is_gain, saved / (1 + added), -1)
         best = value.argmax()
-        return _better(value[best] > 0, jax.tree.map(lambda x: x[best], schedules), current), None
+        return _select(value[best] > 0, jax.tree.map(lambda x: x[best], schedules), current), None
 
     saving = jax.lax.scan(step, first, None, moves)[0]
     # the least energy of any assignment
     least = _schedule_assigned(work, work.energy_pj.argmin(1).astype(jnp.int32))
-    return _better(least.latency_cycles <= spec_cycles, least, saving)
+    return _select(least.latency_cycles <= spec_cycles, least, saving)
 
 
-def _better(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
+def _select(is_new: jax.Array, new: Schedule, old: Schedule) -> Schedule:
     return jax.tree.map(lambda a, b: jnp.where(is_new, a, b), new, old)
 
 
 def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -> Schedule:
     """Minimises energy within a latency spec; minimises latency if no schedule meets the spec.
 
-    List schedules with look-ahead, then moves of runs of layers to other sub-accelerators: first moves that
-    shorten the schedule; if it meets the spec, then moves that save energy. With `moves=0` only the list
-    schedules, in a hundredth of the time.
+    Starts from list schedules with look-ahead, then moves runs of layers to other sub-accelerators: first to
+    shorten the schedule, then, if it meets the spec, to save energy. With `moves=0` it only makes the list
+    schedules, which takes a hundredth of the time.
 
     Args:
       work: N layers and A sub-accelerators.
-      spec_cycles: the latency spec; 0: minimise latency.
+      spec_cycles: the latency spec; 0: only minimise latency.
       moves: number of consecutive moves of each kind.
     """
     return _schedule(work, jnp.asarray(spec_cycles, jnp.int32), moves)
@@ -293,7 +293,7 @@ def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
         return best
     best = _tabu_search(work, best, moves)
     saving = _save_energy(work, best, spec_cycles, moves)
-    return _better(best.latency_cycles <= spec_cycles, saving, best)
+    return _select(best.latency_cycles <= spec_cycles, saving, best)
 
 
 def work_of(

@@ -32,7 +32,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import read_metrics
 from fdg.training.settings import flatten_config
 
-SAMPLES = 5_000
+SAMPLES = 5_000  # default number of designs to evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def search(
     job = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
-        total_steps=steps_of(samples, algorithm),
+        total_steps=total_steps_of(samples, algorithm),
         seed=seed,
         out=out,
         resume=resume,
@@ -120,10 +120,10 @@ def search(
     return run(job, None if devices is None else checked_devices(devices), progress)
 
 
-def steps_of(samples: int, algorithm: Any) -> int:
+def total_steps_of(samples: int, algorithm: Any) -> int:
     """Environment steps in which an algorithm evaluates at least this many designs, in whole iterations."""
-    number = getattr(algorithm, "num_envs", 1)
-    steps = number * -(-samples // number) * _environment_of(algorithm).max_episode_steps
+    num_envs = getattr(algorithm, "num_envs", 1)
+    steps = num_envs * -(-samples // num_envs) * _environment_of(algorithm).max_episode_steps
     return -(-steps // algorithm.steps_per_iteration) * algorithm.steps_per_iteration
 
 
@@ -171,10 +171,10 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         problem=env.problem,
         best=designs.best,
         front=designs.front,
-        samples=_samples(job, env, outcome.iteration),
+        samples=_completed(job, env, outcome.iteration),
         seconds=time.perf_counter() - start,
         curve=tuple(
-            (_samples(job, env, row["iteration"]), row["best_score"], row["best_violation"])
+            (_completed(job, env, row["iteration"]), row["best_score"], row["best_violation"])
             for row in (read_metrics(outcome.run.path / "metrics.jsonl") if distributed.is_first() else ())
             if row.get("best_score") is not None
         ),
@@ -187,22 +187,22 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
 def _shared_results(env: CoDesign, state: Any) -> Results:
     """The results of process 0, in every process; `state` is None on the others."""
     leaves = [] if state is None else [np.asarray(x) for x in jax.tree.leaves(env.designs(state))]
-    sent = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
-    arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in sent]
-    number = len(Designs._fields)
-    return Results(Designs(*arrays[:number]), Designs(*arrays[number:]))
+    shared = distributed.exchange([(str(x.dtype), x.shape, x.ravel().tolist()) for x in leaves])[0]
+    arrays: list[Any] = [np.asarray(x, dtype).reshape(shape) for dtype, shape, x in shared]
+    num_fields = len(Designs._fields)
+    return Results(Designs(*arrays[:num_fields]), Designs(*arrays[num_fields:]))
 
 
-def _samples(job: Job, env: CoDesign, iterations: int) -> int:
+def _completed(job: Job, env: CoDesign, iterations: int) -> int:
     """The number of complete designs after this many iterations."""
-    number = getattr(job.algorithm, "num_envs", 1)
-    return number * (iterations * job.steps_per_iteration // number // env.max_episode_steps)
+    num_envs = getattr(job.algorithm, "num_envs", 1)
+    return num_envs * (iterations * job.steps_per_iteration // num_envs // env.max_episode_steps)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithBest:
-    """An algorithm with two more metrics of the best design so far: `best_score` and `best_violation`, its
-    total excess over the specs; both NaN before the first design.
+    """An algorithm with two more metrics, of the best design so far: `best_score`, and `best_violation`, the
+    total excess over the specs. Both are NaN before the first design.
     """
 
     algorithm: Any
@@ -216,12 +216,12 @@ class WithBest:
         state, metrics = self.algorithm.iterate(state)
         leaves = jax.tree.leaves(state, is_leaf=lambda one: isinstance(one, environment.State))
         best = next(one for one in leaves if isinstance(one, environment.State)).best
-        least = best.violation.min()
-        score = jnp.where(best.violation == least, best.score, -jnp.inf).max()
-        known = jnp.isfinite(least)
+        violation = best.violation.min()
+        score = jnp.where(best.violation == violation, best.score, -jnp.inf).max()
+        has_design = jnp.isfinite(violation)
         best_design = {
-            "best_score": jnp.where(known, score, jnp.nan),
-            "best_violation": jnp.where(known, least, jnp.nan),
+            "best_score": jnp.where(has_design, score, jnp.nan),
+            "best_violation": jnp.where(has_design, violation, jnp.nan),
         }
         return state, {**metrics, **best_design}
 
@@ -232,11 +232,11 @@ class WithBest:
 
 
 class _Progress:
-    """Prints the best design so far: ten times a run, and when it improves, at most every few seconds."""
+    """Prints the best design so far: ten times a run, and at other reports if five seconds have passed."""
 
     def __init__(self, job: Job, env: CoDesign, start: float):
         self._job, self._env, self._start = job, env, start
-        self._last_print = (-math.inf, -1.0)  # its time, and which tenth of the run
+        self._last_print = (-math.inf, -1.0)  # the time, and the tenth of the run, of the last print
 
     def __call__(self, recorded: Report) -> None:
         now = time.perf_counter()
@@ -246,7 +246,7 @@ class _Progress:
         self._last_print = now, tenth
         row = recorded.rows[-1]
         done, total = (
-            _samples(self._job, self._env, count) for count in (recorded.iteration, recorded.num_iterations)
+            _completed(self._job, self._env, count) for count in (recorded.iteration, recorded.num_iterations)
         )
         score, violation = row["best_score"], row["best_violation"]
         if not math.isfinite(violation):
@@ -254,7 +254,7 @@ class _Progress:
         elif violation == 0:
             text = f"the best meets the specs, score {score:.4f}"
         else:
-            over = report.excess(violation)
+            over = report.as_percent(violation)
             text = f"none meets the specs yet; the nearest exceeds them by {over} in all"
         print(f"{done:>9,} of {total:,} designs, {now - self._start:5.1f} s: {text}", flush=True)
 
@@ -263,9 +263,9 @@ _POPULATION, _SURVIVORS, _GENERATIONS = 1024, 128, 12
 
 
 def least_of_each(problem: Problem, seed: int = 0) -> Specs:
-    """The least latency, energy and area of designs, each alone: one evolutionary search for each.
+    """The least latency, energy and area that designs reach, each minimised alone by an evolutionary search.
 
-    Each of the three tries about 12,000 designs; specs are ignored.
+    Each of the three searches tries about 12,000 designs. The specs are ignored.
     """
     random = np.random.default_rng(seed)
     counts = np.asarray([len(one.options) for one in problem.decisions()])
@@ -278,8 +278,8 @@ def least_of_each(problem: Problem, seed: int = 0) -> Specs:
                 np.argsort(np.asarray(costs[cost_index]), kind="stable")[:_SURVIVORS]
             ]
             offspring = survivors[random.integers(0, _SURVIVORS, _POPULATION - _SURVIVORS)]
-            is_new = random.random(offspring.shape) < 2 / len(counts)
-            offspring = np.where(is_new, random.integers(0, counts, offspring.shape), offspring)
+            is_mutated = random.random(offspring.shape) < 2 / len(counts)  # two of a design, on average
+            offspring = np.where(is_mutated, random.integers(0, counts, offspring.shape), offspring)
             designs, costs = _costs(problem, jnp.asarray(np.concatenate([survivors, offspring]), jnp.int32))
         least.append(float(costs[cost_index].min()))
     return Specs(*least)

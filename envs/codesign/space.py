@@ -76,8 +76,8 @@ class ResNet9:
     channels: int  # of the image
 
     def __call__(self, width: int, *stages: int) -> list[Layer]:
-        """The layers, from the filters of the first convolution, and each stage's filters and residual
-        pairs."""
+        """The layers for these choices: filters of the first convolution, then, for each stage, its filters
+        and its number of residual pairs."""
         layers, channels, rows = [convolution(self.channels, width, self.size)], width, self.size
         for width, residuals in zip(stages[::2], stages[1::2], strict=True):
             layers, rows = [*layers, convolution(channels, width, rows, stride=2)], -(-rows // 2)
@@ -205,10 +205,10 @@ class Chips:
                 f"budget_noc_bytes_per_cycle={self.budget_noc_bytes_per_cycle}; give smaller options of"
                 f" noc_bytes_per_cycle, or a larger budget"
             )
-        jax.eval_shape(lambda: self._each_option(least_pes))  # makes no arrays, because this runs at import
+        jax.eval_shape(lambda: self._each_option(least_pes))  # checks options; no arrays at import
 
     def _each_option(self, least_pes: int) -> list[SubAccelerators]:
-        """Each option once, combined with valid ones."""
+        """Sub-accelerators that together use each option once."""
         template, noc, kilobytes = self.templates[0], self.noc_bytes_per_cycle[0], self.buffer_kb[0]
         kinds = [
             *((pes, one, noc, kilobytes) for one in self.templates for pes in self.pes if pes),

@@ -18,12 +18,12 @@ class Technology:
     clock_hz: float = 1e9  # cycles per second
     word_bytes: int = 1  # bytes of a weight, an input or an output
     mac_pj: float = 0.23  # energy of a multiply-accumulate
-    # of a PE's register access, relative to `mac_pj`; a multiply-accumulate makes four: two reads of
+    # energy of a PE's register access, relative to `mac_pj`; a multiply-accumulate makes four: two reads of
     # operands, a read and a write of the sum
     register_ratio: float = 1.0
-    noc_ratio: float = 2.0  # of a word between the buffer and the PEs
-    buffer_ratio: float = 6.0  # of a word in the buffer
-    dram_ratio: float = 200.0  # of a word in off-chip memory
+    noc_ratio: float = 2.0  # likewise, of moving a word between the buffer and the PEs
+    buffer_ratio: float = 6.0  # likewise, of accessing a word in the buffer
+    dram_ratio: float = 200.0  # likewise, of accessing a word in off-chip memory
     leakage_w_per_mm2: float = 0.0  # leakage while the chip works; 0 ignores it
     pe_mm2: float = 0.00178  # area of a PE with an 8-bit multiplier; templates multiply it
     buffer_mm2_per_kb: float = 0.00325  # area of a buffer's kilobyte (1,024 bytes)

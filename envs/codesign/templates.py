@@ -55,7 +55,7 @@ class Template(NamedTuple):
     fill_cycles: Callable[[jax.Array, jax.Array], jax.Array] = fill_and_drain
 
 
-def _float(*counts: jax.Array) -> list[jax.Array]:
+def _to_floats(*counts: jax.Array) -> list[jax.Array]:
     return [jnp.asarray(count, jnp.float32) for count in counts]
 
 
@@ -65,7 +65,7 @@ def _at_least_1(count: jax.Array) -> jax.Array:
 
 # --- Weight-stationary: NVDLA (nvdla.org, "Hardware architectural specification", convolution core) ---
 
-_PIXEL_CHANNELS = 4  # with at most these channels, kernel rows are packed too ("image mode")
+_IMAGE_CHANNELS = 4  # with at most this many channels, kernel rows are packed too ("image mode")
 
 
 def _dla_shape(pes: int) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array
     groups_at_once = _at_least_1(
         jnp.minimum(rows // _at_least_1(in_group), columns // _at_least_1(out_group))
     )
-    is_image = (layer.groups == 1) & (in_group <= _PIXEL_CHANNELS)
+    is_image = (layer.groups == 1) & (in_group <= _IMAGE_CHANNELS)
     kernel_rows_at_once = jnp.where(
         is_image, jnp.clip(rows // _at_least_1(in_group), 1, layer.kernel_rows), 1
     )
@@ -98,9 +98,9 @@ def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array
 
 def _dla_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
     """Weights stay while all outputs pass; an input word reaches all kernels; sums stay in accumulators."""
-    macs, shared = _float(L.macs(layer), jnp.minimum(group_channels(layer)[0], columns))
-    weights, outputs = _float(L.weight_words(layer), L.output_words(layer))
-    return BufferWords(weights, macs / _at_least_1(shared), outputs)
+    macs, kernels_at_once = _to_floats(L.macs(layer), jnp.minimum(group_channels(layer)[0], columns))
+    weights, outputs = _to_floats(L.weight_words(layer), L.output_words(layer))
+    return BufferWords(weights, macs / _at_least_1(kernels_at_once), outputs)
 
 
 # --- Output-stationary: ShiDianNao (Du et al., ISCA 2015, section 5) ---
@@ -119,16 +119,16 @@ def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
     in_group = group_channels(layer)[1]
     read_rows = L.with_halo(layer.out_rows, down, layer.stride, layer.kernel_rows)
     read_columns = L.with_halo(layer.out_columns, across, layer.stride, layer.kernel_columns)
-    weights, tiles, kernels, patch_rows, patch_columns = _float(
+    weights, tiles, kernels, patch_rows, patch_columns = _to_floats(
         L.weight_words(layer), down * across, product(layer.out_channels, in_group), read_rows, read_columns
     )
-    (outputs,) = _float(L.output_words(layer))
+    (outputs,) = _to_floats(L.output_words(layer))
     return BufferWords(weights * tiles, kernels * patch_rows * patch_columns, outputs)
 
 
 # --- Row-stationary: Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
 
-FILL = (28, 25)  # ratio of total to compute cycles, including loading; fitted to Table V
+FILL = (28, 25)  # the ratio of all cycles, loading included, to compute cycles; fitted to Table V
 _FILTERS, _WINDOW_WORDS = 16, 12  # capacity of a PE's scratch pads: filters, words of input rows
 
 
@@ -159,16 +159,16 @@ def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords
     """A strip reads all weights, and its inputs once for all kernels in its sets; sums leave the PEs."""
     strips = ceil_div(layer.out_rows, jnp.minimum(layer.out_rows, columns))
     out_group, in_group = group_channels(layer)
-    at_once = jnp.minimum(out_group, _FILTERS * _row_stationary_sets(layer, rows, columns))
-    in_pad = _at_least_1(_WINDOW_WORDS // _at_least_1(layer.kernel_columns))
-    sums = 2 * ceil_div(in_group, in_pad) - 1
+    kernels_at_once = jnp.minimum(out_group, _FILTERS * _row_stationary_sets(layer, rows, columns))
+    channels_in_pad = _at_least_1(_WINDOW_WORDS // _at_least_1(layer.kernel_columns))
+    sums = 2 * ceil_div(in_group, channels_in_pad) - 1
     read_rows = L.with_halo(layer.out_rows, strips, layer.stride, layer.kernel_rows)
     read_columns = L.input_window(layer)[1]
-    channels = product(layer.in_channels, ceil_div(out_group, at_once))
-    weights, strips_f, inputs, patch_rows, patch_columns = _float(
+    channels = product(layer.in_channels, ceil_div(out_group, kernels_at_once))
+    weights, strips_f, inputs, patch_rows, patch_columns = _to_floats(
         L.weight_words(layer), strips, channels, read_rows, read_columns
     )
-    outputs, sums_f = _float(L.output_words(layer), sums)
+    outputs, sums_f = _to_floats(L.output_words(layer), sums)
     return BufferWords(weights * strips_f, inputs * patch_rows * patch_columns, outputs * sums_f)
 
 
@@ -197,12 +197,12 @@ def _systolic(stationary: str) -> Template:
 
     def words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
         down, across, time = sizes(layer)
-        left, top, result = _float(
+        left, top, result = _to_floats(
             product(layer.groups, down, time),
             product(layer.groups, across, time),
             product(layer.groups, down, across),
         )
-        folds_down, folds_across = _float(ceil_div(down, rows), ceil_div(across, columns))
+        folds_down, folds_across = _to_floats(ceil_div(down, rows), ceil_div(across, columns))
         if stationary == "os":  # inputs from the left for each fold of kernels, weights from the top
             return BufferWords(top * folds_down, left * folds_across, result)
         stream, sums = left * folds_across, top * jnp.maximum(2 * folds_down - 1, 0)

@@ -1,7 +1,7 @@
-"""Text as arrays of a fixed width: traceable functions that build and read one text (`vmap` for many).
+"""Text as arrays of a fixed width, and traceable functions that build or compare one text (`vmap` for many).
 
-A `Text` has a capacity of `W` bytes and its length; the rest are zeros. Bytes are UTF-8, so a problem does
-not depend on a model's tokenizer. An ASCII character is one byte.
+A `Text` has `W` bytes, of which those beyond its length are zeros. The bytes are UTF-8, so that a problem
+does not depend on a model's tokenizer. An ASCII character is one byte.
 """
 
 from collections.abc import Sequence

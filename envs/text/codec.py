@@ -10,7 +10,7 @@ import numpy as np
 
 from envs.text.characters import Text
 
-_UNREADABLE = 0x7F
+_UNREADABLE = 0x7F  # a character that no answer contains
 
 
 def encode(
@@ -29,16 +29,15 @@ def encode(
     ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
     front, back = (jnp.asarray(list(part), jnp.int32) for part in (before, after))
     total = len(before) + text.length + len(after)
-    place = jnp.arange(width) - (
-        width - total if left_padded else 0
-    )  # position in the text; negative in padding on the left
+    # the position within the whole sequence; negative in padding on the left
+    position = jnp.arange(width) - (width - total if left_padded else 0)
     tokens, offset = jnp.zeros(width, jnp.int32), jnp.int32(0)
     for piece, length in ((front, len(before)), (ids, text.length), (back, len(after))):
         if piece.shape[0]:
-            piece_tokens = jnp.take(piece, jnp.clip(place - offset, 0, piece.shape[0] - 1))
-            tokens = jnp.where((place >= offset) & (place < offset + length), piece_tokens, tokens)
+            piece_tokens = jnp.take(piece, jnp.clip(position - offset, 0, piece.shape[0] - 1))
+            tokens = jnp.where((position >= offset) & (position < offset + length), piece_tokens, tokens)
         offset = offset + length
-    mask = (place >= 0) & (place < total)
+    mask = (position >= 0) & (position < total)
     return jnp.where(mask, tokens, tokenizer.pad), mask
 
 
@@ -50,34 +49,34 @@ def decode(
     Returns a text of at most `room` bytes (None: 16 for each token), and whether there was a stop token, `[]
     bool`. A longer text decodes as unreadable characters, which match no answer.
     """
-    tables = _tables(tokenizer)
+    tables = _byte_tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
     stop = functools.reduce(jnp.logical_or, [tokens == s for s in tokenizer.stops]) & mask
     is_before_stop = mask & (jnp.cumsum(stop) == 0)
-    tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model may have more rows than the tokenizer
+    tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model's vocabulary may be larger
     starts, sizes = starts[tokens], jnp.where(is_before_stop, counts[tokens], 0)
     is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
     dropped_blanks = jnp.where(is_first, blanks[tokens], 0)
     starts, sizes = starts + dropped_blanks, sizes - dropped_blanks
     ends = jnp.cumsum(sizes)
-    longest = int(tables[2].max(initial=1))
-    width = tokens.shape[0] * min(longest, 16)
-    width = width if room is None else min(tokens.shape[0] * longest, max(width, room))
-    place = jnp.arange(width)
-    token = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")  # the token of each byte
+    max_bytes = int(tables[2].max(initial=1))
+    width = tokens.shape[0] * min(max_bytes, 16)
+    width = width if room is None else min(tokens.shape[0] * max_bytes, max(width, room))
+    position = jnp.arange(width)
+    token = jnp.searchsorted(ends, position, side="right", method="scan_unrolled")  # the token of each byte
     token = jnp.clip(token, 0, tokens.shape[0] - 1)
-    source = starts[token] + place - (ends - sizes)[token]
+    source = starts[token] + position - (ends - sizes)[token]
     characters = codes[jnp.clip(source, 0, codes.shape[0] - 1)].astype(jnp.int32)
-    characters = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(place < ends[-1], characters, 0))
+    characters = jnp.where(ends[-1] > width, _UNREADABLE, jnp.where(position < ends[-1], characters, 0))
     return Text(characters, jnp.minimum(ends[-1], width).astype(jnp.int32)), jnp.any(stop)
 
 
 @functools.cache
-def _tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All tokens' bytes, concatenated; each token's offset, length, and blanks dropped if it is first."""
+def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """All tokens' bytes, concatenated; each token's offset, its length, and the blanks it loses if first."""
     codes, counts = tokenizer.codes_of_tokens()
-    values = codes[np.arange(codes.shape[1]) < counts[:, None]]
-    return values, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()
+    all_bytes = codes[np.arange(codes.shape[1]) < counts[:, None]]
+    return all_bytes, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Finds prompts, answers and preferences in the columns of a data file, with the names of TRL's datasets.
+"""Finds prompts, answers and preferences in the columns of a data file, named as in TRL's datasets.
 
 A text is a string, or messages of a conversation: `[{"role": "user", "content": "1+1=?"}]`.
 """
@@ -18,8 +18,8 @@ Conversation = tuple[Message, ...]
 
 
 def row(record: Record, prompt: str = "", answer: str = "") -> Row:
-    """A prompt and its answer, from `prompt` and `completion`, or from `messages` that end with the
-    assistant's.
+    """A prompt and its answer, from `prompt` and `completion`, or from `messages` that end with a
+    message of the assistant.
 
     `prompt` and `answer` are column names; if empty, the first existing one of `PROMPTS` and `ANSWERS`.
 
@@ -42,7 +42,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
             return Row(messages, _answer(record, column), columns, where)
         if len(messages) == 1:
             raise FdgError(f"{where}: 'messages' has only an answer: add a message of the user before it")
-        return Row(messages[:-1], _content(f"{where}: the last of 'messages'", last), columns, where)
+        return Row(messages[:-1], _message_text(f"{where}: the last of 'messages'", last), columns, where)
     if prompt_column is None:
         others = listed([repr(name) for name in columns], "and") or "nothing"
         wanted = f"'{prompt}'" if prompt else f"'{PROMPTS[0]}' (or {', '.join(PROMPTS[1:])}, messages)"
@@ -57,7 +57,7 @@ def row(record: Record, prompt: str = "", answer: str = "") -> Row:
 def pair(record: Record) -> tuple[Row, Row]:
     """A prompt with its preferred and rejected answers, from `prompt`, `chosen` and `rejected`.
 
-    If the prompt is missing, or repeated in the answers' messages, it is their common beginning.
+    If there is no column for the prompt, or both answers' messages repeat it, it is their common beginning.
 
     >>> both = {"chosen": "Hi! Bye.", "rejected": "Hi! No."}
     >>> [(one.prompt, one.answer) for one in pair(Record("data.jsonl, line 1", both))]
@@ -81,7 +81,7 @@ def pair(record: Record) -> tuple[Row, Row]:
     prompt_column = _column(record, PROMPTS, "")
     prompt = None if prompt_column is None else _text(where, prompt_column, columns[prompt_column])
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
-        prefix_length = _common_beginning(chosen, rejected)
+        prefix_length = _common_length(chosen, rejected)
         prompt, chosen, rejected = chosen[:prefix_length], chosen[prefix_length:], rejected[prefix_length:]
         if not prompt or not chosen or not rejected:
             raise FdgError(
@@ -92,9 +92,9 @@ def pair(record: Record) -> tuple[Row, Row]:
     return Row(prompt, answers[0], columns, where), Row(prompt, answers[1], columns, where)
 
 
-def _column(record: Record, names: Sequence[str], named: str) -> str | None:
-    """The first of `names` that is a column of a record; only `named`, if that is set."""
-    return next((name for name in ([named] if named else names) if name in record.columns), None)
+def _column(record: Record, names: Sequence[str], requested: str) -> str | None:
+    """The first of `names` that is a column of a record; only `requested`, if that is set."""
+    return next((name for name in ([requested] if requested else names) if name in record.columns), None)
 
 
 def _answer(record: Record, column: str | None) -> str | None:
@@ -111,10 +111,10 @@ def _answer_text(where: str, column: str, value: Any) -> str:
     if len(content) != 1 or content[0]["role"] != "assistant":
         roles = listed([message["role"] for message in content], "and")
         raise FdgError(f"{where}: '{column}' has messages of {roles}: write one message of the assistant")
-    return _content(f"{where}: '{column}'", content[0])
+    return _message_text(f"{where}: '{column}'", content[0])
 
 
-def _content(what: str, message: Message) -> str:
+def _message_text(what: str, message: Message) -> str:
     """The text of an answer."""
     if message.get("tool_calls"):
         raise FdgError(
@@ -124,15 +124,15 @@ def _content(what: str, message: Message) -> str:
     return str(message["content"])
 
 
-def _text(where: str, column: str, value: Any, least: str = " ") -> Any:
-    """A text, or messages; numbers become text."""
+def _text(where: str, column: str, value: Any, shortest: str = " ") -> Any:
+    """A text of at least the length of `shortest`, or messages. Numbers become text."""
     if isinstance(value, list | tuple):
         return _messages(where, column, value)
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, str) and (value or not least):
+    if isinstance(value, str) and (value or not shortest):
         return value
     what = "is empty" if value == "" else f"is {json.dumps(value):.60}"
     raise FdgError(f"{where}: '{column}' {what}: write a text or messages, or remove the row")
@@ -158,9 +158,8 @@ def _message(where: str, value: Any, fix: str) -> Message:
     return {**value, "content": content}
 
 
-def _common_beginning(chosen: Any, rejected: Any) -> int:
-    """Length of the common beginning of two answers, in characters or messages; blanks before texts
-    excluded."""
+def _common_length(chosen: Any, rejected: Any) -> int:
+    """The length of two answers' common beginning, in characters or messages, without a blank at its end."""
     length = min(len(chosen), len(rejected))
     shared = next((i for i in range(length) if chosen[i] != rejected[i]), length)
     is_text = isinstance(chosen, str)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number, numbers, stripped, when
-from envs.text.drawing import uniform, whole_number
+from envs.text.drawing import check_integer, uniform
 from envs.text.expressions import evaluate
 from fdg.errors import FdgError
 
@@ -28,9 +28,9 @@ class Countdown:
     """`5,3,7=56?` asks for an expression such as `(5+3)*7`.
 
     Every problem has a solution that applies one operation after another, with positive integers as
-    intermediate results. An answer may be any expression that uses each number once and equals the target,
-    with fractions in between. `score` is 1 for that, and 0.1 for an expression of the numbers with another
-    value.
+    intermediate results. An answer may be any expression that uses each number once and equals the target;
+    its intermediate results may be fractions. `score` is 1 for such an expression, and 0.1 for an expression
+    of the numbers with another value.
     """
 
     count: int = 3  # number of numbers
@@ -43,9 +43,9 @@ class Countdown:
     )
 
     def __post_init__(self) -> None:
-        whole_number(self, "count", 2, 6)
-        whole_number(self, "largest", 9, 999)
-        whole_number(self, "target", 10, 9999)
+        check_integer(self, "count", 2, 6)
+        check_integer(self, "largest", 9, 999)
+        check_integer(self, "target", 10, 9999)
         if self.target < 2 * self.largest:
             raise FdgError(
                 f"task 'text:countdown': target={self.target} must be at least twice largest={self.largest}"
@@ -58,7 +58,7 @@ class Countdown:
 
     @property
     def response_length(self) -> int:
-        """The numbers, signs between them, and twice the parentheses of the longest solution."""
+        """Numbers, signs between them, and twice the parentheses of the longest solution, at least 4."""
         return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
 
     @property

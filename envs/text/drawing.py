@@ -9,11 +9,11 @@ import numpy as np
 from fdg.errors import FdgError
 
 _MIN_PROBLEMS = 64  # problems needed to hold out an eighth
-_HELD_OUT = 8  # one in this many problems is held out
+_HELD_OUT_DIVISOR = 8  # one in this many problems is held out
 
 
-def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
-    """The value of a field, by default the problem's own; it must be an integer within bounds."""
+def check_integer(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
+    """Checks that a field's value, by default the problem's own, is an integer within bounds; returns it."""
     value = getattr(problem, field) if value is ... else value
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FdgError(
@@ -22,7 +22,7 @@ def whole_number(problem: Any, field: str, low: int, high: int, value: Any = ...
     return value
 
 
-def check_enough(problem: Any, count: float, fix: str, fewest: int = _MIN_PROBLEMS) -> None:
+def check_num_problems(problem: Any, count: float, fix: str, fewest: int = _MIN_PROBLEMS) -> None:
     """Raises an `FdgError` if there are too few problems to hold some out."""
     if count < fewest:
         raise FdgError(
@@ -36,19 +36,19 @@ def uniform(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.
     count = high + 1 - low
     if count > 2**16:
         return jax.random.randint(key, shape, low, high + 1, jnp.int32)
-    # One draw of bits, where `randint` makes two; the bias is below 2e-5.
+    # This draws random bits once; `randint` draws them twice. The bias is below 2e-5.
     return low + (jax.random.bits(key, shape, jnp.uint32) % count).astype(jnp.int32)
 
 
 def is_held_out(identity: jax.Array) -> jax.Array:
-    """True for the eighth of the problems that is held out, by a hash of their numbers (murmur3's mixing)."""
+    """True if a problem is in the held-out eighth, by a hash of its identity (murmur3's mixing)."""
     count = identity.shape[0]
     multipliers = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
-    mixed = _mix(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))
-    return _mix(jnp.sum(mixed * multipliers, dtype=jnp.uint32)) % _HELD_OUT == 0
+    mixed = _mix_bits(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))
+    return _mix_bits(jnp.sum(mixed * multipliers, dtype=jnp.uint32)) % _HELD_OUT_DIVISOR == 0
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def _mix_bits(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,7 +1,7 @@
 """Encodes problems on the host, once, as tables from which programs select rows.
 
-A tokenizer that merges characters encodes whole texts, and its library runs on the host. So a file's rows are
-encoded on first use, and so is a fixed number of sampled problems, with a fixed key.
+A tokenizer that merges characters encodes whole texts, with a library that runs on the host. On first use,
+this module encodes all rows of a file, or else a fixed number of problems sampled with a fixed key.
 """
 
 import functools
@@ -44,28 +44,27 @@ class Ragged(NamedTuple):
         """
         values, starts = jnp.asarray(self.values), jnp.asarray(self.starts)
         start, length = starts[i], starts[i + 1] - starts[i]
-        place = jnp.arange(width) - (width - length if left_padded else 0)
-        mask = (place >= 0) & (place < length)
-        tokens = values[jnp.clip(start + place, 0, len(self.values) - 1)]
+        position = jnp.arange(width) - (width - length if left_padded else 0)
+        mask = (position >= 0) & (position < length)
+        tokens = values[jnp.clip(start + position, 0, len(self.values) - 1)]
         return jnp.where(mask, tokens, filler).astype(jnp.int32), mask
 
 
-class Encoded(NamedTuple):
+class EncodedProblems(NamedTuple):
     """A task's problems in a tokenizer's tokens."""
 
     prompts: Ragged
-    answers: Ragged  # each with its end token; empty if there is no answer
+    answers: Ragged  # each with its stop token; empty if there is no answer
     contents: Any  # pytree of arrays [rows, ...]: the problem's content
     held_out: np.ndarray  # [rows] bool
     decoded: Ragged | None  # the answers' bytes decoded from tokens; None if equal to the original text
 
 
 @functools.lru_cache(maxsize=16)
-def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> Encoded:
-    """The rows of a problem, or else `count` samples, in tokens.
+def encode_problems(problem: Any, tokenizer: Any, system: str, arguments: str, count: int) -> EncodedProblems:
+    """Encodes the rows of a problem; if it has no `rows`, `count` problems that are sampled here.
 
-    `arguments` are those of the tokenizer's chat template, as JSON; `count` problems are sampled if the
-    problem has no `rows`.
+    `arguments` are variables of the tokenizer's chat template, as JSON.
     """
     rows: Sequence[Row] | None = getattr(problem, "rows", None)
 
@@ -73,7 +72,7 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         texts = (problem.prompt(content), problem.solution(content)) if rows is None else ()
         return content, is_held_out(problem.identity(content)), texts
 
-    # NumPy arrays even during tracing: the tables are constants.
+    # The tables are constants, so they are computed even if a caller is being traced.
     with jax.ensure_compile_time_eval():
         if rows is None:
             keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), count)
@@ -83,15 +82,15 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
         contents, held_out, texts = jax.tree.map(np.asarray, arrays)
         held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
     if rows is None:
-        rows = [Row(prompt, answer) for prompt, answer in zip(*map(_strings, texts), strict=True)]
-    prompts, answers, decoded = _encoded_rows(
+        rows = [Row(prompt, answer) for prompt, answer in zip(*map(_to_strings, texts), strict=True)]
+    prompts, answers, decoded = _encode_rows(
         tokenizer, rows, problem.instruction, system, json.loads(arguments or "{}")
     )
     is_lossy = any(
         text.strip() != (row.answer or "").strip() for row, text in zip(rows, decoded, strict=True)
     )
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    return Encoded(
+    return EncodedProblems(
         Ragged.of(prompts, dtype),
         Ragged.of(answers, dtype),
         contents,
@@ -101,22 +100,22 @@ def encoded(problem: Any, tokenizer: Any, system: str, arguments: str, count: in
 
 
 @functools.lru_cache(maxsize=16)
-def said_before(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
+def earlier_turns_masks(problem: Any, tokenizer: Any, system: str, arguments: str) -> Ragged:
     """For each row of a problem, a mask of the assistant's tokens in its prompt, 1 or 0."""
-    messages = problem.instruction, system, json.loads(arguments or "{}")
-    return Ragged.of(tokenizer.said_before(problem.rows, *messages), np.uint8)
+    settings = problem.instruction, system, json.loads(arguments or "{}")
+    return Ragged.of(tokenizer.said_before(problem.rows, *settings), np.uint8)
 
 
-def _strings(texts: Text) -> list[str]:
+def _to_strings(texts: Text) -> list[str]:
     codes = texts.codes.astype(np.uint8)
     return [bytes(row[:length]).decode() for row, length in zip(codes, texts.length, strict=True)]
 
 
-def _encoded_rows(
+def _encode_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
-    """For each row, the prompt, the answer with its end token, and the text of the answer's tokens; equal
-    rows are encoded once.
+    """For each row, the tokens of the prompt and of the answer with its stop token, and the answer's tokens
+    decoded. Equal rows are encoded once.
     """
     plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
     row_keys = [
@@ -125,8 +124,8 @@ def _encoded_rows(
     unique = dict(zip(row_keys, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)
     encoded_by_key, stop = {}, tokenizer.stops[:1]
-    for (name, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
+    for (key, row), (prompt, answer) in zip(unique.items(), pairs, strict=True):
         answer_with_stop = [] if row.answer is None else [*answer, *stop]
-        encoded_by_key[name] = prompt, answer_with_stop, tokenizer.decode(answer)
-    prompts, answers, decoded = zip(*(encoded_by_key[name] for name in row_keys), strict=True)
+        encoded_by_key[key] = prompt, answer_with_stop, tokenizer.decode(answer)
+    prompts, answers, decoded = zip(*(encoded_by_key[key] for key in row_keys), strict=True)
     return prompts, answers, decoded

@@ -1,4 +1,4 @@
-"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for
+"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for error
 messages."""
 
 import csv
@@ -22,16 +22,14 @@ class Record(NamedTuple):
 
 
 def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[Record]:
-    """The rows of a UTF-8 file: JSON objects per line, a list of objects, or CSV by its suffix; no empty
-    lines.
-
-    `example` is an example object for messages.
+    """The rows of a UTF-8 file: one JSON object a line, a list of objects, or CSV if its suffix is `.csv` or
+    `.tsv`. Empty lines are skipped. Error messages show the object `example`.
     """
-    ending = os.path.splitext(path)[1].lower()
-    if ending in _SEPARATORS:
-        return _read_csv(path, _SEPARATORS[ending])
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _SEPARATORS:
+        return _read_csv(path, _SEPARATORS[suffix])
     content = read_bytes(path, _MAX_BYTES)
-    if ending == ".parquet" or content[:4] == b"PAR1":
+    if suffix == ".parquet" or content[:4] == b"PAR1":
         raise FdgError(
             f"{path}: Parquet is not read: convert it,"
             f" pandas.read_parquet({path!r}).to_json('data.jsonl', orient='records', lines=True)"
@@ -39,16 +37,16 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
     check_encoding(content, path)
     if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         return _read_list(path, content)
-    # Not `splitlines`, which also splits at separators within texts of other languages.
+    # Not `splitlines`, which also splits at carriage returns alone.
     lines = enumerate(content.split(b"\n"), 1)
     return [
-        Record(f"{path}, line {i}", _object(f"{path}, line {i}", line, example))
+        Record(f"{path}, line {i}", _parse_line(f"{path}, line {i}", line, example))
         for i, line in lines
         if line.strip()
     ]
 
 
-def _object(where: str, line: bytes, example: str) -> dict[str, Any]:
+def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
     try:
         return json_object(line, where)
     except EncodingError:

@@ -4,7 +4,7 @@ A `TextGame` is played in turns. `play` alternates between a model and the game,
 token: a model learns only from its own.
 
     prompt            said        reply       said     reply
-    17*23-5=  model: <17*23>  tool: 391|  model: 386  (over)
+    17*23-5=  model: ?17*23   tool: 391,  model: 386  (over)
 """
 
 import functools
@@ -97,8 +97,8 @@ def checked_reply(game: TextGame, state: Any, tokens: jax.Array, mask: jax.Array
             " both"
         )
     token_shape = (count, game.reply_length)
-    _check(game, "reply", reply, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
-    _check(game, "reply", reply, reward=((count,), "float32"), done=((count,), "bool"))
+    _check_fields(game, "reply", reply, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
+    _check_fields(game, "reply", reply, reward=((count,), "float32"), done=((count,), "bool"))
     return reply
 
 
@@ -111,7 +111,7 @@ def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> P
             " envs.text.Problem(envs.text.Prompts(tokens, mask), answer)"
         )
     token_shape = (count, game.prompt_length)
-    _check(game, "sample", problem.prompts, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
+    _check_fields(game, "sample", problem.prompts, tokens=(token_shape, "int32"), mask=(token_shape, "bool"))
     for leaf in jax.tree.leaves(problem.answer):
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
@@ -121,7 +121,7 @@ def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> P
     return problem
 
 
-def _check(game: TextGame, method: str, result: Any, **expected: tuple[tuple[int, ...], str]) -> None:
+def _check_fields(game: TextGame, method: str, result: Any, **expected: tuple[tuple[int, ...], str]) -> None:
     """Checks that fields are arrays of these shapes and dtypes, with first axis N."""
     for name, (shape, dtype) in expected.items():
         value = getattr(result, name)
@@ -147,7 +147,7 @@ def _shape(shape: tuple[int, ...], count: int) -> str:
 
 
 def is_game(env: Any) -> bool:
-    """True if a task replies, and does not only judge answers."""
+    """True if an environment replies to text; a text task only scores it."""
     return callable(getattr(env, "reply", None)) and callable(getattr(env, "sample", None))
 
 
@@ -157,7 +157,7 @@ def is_text(env: Any) -> bool:
 
 
 def missing_members(env: Any) -> str | None:
-    """Error text for missing methods and attributes of a game or problem; None for anything else."""
+    """The end of an error message if a game or problem lacks methods or attributes; else None."""
     if isinstance(env, type | TextTask) or hasattr(env, "reset") or hasattr(env, "step"):
         return None
     for kind in (TextGame, TextProblem):
@@ -191,7 +191,7 @@ def play(
     context, state = problem.prompts, problem.answer
     count = context.tokens.shape[0]
     over, turns = jnp.zeros(count, jnp.bool_), jnp.zeros(count, jnp.int32)
-    annotations: tuple[jax.Array, Any] | None = None  # who said each token, and its `about`
+    annotations: tuple[jax.Array, Any] | None = None  # True at the model's tokens, and their `about`
     rewards: dict[str, jax.Array] = {}
     for turn in range(game.turns):
         message = speak(context, turn)
@@ -224,12 +224,12 @@ def _zeros(annotations: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _select_rows(rows: jax.Array, a: Any, b: Any) -> Any:
-    """Selects between two pytrees by row."""
+    """The rows of pytree `a` where `rows` is True, of `b` elsewhere."""
     return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), a, b)
 
 
 def _compact(rows: Any, mask: jax.Array) -> tuple[Any, jax.Array]:
-    """Moves entries of arrays `[N, W]` right, over places where the mask is False; zeros fill the front."""
+    """Moves the entries of arrays `[N, W]` where the mask is True to the right; zeros fill the front."""
     order = jnp.argsort(mask, axis=1, stable=True)
     filled = jnp.take_along_axis(mask, order, axis=1)
 

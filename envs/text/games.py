@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, literal, number, stripped, when
-from envs.text.drawing import uniform, whole_number
+from envs.text.drawing import check_integer, uniform
 from envs.text.expressions import evaluate
 from envs.text.game import Reply
 from envs.text.problems import Arithmetic
@@ -37,8 +37,8 @@ class Guess:
     reply_length: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        whole_number(self, "largest", 1, 9999)
-        whole_number(self, "turns", 1, 32)
+        check_integer(self, "largest", 1, 9999)
+        check_integer(self, "turns", 1, 32)
 
     @property
     def prompt_length(self) -> int:
@@ -54,18 +54,18 @@ class Guess:
         """Numbers to guess. Both splits use all numbers, but different random ones for a key."""
         salt = {"train": 0, "test": 1}[split]
         targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
-        row = codec.encode(
+        encoded = codec.encode(
             self.tokenizer,
             literal(f"0-{self.largest}?"),
             self.prompt_length,
             before=(self.tokenizer.bos,),
             left_padded=True,
         )
-        prompts = Prompts(*[jnp.broadcast_to(part, (keys.shape[0], self.prompt_length)) for part in row])
+        prompts = Prompts(*[jnp.broadcast_to(part, (keys.shape[0], self.prompt_length)) for part in encoded])
         return Problem(prompts, targets)
 
     def reply(self, state: jax.Array, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """`more,`, `less,` or the end."""
+        """Replies `more,` or `less,`, or ends the conversation."""
 
         def reply_one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
             text, _ = codec.decode(self.tokenizer, tokens, mask)
@@ -100,7 +100,7 @@ class Calculator:
     tokenizer: ClassVar[CharacterTokenizer] = CharacterTokenizer()
 
     def __post_init__(self) -> None:
-        whole_number(self, "turns", 1, 16)
+        check_integer(self, "turns", 1, 16)
         Arithmetic(self.terms, self.digits)
 
     @property
@@ -110,7 +110,7 @@ class Calculator:
 
     @property
     def prompt_length(self) -> int:
-        """That of the problems."""
+        """The prompt length of the problems."""
         return self.task.prompt_length
 
     @property
@@ -128,18 +128,18 @@ class Calculator:
         return self.task.sample(keys, split)
 
     def reply(self, state: Any, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """The tool's reply, or the end."""
+        """Replies with the tool's result, or ends the conversation."""
         problem = self.task.problem
 
         def reply_one(content: Any, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
             text, ended = codec.decode(self.tokenizer, tokens, mask)
-            asks = text.codes[0] == ord("?")
+            calls_tool = text.codes[0] == ord("?")
             value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
             is_integer = value.valid & (value.numerator % value.denominator == 0)
             result_text = number(value.numerator // value.denominator, self.reply_length - 2)
             answer = concatenate(when(is_integer, result_text), when(~is_integer, literal("?")), literal(","))
-            is_right = ended & ~asks & equal(stripped(text), problem.solution(content))
-            return *codec.encode(self.tokenizer, answer, self.reply_length), is_right, ~asks
+            is_right = ended & ~calls_tool & equal(stripped(text), problem.solution(content))
+            return *codec.encode(self.tokenizer, answer, self.reply_length), is_right, ~calls_tool
 
         reply_tokens, reply_mask, is_right, done = jax.vmap(reply_one)(state, tokens, mask)
         return Reply(state, reply_tokens, reply_mask, is_right.astype(jnp.float32), done)

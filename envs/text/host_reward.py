@@ -31,17 +31,17 @@ _SHADOWED_COLUMNS = {"prompt", "completion", "response", *_ARGUMENTS}  # columns
 class HostReward:
     """A weighted sum of reward functions.
 
-    Its fragment cannot be split over devices, as for environments on the host: give the role `reward` its own
-    device, `policies.Colocated(rewards=1)`. Functions may not use JAX.
+    The fragment that calls the functions cannot be split over devices: give the role `reward` its own device,
+    `policies.Colocated(rewards=1)`. Functions may not use JAX.
 
-    A function returns `N` numbers, or None for no opinion, which counts as 0; a response without any opinion
-    is not learned from. It takes any of these by name, all lists of `N`; or three arguments with other names:
-    prompts, responses, answers.
+    A function returns `N` values: numbers, or None for no opinion, which counts as 0. A response on which no
+    function has an opinion is not learned from. A function's parameters are any of these names, each a list
+    of `N`; or three other names, for prompts, responses and answers in this order.
 
-    - `prompts`: as in the rows of a file, texts or messages; else as text.
-    - `responses`: as text; `completions` as in TRL: messages if the prompt is.
-    - `answers`: from a file, as text (None if a row has none); else the problem's content, as NumPy arrays.
-    - any column of a file's rows by name; `**columns` takes all.
+    - `prompts`: texts, or messages if a file's rows have messages.
+    - `responses`: texts; `completions`: the same, as in TRL as messages if the prompts are messages.
+    - `answers`: texts of a file, None where a row has none; else the problems' contents, as NumPy arrays.
+    - the name of any column of a file; `**columns` takes all columns.
 
     Attributes:
       function: a function, or a tuple of functions.
@@ -71,7 +71,7 @@ class HostReward:
                 f"HostReward has {len(self.functions)} functions but {len(self.weights)} weights: give one"
                 " weight per function"
             )
-        if not all(isinstance(one, int | float) and math.isfinite(one) for one in self.weights):
+        if not all(isinstance(weight, int | float) and math.isfinite(weight) for weight in self.weights):
             raise FdgError(f"HostReward: weights={quoted(self.weights)} must be finite numbers")
 
     @property
@@ -81,10 +81,10 @@ class HostReward:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The functions' names, for metrics; equal ones are numbered."""
-        plain = [getattr(one, "__name__", type(one).__name__).strip("<>") for one in self.functions]
-        earlier_counts = [plain[:i].count(name) for i, name in enumerate(plain)]
-        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(plain, earlier_counts, strict=True))
+        """The functions' names, for metrics; equal names are numbered."""
+        base = [getattr(f, "__name__", type(f).__name__).strip("<>") for f in self.functions]
+        earlier_counts = [base[:i].count(name) for i, name in enumerate(base)]
+        return tuple(f"{name}_{n + 1}" if n else name for name, n in zip(base, earlier_counts, strict=True))
 
     def call(
         self,
@@ -103,29 +103,29 @@ class HostReward:
           FdgError: a function needs columns that the rows do not have.
           HostError: (in the program) a function raised, or returned NaN, or not `N` numbers.
         """
-        calls = self._calls(task)
-        shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(calls)), jnp.float32)
-        scores = io_callback(_Calls(calls), shape, prompts, responses, content)
-        is_given = ~jnp.isnan(scores)
-        scores = jnp.where(is_given, scores, 0.0)
-        parts = {one.name: scores[:, i] for i, one in enumerate(calls)}
+        functions = self._named_functions(task)
+        shape = jax.ShapeDtypeStruct((responses[0].shape[0], len(functions)), jnp.float32)
+        scores = io_callback(_Callback(functions), shape, prompts, responses, content)
+        has_opinion = ~jnp.isnan(scores)
+        scores = jnp.where(has_opinion, scores, 0.0)
+        parts = {function.name: scores[:, i] for i, function in enumerate(functions)}
         weighted = [
             w * part for w, part in zip(self.weights or [1.0] * len(parts), parts.values(), strict=True)
         ]
-        return sum(weighted[1:], weighted[0]), parts, jnp.any(is_given, axis=1)
+        return sum(weighted[1:], weighted[0]), parts, jnp.any(has_opinion, axis=1)
 
     def check(self, task: Any) -> None:
-        """Refuses a function that needs columns that the task's rows do not have.
+        """Checks that the task's rows have the columns that the functions need.
 
         Raises:
           FdgError: a function needs columns that the rows do not have.
         """
-        known = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
-        for one in zip(self.functions, self.names, strict=True):
-            _Call(*one, task).arguments(known)
+        available = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
+        for function_and_name in zip(self.functions, self.names, strict=True):
+            _NamedFunction(*function_and_name, task).arguments(available)
 
     def try_out(self, task: Any) -> None:
-        """Calls the functions once, on right answers and an empty one, so that errors are found before
+        """Calls the functions once, on right answers and an empty answer, so that errors are found before
         compiling.
 
         Raises:
@@ -135,43 +135,43 @@ class HostReward:
 
         def problems(keys: jax.Array) -> Any:
             content = task.draw(keys)
-            return task.prompts(content), task.solutions(content), task.own(content)
+            return task.prompts(content), task.solutions(content), task.drawn_content(content)
 
         draw_problems: Any = jax.jit(problems)
         prompts, (tokens, mask), content = jax.tree.map(
             np.asarray, draw_problems(jax.random.split(jax.random.key(0), _TRIAL_SIZE))
         )
-        draw_problems.clear_cache()  # a backend with live arrays cannot be restarted
+        draw_problems.clear_cache()  # it holds arrays, and a backend with live arrays cannot be restarted
         is_empty = np.arange(_TRIAL_SIZE)[:, None] == _TRIAL_SIZE - 1
-        _Calls(self._calls(task))(prompts, (tokens, mask & ~is_empty), content)
+        _Callback(self._named_functions(task))(prompts, (tokens, mask & ~is_empty), content)
 
-    def _calls(self, task: Any) -> tuple["_Call", ...]:
+    def _named_functions(self, task: Any) -> tuple["_NamedFunction", ...]:
         self.check(task)
-        return tuple(_Call(*one, task) for one in zip(self.functions, self.names, strict=True))
+        return tuple(_NamedFunction(*one, task) for one in zip(self.functions, self.names, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Calls:
-    """The callback of a program. A value, so that equal tasks share compiled programs."""
+class _Callback:
+    """Calls all functions from a program. A value, so that equal tasks share compiled programs."""
 
-    calls: tuple["_Call", ...]
+    functions: tuple["_NamedFunction", ...]
 
     @property
     def __name__(self) -> str:
-        return " and ".join(one.__name__ for one in self.calls)
+        return " and ".join(one.__name__ for one in self.functions)
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
-        task = self.calls[0].task
-        prompt_texts, answers = task.texts(*prompts), task.texts(*responses)
+        task = self.functions[0].task
+        prompt_texts, texts = task.texts(*prompts), task.texts(*responses)
         arrays = jax.tree.map(np.asarray, content)
-        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(answers))]
-        rows = [_row(task, one, text) for one, text in zip(contents, prompt_texts, strict=True)]
-        columns = [one(rows, answers, prompt_texts) for one in self.calls]
+        contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(texts))]
+        rows = [_row_of(task, one, text) for one, text in zip(contents, prompt_texts, strict=True)]
+        columns = [one(rows, texts, prompt_texts) for one in self.functions]
         return np.stack(columns, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _NamedFunction:
     """One function, and how to call it."""
 
     function: RewardFunction
@@ -184,15 +184,15 @@ class _Call:
 
     def __call__(self, rows: Sequence[Row], texts: list[str], prompt_texts: list[str]) -> np.ndarray:
         """The function's results, NaN for None."""
-        known: dict[str, list[Any]] = {
+        available: dict[str, list[Any]] = {
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
         }
-        known["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
-        known["responses"] = list(texts)
-        known["completions"] = [_as_prompt(row, text) for row, text in zip(rows, texts, strict=True)]
-        known["answers"] = [row.answer for row in rows]
-        positional, keywords = self.arguments(known)
+        available["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
+        available["responses"] = list(texts)
+        available["completions"] = [_as_completion(row, text) for row, text in zip(rows, texts, strict=True)]
+        available["answers"] = [row.answer for row in rows]
+        positional, keywords = self.arguments(available)
         try:
             result = self.function(*positional, **keywords)
             if not hasattr(result, "__len__"):
@@ -203,9 +203,9 @@ class _Call:
         except HostError:
             raise
         except (Exception, SystemExit) as error:
-            i = _index_of(error, texts, prompt_texts)
+            i = _index_of_failed(error, texts, prompt_texts)
             raise HostError(
-                f"{self.__name__} raised {raised(error)} for {_shown_pair(texts, prompt_texts, i)}"
+                f"{self.__name__} raised {raised(error)} for {_describe_pair(texts, prompt_texts, i)}"
             ) from error
         if len(numbers) != len(texts):
             raise HostError(
@@ -216,14 +216,14 @@ class _Call:
         is_given = np.array([value is not None for value in result], bool)
         for i in np.flatnonzero(~np.isfinite(rewards) & is_given).tolist():
             raise HostError(
-                f"{self.__name__} gave {numbers[i]} for {_shown_pair(texts, prompt_texts, i)}:"
+                f"{self.__name__} gave {numbers[i]} for {_describe_pair(texts, prompt_texts, i)}:"
                 " return a finite number, or None for no reward (it is stored as float32)"
             )
         return rewards
 
-    def arguments(self, known: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, available: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The function's positional and keyword arguments."""
-        positional = [known[name] for name in ("prompts", "responses", "answers")]
+        positional = [available[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # a C function without signature
@@ -233,34 +233,34 @@ class _Call:
             return positional, {}
         wanted = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         required = [p for p in wanted if p.default is p.empty]
-        unknown = [p.name for p in required if p.name not in known]
+        unknown = [p.name for p in required if p.name not in available]
         if not unknown:
             names = (
-                known
+                available
                 if inspect.Parameter.VAR_KEYWORD in kinds
-                else [p.name for p in wanted if p.name in known]
+                else [p.name for p in wanted if p.name in available]
             )
-            return [], {name: known[name] for name in names}
+            return [], {name: available[name] for name in names}
         is_positional = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in required)
-        if is_positional and _are_positional_names([p.name for p in required], known):
+        if is_positional and _are_positional_names([p.name for p in required], available):
             return positional, {}
-        near = nearest(unknown[0], known, 1)
+        near = nearest(unknown[0], available, 1)
         hint = f": did you mean {near[0]!r}?" if near else "."
         raise FdgError(
             f"{self.__name__} takes {unknown[0]!r}, but there is no such column{hint} It can take"
-            f" {listed(known, 'and')}, by these names, or three arguments in this order: prompts,"
+            f" {listed(available, 'and')}, by these names, or three arguments in this order: prompts,"
             " responses, answers"
         )
 
 
-def _are_positional_names(names: Sequence[str], known: Iterable[str]) -> bool:
+def _are_positional_names(names: Sequence[str], available: Iterable[str]) -> bool:
     """True if three names mean prompts, responses and answers, and none is a misspelt column."""
     if len(names) != len(_POSITIONAL_NAMES):
         return False
-    known = {_singular(name) for name in known}
+    available = {_singular(name) for name in available}
     return all(
-        name in place or _singular(name) not in known
-        for name, place in zip(names, _POSITIONAL_NAMES, strict=True)
+        name in accepted or _singular(name) not in available
+        for name, accepted in zip(names, _POSITIONAL_NAMES, strict=True)
     )
 
 
@@ -276,32 +276,32 @@ def _columns(problem: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _SHADOWED_COLUMNS)
 
 
-def _row(task: Any, content: Any, prompt_texts: str) -> Row:
-    """The row of a problem; if it has no rows, its prompt and content."""
+def _row_of(task: Any, content: Any, prompt_texts: str) -> Row:
+    """The problem's own row; for a problem without rows, one of its prompt and content."""
     rows = getattr(task.problem, "rows", None)
     return Row(prompt_texts, content) if rows is None else rows[int(content[0])]
 
 
-def _shown_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) -> str:
+def _describe_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) -> str:
     return f"the response {texts[i]!r:.60} to the prompt {prompt_texts[i]!r:.60}" if texts else "no responses"
 
 
-def _index_of(error: BaseException, answers: Sequence[str], prompt_texts: Sequence[str]) -> int:
-    """The response that a function processed when it raised; else the first.
+def _index_of_failed(error: BaseException, responses: Sequence[str], prompt_texts: Sequence[str]) -> int:
+    """The index of the response that a function processed when it raised; 0 if it is unknown.
 
-    It is found by the function's variables, or else by the text of the error, because Python 3.12 and later
+    The index follows from the function's variables; or from the error's text, because Python 3.12 and later
     do not keep the variables of a comprehension.
     """
     frame = user_frame(error)
     variables = [] if frame is None else list(frame[0].f_locals.values())
-    for texts in (answers, prompt_texts):
+    for texts in (responses, prompt_texts):
         for i, text in enumerate(texts):
-            if any(one is text for one in variables):
+            if any(value is text for value in variables):
                 return i
-    for texts in (answers, prompt_texts):
-        named = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
-        if len(named) == 1:
-            return named[0]
+    for texts in (responses, prompt_texts):
+        matches = [i for i, text in enumerate(texts) if repr(text) in text_of(error)]
+        if len(matches) == 1:
+            return matches[0]
     return 0
 
 
@@ -309,5 +309,5 @@ def _as_plain_messages(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
-def _as_prompt(row: Row, answer: str) -> Any:
-    return answer if isinstance(row.prompt, str) else [{"role": "assistant", "content": answer}]
+def _as_completion(row: Row, response: str) -> Any:
+    return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]

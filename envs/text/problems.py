@@ -20,7 +20,7 @@ from envs.text.characters import (
     numbers,
     zero_padded,
 )
-from envs.text.drawing import check_enough, uniform, whole_number
+from envs.text.drawing import check_integer, check_num_problems, uniform
 from envs.text.expressions import evaluate
 from envs.text.task import OneAnswer
 from fdg.arguments import check_options
@@ -31,7 +31,7 @@ from fdg.errors import FdgError
 class _Operation(OneAnswer):
     """Two numbers and an operation; `12+34=` asks for `46`."""
 
-    digits: int = 2  # maximum of each number
+    digits: int = 2  # maximum number of digits of each number
     padded: bool = False  # zero-pad the numbers to `digits` digits, `07+05=`
     # write the answer reversed, `64`, so that each digit of a sum follows from two digits and a carry (Lee et
     # al. 2023, arXiv 2307.03381, section 3)
@@ -39,21 +39,21 @@ class _Operation(OneAnswer):
     smallest: int = 0  # the smallest number; 10 excludes one-digit numbers
     sign: ClassVar[str]
     name: ClassVar[str]
-    asks: ClassVar[str] = "Work this out. Answer with the number alone."
+    question: ClassVar[str] = "Work this out. Answer with the number alone."
     commutes: ClassVar[bool] = False
     # the largest `digits`: all numbers must fit in the 9 digits that `number` writes
     max_digits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        whole_number(self, "digits", 1, self.max_digits)
-        whole_number(self, "smallest", 0, 10**self.digits - 1)
-        check_enough(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or take more digits")
+        check_integer(self, "digits", 1, self.max_digits)
+        check_integer(self, "smallest", 0, 10**self.digits - 1)
+        check_num_problems(self, (10**self.digits - self.smallest) ** 2, "lower smallest, or use more digits")
         check_options(f"task 'text:{self.name}'", type(self), vars(self))
 
     @property
     def instruction(self) -> str:
         """The question, and the format of the answer."""
-        return self.asks + " Write it from its last character to its first." * self.reverse
+        return self.question + " Write it from its last character to its first." * self.reverse
 
     @property
     def prompt_length(self) -> int:
@@ -62,7 +62,7 @@ class _Operation(OneAnswer):
 
     @property
     def response_length(self) -> int:
-        """A number."""
+        """A sign, and one digit more than the numbers have."""
         return self.digits + 2
 
     def draw(self, key: jax.Array) -> jax.Array:
@@ -170,11 +170,11 @@ class Divisor(_Operation):
     """`12,18=` asks for `6`, the greatest common divisor."""
 
     name, sign, commutes = "divisor", ",", True
-    asks = "Find the greatest common divisor. Answer with the number alone."
+    question = "Find the greatest common divisor. Answer with the number alone."
 
     def result(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """The greatest common divisor; that of 0 and a number is the number (Euclid)."""
-        for _ in range(math.ceil(4.785 * self.digits) + 2):  # Lamé: at most five steps per digit
+        for _ in range(math.ceil(4.785 * self.digits) + 2):  # at most 4.785 steps per digit, plus 2 (Lamé)
             a, b = jnp.where(b == 0, a, b), jnp.where(b == 0, 0, a % jnp.maximum(b, 1))
         return a
 
@@ -183,7 +183,7 @@ class Comparison(_Operation):
     """`12?34=` asks for `<`."""
 
     name, sign = "comparison", "?"
-    asks = "Compare the two numbers. Answer with <, = or > alone."
+    question = "Compare the two numbers. Answer with <, = or > alone."
 
     def solution(self, content: jax.Array) -> Text:
         """`<`, `=` or `>`."""
@@ -205,8 +205,8 @@ class Arithmetic(OneAnswer):
     instruction: ClassVar[str] = "Work this out. Answer with the number alone."
 
     def __post_init__(self) -> None:
-        whole_number(self, "terms", 2, 8)
-        whole_number(self, "digits", 1, 4)
+        check_integer(self, "terms", 2, 8)
+        check_integer(self, "digits", 1, 4)
         if self.terms * self.digits > 9:
             raise FdgError(
                 f"task 'text:arithmetic': the product of terms={self.terms} numbers of digits={self.digits}"
@@ -243,7 +243,7 @@ class Arithmetic(OneAnswer):
         return concatenate(self.expression(content), literal("="))
 
     def solution(self, content: tuple[jax.Array, jax.Array]) -> Text:
-        """Its value."""
+        """The expression's value."""
         return number(evaluate(self.expression(content)).numerator, self.response_length - 1)
 
     def identity(self, content: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -261,10 +261,10 @@ class _NumbersProblem(OneAnswer):
     instruction: ClassVar[str]
 
     def __post_init__(self) -> None:
-        whole_number(self, "length", 2, 64)
-        whole_number(self, "digits", 1, 8)
+        check_integer(self, "length", 2, 64)
+        check_integer(self, "digits", 1, 8)
         fix = "use a larger length, or digits"
-        check_enough(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
+        check_num_problems(self, math.comb(10**self.digits + self.length - 1, self.length), fix)
 
     @property
     def prompt_length(self) -> int:
@@ -300,7 +300,7 @@ class Sorting(_NumbersProblem):
 
     @property
     def response_length(self) -> int:
-        """As many numbers, and separators."""
+        """The same numbers, and separators."""
         return self.length * (self.digits + 1) - 1
 
     def solution(self, content: jax.Array) -> Text:
@@ -330,7 +330,7 @@ class Total(_NumbersProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number(self, "digits", 1, 7)
+        check_integer(self, "digits", 1, 7)
 
     def solution(self, content: jax.Array) -> Text:
         """The sum."""

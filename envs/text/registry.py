@@ -21,7 +21,7 @@ def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def beyond(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """As `envs.beyond_registries`. Files of problems are read as data, so they need no trust."""
+    """As `envs.beyond_registries`: files of problems are read as data, so only `verifiers` needs trust."""
     if name.removeprefix(PREFIX) != verifiers.Verifiers.name:
         return None
     return f"imports the module {parameters.get('environment')}"
@@ -51,7 +51,7 @@ _PROBLEMS: dict[str, type] = {
 }
 
 # These need a file or a package, so `names()` excludes them.
-_OTHERS: dict[str, type] = {
+_UNLISTED: dict[str, type] = {
     problem.name: problem
     for problem in (tables.File, tables.Preferences, tables.ReasoningGym, verifiers.Verifiers)
 }
@@ -76,20 +76,20 @@ def make(name: str, /, **overrides: Any) -> TextTask:
     >>> make("addition", digits=3).prompt_length
     9
     """
-    problem = _PROBLEMS.get(name) or _OTHERS.get(name)
+    problem = _PROBLEMS.get(name) or _UNLISTED.get(name)
     if problem is None:
-        raise unknown_name("text task", name, (*names(), *_OTHERS), "envs.text.names()")
+        raise unknown_name("text task", name, (*names(), *_UNLISTED), "envs.text.names()")
     options = {name: overrides.pop(name) for name in OPTIONS if name in overrides}
     fields = [field.name for field in dataclasses.fields(problem) if field.init]
     for field in overrides:
         if field not in fields:
             known = listed([*fields, *OPTIONS], "and")
             raise FdgError(f"task 'text:{name}' has no parameter '{field}': it has {known}")
-    for takes, values in ((problem, overrides), (TextTask, options)):
-        check_options(f"task 'text:{name}'", takes, values)
-    made = problem(**overrides)
+    for function, values in ((problem, overrides), (TextTask, options)):
+        check_options(f"task 'text:{name}'", function, values)
+    built = problem(**overrides)
     return TextTask(
-        made, host_reward=getattr(made, "host_reward", None), tokenizer=_tokenizer(made), **options
+        built, host_reward=getattr(built, "host_reward", None), tokenizer=_tokenizer(built), **options
     )
 
 

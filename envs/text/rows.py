@@ -1,4 +1,4 @@
-"""`Row`: a ready-made problem; `TextProblem.rows` is a tuple of them."""
+"""`Row`: a ready-made problem. A problem that is not sampled has a tuple of them, `rows`."""
 
 import ast
 import contextlib
@@ -30,12 +30,12 @@ class Row:
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the chat template from columns, as in TRL: `tools`, and all of `chat_template_kwargs`;
-        text is parsed as JSON.
+        """Arguments of the chat template from the row's columns, as in TRL: `tools`, and the items of
+        `chat_template_kwargs`; texts are parsed as JSON.
         """
-        tools, more = (_parse_json(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
+        tools, kwargs = (_parse_json(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
         arguments = {"tools": tools} if isinstance(tools, list) and tools else {}
-        return {**arguments, **more} if isinstance(more, Mapping) else arguments
+        return {**arguments, **kwargs} if isinstance(kwargs, Mapping) else arguments
 
     @property
     def text(self) -> str:
@@ -61,13 +61,13 @@ def content_of(message: Message) -> str:
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
 
 
-def refuse_calls(rows: Sequence[Row]) -> None:
-    """Refuses messages that call tools, if the tokenizer has no template: it would drop the calls."""
+def refuse_tool_calls(rows: Sequence[Row]) -> None:
+    """Raises an `FdgError` if messages call tools: without a chat template, the calls would be lost."""
     for row in rows:
-        for i, one in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
-            if one.get("tool_calls"):
+        for i, message in enumerate(() if isinstance(row.prompt, str) else row.prompt, 1):
+            if message.get("tool_calls"):
                 raise FdgError(
-                    f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and its"
+                    f"{row.where or repr(row.text[:60])}: message {i} calls tools (tool_calls), and the"
                     " tokenizer has no chat template to format them: write the call as its content, leave"
                     " the row out, or start from a checkpoint that has a template (model=)"
                 )
@@ -76,13 +76,13 @@ def refuse_calls(rows: Sequence[Row]) -> None:
 def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) -> list[Message]:
     """A problem as messages: a conversation is unchanged, a text becomes one user message.
 
-    `instruction` is prepended to the last user message; `system` becomes the first message, unless there is
-    one.
+    `instruction` is prepended to the last user message; `system` becomes the first message, unless the
+    conversation begins with a system message.
     """
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if system and not (messages and messages[0].get("role") == "system"):
         messages = [{"role": "system", "content": system}, *messages]
-    last = max((i for i, one in enumerate(messages) if one.get("role") == "user"), default=None)
+    last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
     if instruction and last is not None:
         content = messages[last].get("content") or ""
         parts = [{"type": "text", "text": f"{instruction}\n"}]
@@ -92,14 +92,14 @@ def messages_of(prompt: str | Sequence[Message], instruction: str, system: str) 
 
 
 def as_json(arguments: Any, what: str, example: Mapping[str, Any]) -> str:
-    """A mapping with names as keys, as JSON; empty for none. `arguments` may be JSON or a Python literal.
+    """Converts a mapping with names as keys, or its text (JSON or a Python literal), to JSON; "" if empty.
 
-    `what` begins messages, which show `example`.
+    Error messages begin with `what`, and show `example`.
     """
     value = arguments
-    for read in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
+    for parse in (json.loads, ast.literal_eval) if isinstance(arguments, str) and arguments else ():
         try:
-            value = read(arguments)
+            value = parse(arguments)
             break
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue

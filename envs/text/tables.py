@@ -14,14 +14,14 @@ import numpy as np
 
 from envs.text import columns, files
 from envs.text.characters import Text
-from envs.text.drawing import check_enough, is_held_out, uniform, whole_number
+from envs.text.drawing import check_integer, check_num_problems, is_held_out, uniform
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_bytes
 
-FILES = ("path", "test_path")  # file fields of tasks
+FILES = ("path", "test_path")  # fields that are paths of files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Table:
     _too_few_fix: ClassVar[str] = "give more of them"
 
     def __post_init__(self) -> None:
-        check_enough(self, len({row.text for row in self.rows}), self._too_few_fix, fewest=2)
+        check_num_problems(self, len({row.text for row in self.rows}), self._too_few_fix, fewest=2)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -110,7 +110,7 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 def _held_out_eighth(rows: tuple[Row, ...]) -> np.ndarray:
     hashes = _hashes(rows)
     held_out = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
-    if held_out.all() or not held_out.any():  # with few problems
+    if held_out.all() or not held_out.any():  # this can happen with few problems
         held_out = hashes == hashes.min()
     return held_out
 
@@ -125,7 +125,7 @@ class _FileTable(Table):
     path: str = ""
     test_path: str = ""
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
-    # A hash of the files' bytes, so that equal tasks have equal rows.
+    # A hash of the files' bytes: tasks with other rows are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class _FileTable(Table):
                 )
             object.__setattr__(self, field, os.path.abspath(path) if path else "")
         try:
-            data = self._read()
+            data = self._read_files()
         except FdgError as error:
             raise FdgError(f"task 'text:{self.name}': {error}") from None
         object.__setattr__(self, "digest", data.digest)
@@ -154,36 +154,36 @@ class _FileTable(Table):
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows of the file, followed by those of the held-out file."""
-        return self._file_data.rows
+        return self._contents.rows
 
     @property
     def held_out(self) -> np.ndarray:
         """The rows of the held-out file; without one, an eighth of the problems."""
-        return np.arange(len(self.rows)) >= self._file_data.trained if self.test_path else super().held_out
+        return np.arange(len(self.rows)) >= self._contents.num_trained if self.test_path else super().held_out
 
     @property
     def unanswered(self) -> str | None:
         """The location of the first row without an answer; of the first row if every answer is empty."""
-        return self._file_data.unanswered
+        return self._contents.unanswered
 
     @property
     def shared(self) -> str | None:
         """A sentence about held-out prompts that are also trained on; None if there are none."""
-        return self._file_data.shared
+        return self._contents.shared
 
     @property
-    def _file_data(self) -> "_Data":
+    def _contents(self) -> "_FileContents":
         return self._data  # type: ignore[attr-defined]
 
-    def _read(self) -> "_Data":
+    def _read_files(self) -> "_FileContents":
         raise NotImplementedError
 
 
-class _Data(NamedTuple):
+class _FileContents(NamedTuple):
     """The contents of files."""
 
     rows: tuple[Row, ...]
-    trained: int  # rows of the first file
+    num_trained: int  # rows of the first file
     shared: str | None  # a sentence about held-out prompts that are also trained on
     unanswered: str | None
     digest: str
@@ -205,8 +205,8 @@ class File(_FileTable):
     answer_column: str = ""
     name: ClassVar[str] = "file"
 
-    def _read(self) -> _Data:
-        return _read("row", self.path, self.test_path, self.prompt_column, self.answer_column)
+    def _read_files(self) -> _FileContents:
+        return _read_if_changed("row", self.path, self.test_path, self.prompt_column, self.answer_column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,20 +227,20 @@ class Preferences(_FileTable):
         files = self.instruction, self.path, self.test_path
         return Preferences(*files), _Rejected(*files)
 
-    def _read(self) -> _Data:
-        return _read("chosen", self.path, self.test_path)
+    def _read_files(self) -> _FileContents:
+        return _read_if_changed("chosen", self.path, self.test_path)
 
 
 class _Rejected(Preferences):
-    def _read(self) -> _Data:
-        return _read("rejected", self.path, self.test_path)
+    def _read_files(self) -> _FileContents:
+        return _read_if_changed("rejected", self.path, self.test_path)
 
 
-def _read(kind: str, *paths_and_names: str) -> _Data:
-    return _load(kind, *paths_and_names, stamps=tuple(map(_stamp, paths_and_names[:2])))
+def _read_if_changed(kind: str, *paths_and_names: str) -> _FileContents:
+    return _load(kind, *paths_and_names, stamps=tuple(map(_file_stamp, paths_and_names[:2])))
 
 
-def _stamp(path: str) -> tuple[int, int]:
+def _file_stamp(path: str) -> tuple[int, int]:
     """A value that changes when the file does: its modification time and size."""
     try:
         status = os.stat(path)
@@ -250,34 +250,34 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _Data:
-    """The rows of files; reads them again after changes."""
-    rest = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
-    example = f'{{"prompt": "1+1=", {rest}}}'
+def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _FileContents:
+    """The rows of files. A changed file has another stamp, so it is read again."""
+    answers = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
+    example = f'{{"prompt": "1+1=", {answers}}}'
     records = [files.read(one, example) if one else [] for one in (path, test_path)]
-    for place, file_rows in zip((path, test_path), records, strict=True):
-        if place and not file_rows:
-            raise FdgError(f"{place}: has no rows: write one object a line")
+    for file, file_rows in zip((path, test_path), records, strict=True):
+        if file and not file_rows:
+            raise FdgError(f"{file}: has no rows: write one object a line")
     if kind == "row":
-        sides = [[columns.row(one, *names) for one in file_rows] for file_rows in records]
+        split_rows = [[columns.row(one, *names) for one in file_rows] for file_rows in records]
     else:
-        sides = [[columns.pair(one)[kind == "rejected"] for one in file_rows] for file_rows in records]
-    rows = [row for file_rows in sides for row in file_rows]
-    trained_prompts, held_out_prompts = ({row.text for row in file_rows} for file_rows in sides)
+        split_rows = [[columns.pair(one)[kind == "rejected"] for one in file_rows] for file_rows in records]
+    rows = [row for file_rows in split_rows for row in file_rows]
+    trained_prompts, held_out_prompts = ({row.text for row in file_rows} for file_rows in split_rows)
     shared = None
     if trained_prompts & held_out_prompts:
         shared = (
             f"{len(trained_prompts & held_out_prompts)} of the {len(held_out_prompts)} held-out prompts of"
-            f" {test_path} are in {path} too: an evaluation of them says little"
+            f" {test_path} are in {path} too: an evaluation on them says little"
         )
-    places = [one.where for file_rows in records for one in file_rows]
-    no_answers = not any((row.answer or "").strip() for row in sides[0])
+    locations = [one.where for file_rows in records for one in file_rows]
+    no_answers = not any((row.answer or "").strip() for row in split_rows[0])
     rows_without_answer = (
-        (p, row) for p, row in zip(places, rows, strict=True) if no_answers or row.answer is None
+        (where, row) for where, row in zip(locations, rows, strict=True) if no_answers or row.answer is None
     )
-    unanswered = next((_location_without_answer(p, row) for p, row in rows_without_answer), None)
+    unanswered = next((_location_without_answer(where, row) for where, row in rows_without_answer), None)
     content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
-    return _Data(tuple(rows), len(sides[0]), shared, unanswered, content.hexdigest())
+    return _FileContents(tuple(rows), len(split_rows[0]), shared, unanswered, content.hexdigest())
 
 
 def _location_without_answer(where: str, row: Row) -> str:
@@ -306,14 +306,14 @@ class ReasoningGym(Table):
     name: ClassVar[str] = "reasoning_gym"
 
     def __post_init__(self) -> None:
-        whole_number(self, "size", 1, 1_000_000)
-        whole_number(self, "seed", 0, 2**31 - 1)
+        check_integer(self, "size", 1, 1_000_000)
+        check_integer(self, "seed", 0, 2**31 - 1)
         super().__post_init__()
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """All questions and answers."""
-        return _rows_of(self.dataset, self.size, self.seed)
+        return _dataset_rows(self.dataset, self.size, self.seed)
 
     @property
     def host_reward(self) -> HostReward:
@@ -351,7 +351,7 @@ def _dataset(name: str, size: int, seed: int) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _rows_of(name: str, size: int, seed: int) -> tuple[Row, ...]:
+def _dataset_rows(name: str, size: int, seed: int) -> tuple[Row, ...]:
     data = _dataset(name, size, seed)
     entries = (data[i] for i in range(size))
     return tuple(Row(str(entry["question"]), str(entry["answer"]), {"entry": entry}) for entry in entries)

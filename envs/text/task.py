@@ -1,4 +1,4 @@
-"""`TextTask`: text problems and rewards; sampled, written, read and scored in compiled programs.
+"""`TextTask`: samples text problems and scores responses in compiled programs.
 
 A `TextProblem` (see `envs/text/problems.py`) is one problem: it samples content, writes it, and scores an
 answer. A task adds a batch, a tokenizer, a split into training and held-out problems, and optionally a user's
@@ -21,8 +21,8 @@ import numpy as np
 from envs.environment import check_keys
 from envs.text import codec
 from envs.text.characters import Text, concatenate, equal, stripped, when
-from envs.text.drawing import is_held_out, uniform, whole_number
-from envs.text.encoding import Encoded, encoded, said_before
+from envs.text.drawing import check_integer, is_held_out, uniform
+from envs.text.encoding import EncodedProblems, earlier_turns_masks, encode_problems
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.rows import Message, Row, as_json
@@ -32,7 +32,8 @@ from fdg.errors import FdgError, FdgWarning
 
 Split: TypeAlias = Literal["train", "test"]
 
-OPTIONS = ("max_response", "system", "template_arguments", "table_size")  # a task's own fields
+# fields of `TextTask` that `envs.make` can set
+OPTIONS = ("max_response", "system", "template_arguments", "table_size")
 
 _TOKENS_WITHOUT_ANSWERS = 64  # tokens of a response if no row has an answer
 _MAX_DRAWS = 1024  # maximum number of draws until one is in the wanted split
@@ -93,13 +94,13 @@ class TextProblem(Protocol):
         """A right answer."""
 
     def identity(self, content: Any) -> jax.Array:
-        """`[K] int32`: the problem's identity. Two with equal numbers are both held out, or neither."""
+        """`[K] int32`: the problem's identity. Problems with equal identities are in the same split."""
 
     def score(self, content: Any, response: Text) -> dict[str, jax.Array]:
         """Scores a complete response: parts `[] float32` by name; the reward is their sum."""
 
 
-_ARGUMENTS = {
+_METHOD_ARGUMENTS = {
     "draw": ("key",),
     "prompt": ("content",),
     "solution": ("content",),
@@ -139,8 +140,8 @@ class TextTask:
       system: the system message of a language model.
       template_arguments: arguments of the tokenizer's chat template, a mapping such as `{"enable_thinking":
         False}`, or its JSON; stored as JSON.
-      table_size: number of problems that are sampled once, if the tokenizer is a library's and the problem
-        has no rows (`envs/text/encoding.py`); a `CharacterTokenizer` allows unlimited new ones.
+      table_size: number of problems that are sampled, once, if the tokenizer is a library's and the problem
+        has no rows (`envs/text/encoding.py`). With a `CharacterTokenizer`, the number is unlimited.
     """
 
     problem: Any  # a TextProblem
@@ -159,9 +160,9 @@ class TextTask:
                 self.template_arguments, f"task '{self.name}': template_arguments", {"enable_thinking": False}
             ),
         )
-        for method, takes in _ARGUMENTS.items():
+        for method, arguments in _METHOD_ARGUMENTS.items():
             if callable(function := getattr(self.problem, method, None)):
-                check_takes(function, takes, f"{method} of problem '{self.problem.name}'")
+                check_takes(function, arguments, f"{method} of problem '{self.problem.name}'")
         check_members(
             f"task '{self.name}': tokenizer",
             self.tokenizer,
@@ -172,7 +173,7 @@ class TextTask:
             raise FdgError(f"task '{self.name}': system={quoted(self.system)} must be a text")
         if self.max_response is not None and self.max_response < 1:
             raise FdgError(f"task '{self.name}': max_response={self.max_response} must be at least 1")
-        whole_number(self.problem, "table_size", 64, 1 << 24, self.table_size)
+        check_integer(self.problem, "table_size", 64, 1 << 24, self.table_size)
 
     @property
     def name(self) -> str:
@@ -195,7 +196,7 @@ class TextTask:
     @property
     def prompt_length(self) -> int:
         """`P`: tokens of the longest prompt."""
-        table = self._encoded
+        table = self._encoded_table
         return self.problem.prompt_length + 1 if table is None else table.prompts.longest
 
     @property
@@ -203,10 +204,10 @@ class TextTask:
         """`R`: tokens of the longest response, including the stop token; 64 if no row has an answer."""
         if self.max_response is not None:
             return self.max_response
-        if self._encoded is None:
+        if self._encoded_table is None:
             return self.problem.response_length + 1
         sides = getattr(self.problem, "sides", (self.problem,))  # both answers of a preference must fit
-        return max(self._table(side).answers.longest for side in sides) or _TOKENS_WITHOUT_ANSWERS
+        return max(self._table_of(side).answers.longest for side in sides) or _TOKENS_WITHOUT_ANSWERS
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -217,7 +218,7 @@ class TextTask:
         """The same problems for another model's tokenizer.
 
         Raises:
-          FdgError: it has no token for some character of the problems.
+          FdgError: the tokenizer has no token for some character of the problems.
         """
         task = dataclasses.replace(self, tokenizer=tokenizer, max_response=max_response or self.max_response)
         sides, missing = getattr(self.problem, "sides", (self.problem,)), None
@@ -230,7 +231,7 @@ class TextTask:
         if missing is not None:
             raise FdgError(
                 f"task '{self.name}': no token of its tokenizer is the single character {missing!r}: use"
-                " another tokenizer or task, or train on data with that from the start"
+                " another tokenizer or task, or train from the start on data with that character"
             )
         return task
 
@@ -249,13 +250,13 @@ class TextTask:
 
     @property
     def num_rows(self) -> int | None:
-        """A file's training rows; None if problems are sampled."""
-        table = self._encoded if hasattr(self.problem, "rows") else None
+        """The number of a file's training rows; None if problems are sampled."""
+        table = self._encoded_table if hasattr(self.problem, "rows") else None
         return None if table is None else int(np.sum(~table.held_out))
 
     @property
     def num_held_out(self) -> int | None:
-        """A file's held-out rows; None if problems are sampled."""
+        """The number of a file's held-out rows; None if problems are sampled."""
         return None if self.num_rows is None else len(self.problem.rows) - self.num_rows
 
     def sample(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Problem:
@@ -286,12 +287,12 @@ class TextTask:
 
     def draw(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Any:
         """Samples contents of problems, one per key `[N]`, every leaf `[N, ...]`: the arguments of `prompts`,
-        `solutions` and `reward`. For problems encoded in a table, row indices, `[N] int32`.
+        `solutions` and `reward`. A content is a row index, `[] int32`, if problems are encoded in a table.
         """
         if split not in ("train", "test"):
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
         check_keys(self.name, keys)
-        is_test, table = split == "test", self._encoded
+        is_test, table = split == "test", self._encoded_table
         if table is not None:
             rows = np.flatnonzero(table.held_out == is_test).astype(np.int32)
             if numbers is None:
@@ -316,22 +317,22 @@ class TextTask:
 
     def prompts(self, content: Any) -> Prompts:
         """The prompts of contents."""
-        return Prompts(*jax.vmap(self._prompt)(content))
+        return Prompts(*jax.vmap(self._encode_prompt)(content))
 
     def said_before(self, content: Any) -> jax.Array:
         """Mask of the assistant's tokens from earlier turns in the prompts: `[N, P] bool`."""
         if not hasattr(self.problem, "rows"):
             return jnp.zeros((jax.tree.leaves(content)[0].shape[0], self.prompt_length), bool)
-        ragged = said_before(self.problem, self.tokenizer, self.system, self.template_arguments)
+        ragged = earlier_turns_masks(self.problem, self.tokenizer, self.system, self.template_arguments)
         row = functools.partial(ragged.row, width=self.prompt_length, filler=0, left_padded=True)
         return jax.vmap(lambda i: row(i)[0] > 0)(content)
 
     def solutions(self, content: Any) -> tuple[jax.Array, jax.Array]:
         """A right answer to each problem: tokens `[N, R] int32`, right-padded, and their mask."""
-        return jax.vmap(self._response)(content)
+        return jax.vmap(self._encode_answer)(content)
 
     def reward(self, answer: Any, tokens: jax.Array, mask: jax.Array) -> Reward:
-        """The rewards of responses. One without a stop token in its `R` tokens gets 0.
+        """The rewards of responses. A response without a stop token gets 0.
 
         Args:
           answer: from `sample`.
@@ -346,20 +347,19 @@ class TextTask:
     def texts(self, tokens: Any, mask: Any) -> list[str]:
         """Decodes concrete rows of tokens, for reports and functions on the host."""
         rows, is_shown = np.asarray(tokens), np.asarray(mask)
-        is_shown = is_shown & (
-            rows < self.tokenizer.vocab_size
-        )  # a model may have more rows than the tokenizer
-        return [self.tokenizer.decode(row[at].tolist()) for row, at in zip(rows, is_shown, strict=True)]
+        # a model's vocabulary may be larger than the tokenizer's
+        is_shown = is_shown & (rows < self.tokenizer.vocab_size)
+        return [self.tokenizer.decode(row[shown].tolist()) for row, shown in zip(rows, is_shown, strict=True)]
 
     def prompts_of(self, problems: Sequence[str | Sequence[Message]], longest: int | None = None) -> Prompts:
         """Prompts from your own problems, texts or messages, as wide as those of `sample`.
 
         Args:
           problems: `N` of them.
-          longest: maximum tokens, if a prompt needs more than those of `sample`.
+          longest: maximum number of tokens, if a prompt is longer than those of `sample`.
 
         Raises:
-          FdgError: not a list of prompts; one is too long, or has a character without a token.
+          FdgError: no list of prompts; a prompt is too long, or has a character without a token.
         """
         if isinstance(problems, str) or not problems or not all(map(_is_problem, problems)):
             raise FdgError(
@@ -381,7 +381,7 @@ class TextTask:
         Args:
           texts: `N` of them.
           problems: the prompts that they answer, as in `prompts_of`: a tokenizer may encode a text
-            differently after another text. None: nothing.
+            differently after another text. None: empty prompts.
 
         Raises:
           FdgError: a response is too long, or has a character without a token.
@@ -422,45 +422,45 @@ class TextTask:
             self.host_reward.try_out(self)
 
     @property
-    def _encoded(self) -> Encoded | None:
-        """The table of its problems; None if programs write each problem."""
+    def _encoded_table(self) -> EncodedProblems | None:
+        """The table of the encoded problems; None if compiled programs encode each problem."""
         if isinstance(self.tokenizer, CharacterTokenizer) and not hasattr(self.problem, "rows"):
             return None
-        return self._table(self.problem)
+        return self._table_of(self.problem)
 
-    def _table(self, problem: Any) -> Encoded:
-        return encoded(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
+    def _table_of(self, problem: Any) -> EncodedProblems:
+        return encode_problems(problem, self.tokenizer, self.system, self.template_arguments, self.table_size)
 
-    def _prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        table, width, pad = self._encoded, self.prompt_length, self.tokenizer.pad
+    def _encode_prompt(self, content: Any) -> tuple[jax.Array, jax.Array]:
+        table, width, pad = self._encoded_table, self.prompt_length, self.tokenizer.pad
         if table is not None:
             return table.prompts.row(content, width, pad, left_padded=True)
         text, before = self.problem.prompt(content), (self.tokenizer.bos,)
         return codec.encode(self.tokenizer, text, width, before, left_padded=True)
 
-    def _response(self, content: Any) -> tuple[jax.Array, jax.Array]:
-        table, width, stop = self._encoded, self.response_length, self.stop_tokens[:1]
+    def _encode_answer(self, content: Any) -> tuple[jax.Array, jax.Array]:
+        table, width, stop = self._encoded_table, self.response_length, self.stop_tokens[:1]
         if table is not None:
             return table.answers.row(content, width, self.tokenizer.pad)
         return codec.encode(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-        problem = self.own(content)
+        problem = self.drawn_content(content)
         room = jax.eval_shape(self.problem.solution, problem).codes.shape[0] + 16
         response, finished = codec.decode(self.tokenizer, tokens, mask, room)
-        table = self._encoded
+        table = self._encoded_table
         if table is not None and table.decoded is not None:
-            # If tokens do not decode to the answer as written, their decoding is the expected answer.
+            # An answer's tokens may decode to another text. A response with that text counts as the answer.
             codes, is_used = table.decoded.row(content, table.decoded.longest, 0)
             decoded_answer = Text(codes, jnp.sum(is_used, dtype=jnp.int32))
-            same = equal(stripped(response), stripped(decoded_answer))
-            response = concatenate(when(same, self.problem.solution(problem)), when(~same, response))
+            right = equal(stripped(response), stripped(decoded_answer))
+            response = concatenate(when(right, self.problem.solution(problem)), when(~right, response))
         scores = self.problem.score(problem, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
 
-    def own(self, content: Any) -> Any:
-        """The problem's own content for a result of `draw`."""
-        table = self._encoded
+    def drawn_content(self, content: Any) -> Any:
+        """The content that the problem itself drew, for a result of `draw`."""
+        table = self._encoded_table
         return (
             content
             if table is None
@@ -469,13 +469,13 @@ class TextTask:
 
     def _host_rewards(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
         prompts = answer["prompt"], answer["prompt_mask"]
-        return Reward(*judge.call(self, prompts, (tokens, mask), self.own(answer["content"])))
+        return Reward(*judge.call(self, prompts, (tokens, mask), self.drawn_content(answer["content"])))
 
 
-def _is_problem(one: Any) -> bool:
-    """True for a text, or messages."""
-    is_list = isinstance(one, list | tuple) and bool(one)
-    return isinstance(one, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in one))
+def _is_problem(value: Any) -> bool:
+    """True for a text or messages."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return isinstance(value, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in value))
 
 
 def _as_row_prompt(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:

@@ -25,7 +25,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-_BUDGET = 4_000_000
+_BUDGET = 4_000_000  # units
 _CHARACTERS_PER_UNIT = 8  # characters of a text per unit
 _UNITS_PER_VALUE = 4  # units per value
 _UNITS_PER_STEP = 100  # units per call or loop step; more in a long template, whose body may be long
@@ -39,18 +39,11 @@ _FILTERS = (
     " round safe select selectattr slice sort string sum title tojson trim truncate unique upper urlencode"
     " wordcount"
 ).split()
-_FREE_FILTERS = {
-    "attr",
-    "count",
-    "d",
-    "default",
-    "first",
-    "items",
-    "last",
-    "length",
-}  # these read at most one value
+# filters that read at most one value
+_FREE_FILTERS = {"attr", "count", "d", "default", "first", "items", "last", "length"}
 _COMPARING_TESTS = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
 _COMPARING_TESTS |= {"greaterthan", "ge", "in"}
+# filters and methods that take a width
 _WIDENING = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
 
 _TEXT_METHODS = (
@@ -65,9 +58,11 @@ _METHODS: list[tuple[Any, list[str]]] = [
     (list | tuple, ["copy", "count", "index"]),
     (int | float, ["bit_length", "imag", "is_integer", "real"]),
 ]
-_SPECIFICATION = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")  # of a field in `"{}".format`
-_LARGE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # of `"%5d" % 7`
-# Our filters, by names that templates cannot write.
+_ALLOWED_FIELD = re.compile(
+    r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}"
+)  # an allowed field of `"{}".format`
+_REFUSED_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # a refused field of `"%5d" % 7`
+# The names of our own filters; they have blanks, so that templates cannot use them.
 _MADE, _STEPS, _JOINED = "value made", "steps made", "texts joined"
 _BEGINS, _ENDS = "generation begins", "generation ends"
 
@@ -97,27 +92,27 @@ class Template:
           Exception: anything else that its code raises.
         """
         with self._lock:
-            self._environment.left, self._environment.marks = _BUDGET, generation_marks
+            self._environment.units_left, self._environment.marks = _BUDGET, generation_marks
             return self._template.render(**values)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a budget; `step` is the minimum cost in units of a pass through the template."""
+    """Jinja's sandbox with a budget; `step` is the cost in units of a call or loop step."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, step: int):
-        # Compiling computes nothing: neither in the optimizer nor for a finalizer without context.
+        # With no optimizer, and a finalizer that needs a context, Jinja evaluates nothing while it compiles.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            finalize=self._finalizer(),
+            finalize=self._make_finalizer(),
             extensions=[LoopControlExtension, _Generation],
         )
-        self.left, self._step, self.marks = _BUDGET, step, ""
-        known = {**self.filters, "tojson": _to_json}
-        self.filters = {name: self._metered(name, known[name], name in _FREE_FILTERS) for name in _FILTERS}
+        self.units_left, self._step, self.marks = _BUDGET, step, ""
+        filters = {**self.filters, "tojson": _to_json}
+        self.filters = {name: self._metered(name, filters[name], name in _FREE_FILTERS) for name in _FILTERS}
         self.filters |= {_BEGINS: lambda _: self.marks[:1], _ENDS: lambda _: self.marks[1:]}
         self.filters |= {_MADE: self._pay_for_value, _STEPS: self._pay_for_steps, _JOINED: self._join_texts}
         self.tests = {
@@ -131,13 +126,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def pay(self, units: int) -> None:
         """Takes units from the budget."""
-        self.left -= units
-        if self.left < 0:
+        self.units_left -= units
+        if self.units_left < 0:
             raise TemplateError("it exceeds the limits on steps or text lengths: simplify it")
 
     def weigh(self, *values: Any) -> None:
-        """Pays for all values, shared ones included."""
-        pending, left = list(values), self.left
+        """Pays for values and all values within them; for a shared value, each time it occurs."""
+        pending, left = list(values), self.units_left
         while pending and left >= 0:
             one = pending.pop()
             left -= _UNITS_PER_VALUE
@@ -147,21 +142,21 @@ class _Environment(ImmutableSandboxedEnvironment):
                 pending += [*one.keys(), *one.values()]
             elif isinstance(one, list | tuple | set):
                 pending += one
-        self.left = left
+        self.units_left = left
         self.pay(0)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Allows attributes of Jinja's objects, and methods that make no large values, or are paid for.
 
         Raises:
-          SecurityError: any other attribute that Jinja's sandbox allows: printing nothing would change the
-          text.
+          SecurityError: Jinja's sandbox allows the attribute, but this class does not. To print nothing would
+            change the text.
         """
         if not super().is_safe_attribute(obj, attr, value):
             return False
-        known = next((names for kind, names in _METHODS if isinstance(obj, kind)), ())
+        allowed = next((names for kind, names in _METHODS if isinstance(obj, kind)), ())
         # Jinja's objects may be of these types too: a group of `groupby` is a named tuple.
-        if attr not in known and not type(obj).__module__.startswith("jinja2."):
+        if attr not in allowed and not type(obj).__module__.startswith("jinja2."):
             raise SecurityError(f"access to attribute '{attr}' of '{type(obj).__name__}' object is unsafe.")
         return True
 
@@ -181,7 +176,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Applies an operator; a large result is paid for, or refused, first."""
         bits = [abs(one).bit_length() for one in (left, right) if isinstance(one, int)]
-        sizes = [_size(one) for one in (left, right) if isinstance(one, str | list | tuple)]
+        sizes = [_units_of(one) for one in (left, right) if isinstance(one, str | list | tuple)]
         self.pay(_UNITS_PER_VALUE + sum(sizes))
         if operator == "%" and isinstance(left, str):
             self._pay_before("format", (left, right), {})
@@ -194,34 +189,34 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` without wide fields, with payment."""
+        """`str.format` that refuses wide fields, and pays for its inputs once for each field."""
         plain = super().wrap_str_format(value)
         if plain is None:
             return None
 
         def wrapper(*args: Any, **kwargs: Any) -> str:
             fields = list(string.Formatter().parse(value.__self__))
-            if not all(_SPECIFICATION.fullmatch(field[2] or "") for field in fields):
+            if not all(_ALLOWED_FIELD.fullmatch(field[2] or "") for field in fields):
                 raise SecurityError("wide or computed fields are not supported")
-            before = self.left
+            before = self.units_left
             self.weigh(value.__self__, args, kwargs)
-            self.pay(len(fields) * (before - self.left))
+            self.pay(len(fields) * (before - self.units_left))
             return plain(*args, **kwargs)
 
         return wrapper
 
-    def _metered(self, name: str, function: Any, free: bool) -> Callable:
+    def _metered(self, name: str, function: Any, is_free: bool) -> Callable:
         """Wraps a filter or test, so that it pays for its inputs and results."""
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        num_contexts = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         @functools.wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.pay(1)
-            if free:
+            if is_free:
                 return function(*args, **kwargs)
-            whole = tuple(map(self._as_list, args[first:]))
-            self._pay_before(name, whole, kwargs)
-            value = function(*args[:first], *whole, **kwargs)
+            inputs = tuple(map(self._as_list, args[num_contexts:]))
+            self._pay_before(name, inputs, kwargs)
+            value = function(*args[:num_contexts], *inputs, **kwargs)
             self.weigh(value)
             return value
 
@@ -229,9 +224,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _pay_before(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Pays for a function's inputs, and for a result that is longer."""
-        before = self.left
+        before = self.units_left
         self.weigh(args, kwargs)
-        input_cost, values = before - self.left, [*args, *kwargs.values()]
+        input_cost, values = before - self.units_left, [*args, *kwargs.values()]
         widths = [abs(one) for one in values[1:] if isinstance(one, int)]
         if name in _WIDENING and any(width > _MAX_WIDTH for width in widths):
             raise TemplateError(f"{name} by more than {_MAX_WIDTH}")
@@ -253,10 +248,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             case "tojson":
                 inner = [x for one in values[1:] for x in (one if isinstance(one, list | tuple) else [one])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
-                self.pay(50 * input_cost * (sum(widths) + longest))  # per level
+                self.pay(50 * input_cost * (sum(widths) + longest))  # as if indented by 50 levels
             case "format" | "strftime_now":
                 text = str(values[0] if name == "format" else values[-1])
-                if _LARGE_FIELD.search(text):
+                if _REFUSED_FIELD.search(text):
                     raise SecurityError("wide fields are not supported")
                 self.pay(text.count("%") * input_cost)
             case "sum" if len(values) > 1 and isinstance(values[0], list | tuple):
@@ -281,7 +276,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.weigh(values)
         return "".join(map(str, values))
 
-    def _finalizer(self) -> Callable:
+    def _make_finalizer(self) -> Callable:
         @pass_context
         def finalize(_: Any, value: Any) -> Any:
             self.weigh(
@@ -293,7 +288,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Inserts filters that pay, at nodes that are no calls, filters or operators."""
+    """Inserts filters that pay, at nodes that are no calls, filters or operators: loops, lists, ..."""
 
     def __init__(self, environment: _Environment):
         self._environment = environment
@@ -321,8 +316,8 @@ class _Metering(NodeTransformer):
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self._environment)
 
 
-def _size(value: str | list | tuple) -> int:
-    """Units of a text or list itself."""
+def _units_of(value: str | list | tuple) -> int:
+    """The units for a text or list, without the items of the list."""
     return 1 + (len(value) // _CHARACTERS_PER_UNIT if isinstance(value, str) else len(value))
 
 
@@ -343,12 +338,12 @@ def _to_json(
 
 
 def strftime_now(format: str) -> str:
-    """The current date and time, in templates' own format."""
+    """The current date and time, in the format that a template gives."""
     return datetime.datetime.now().strftime(format)
 
 
 class _Generation(Extension):
-    """`{% generation %}`: its content is written unchanged, between marks if given."""
+    """`{% generation %}`: writes its content unchanged, between marks if there are any."""
 
     tags = {"generation"}  # noqa: RUF012 -- Jinja's own declaration
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from envs.text import tokenizer_files
 
-_MAX_TOKEN_BYTES = 128  # bytes of a token that programs read
-_UNREADABLE = b"\x7f"  # replaces longer tokens; no answer contains it
+_MAX_TOKEN_BYTES = 128  # longer tokens become `_UNREADABLE`
+_UNREADABLE = b"\x7f"  # no answer contains it
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single-byte token, in vocabularies with byte fallback
 
 
-def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def pad_bytes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Pads byte strings to `[V, C] uint8`; also returns their lengths `[V] int32`."""
     texts = [text if len(text) <= _MAX_TOKEN_BYTES else _UNREADABLE for text in texts]
     counts = np.array([len(text) for text in texts], np.int32)
@@ -23,32 +23,32 @@ def padded(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return codes, counts
 
 
-def read(loaded: Any) -> tuple[list[bytes], np.ndarray]:
-    """The bytes of each token of a `tokenizers.Tokenizer` between other tokens, and the number of bytes that
-    it loses as the first token, `[V] int32`.
+def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray]:
+    """For each token of a `tokenizers.Tokenizer`, its bytes between other tokens, and `[V] int32` the number
+    of bytes that it loses as the first token of a text.
     """
-    size = tokenizer_files.size_of(loaded)
+    size = tokenizer_files.vocab_size(loaded)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
-    # Between two others, a token keeps the blanks that some decoders strip at the ends.
+    # Some decoders strip blanks at the ends of a text, so each token is decoded between two anchors.
     anchor = loaded.encode("a", add_special_tokens=False).ids
     tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
     between_anchors = [[*anchor, token, *anchor] for token in tokens]
     texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
-    firsts = loaded.decode_batch([one[len(anchor) :] for one in between_anchors], skip_special_tokens=False)
-    # If all tokens are separated by a blank, the blank is common too, and belongs to the later token.
+    firsts = loaded.decode_batch([ids[len(anchor) :] for ids in between_anchors], skip_special_tokens=False)
+    # If the decoder puts a blank before each token, the common prefix includes one that is the token's.
     start = min(_common_prefix_length(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _common_prefix_length([text[::-1] for text in texts])
-    pieces, lost = [b""] * size, np.zeros(size, np.int32)
+    pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)
     for token, text, first in zip(tokens, texts, firsts, strict=True):
         if token in special:
             continue
         text, first = text[start : len(text) - end], first[: len(first) - end]
         pieces[token] = text.encode()
-        if "\ufffd" in text:  # part of a character: its spelling gives the bytes
+        if "\ufffd" in text:  # only part of a character: take the bytes from its spelling
             pieces[token] = _spelled_bytes(loaded.id_to_token(token), text)
         elif text.endswith(first):
-            lost[token] = len(pieces[token]) - len(first.encode())
-    return pieces, lost
+            lost_bytes[token] = len(pieces[token]) - len(first.encode())
+    return pieces, lost_bytes
 
 
 def _common_prefix_length(texts: Sequence[str]) -> int:
@@ -58,8 +58,7 @@ def _common_prefix_length(texts: Sequence[str]) -> int:
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:
-    """The bytes of a token that is not a whole text: `<0xE4>`, or in the alphabet of byte-level
-    vocabularies."""
+    """The bytes for which a token's spelling stands: `<0xE4>`, or the alphabet of byte-level vocabularies."""
     byte, alphabet = _BYTE.fullmatch(word), _byte_alphabet()
     if byte:
         return bytes.fromhex(byte[1])
@@ -68,8 +67,8 @@ def _spelled_bytes(word: str, text: str) -> bytes:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The bytes of characters in byte-level vocabularies (Radford et al. 2019): visible Latin-1 characters
-    are themselves; characters from U+0100 on are the others, in order.
+    """The byte of each character in byte-level vocabularies (Radford et al. 2019): visible Latin-1 characters
+    stand for themselves, characters from U+0100 on for the other bytes, in order.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

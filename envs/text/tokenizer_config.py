@@ -13,12 +13,12 @@ from fdg.errors import FdgError
 from fdg.reading import read_json, read_text
 
 
-def stops(path: str, name: str) -> list[int]:
-    """The stop tokens in the JSON file `name` of the folder."""
-    value = read(path, name).get("eos_token_id")
+def stop_tokens(path: str, name: str) -> list[int]:
+    """The stop tokens in the JSON file `name` of the folder `path`."""
+    value = _read_config(path, name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(type(one) is not int or not 0 <= one < 1 << 31 for one in ids):
-        raise _invalid_value(path, name, "eos_token_id", value, "a token's number, or several")
+    if any(type(token) is not int or not 0 <= token < 1 << 31 for token in ids):
+        raise _invalid_value(path, name, "eos_token_id", value, "a token's number, or a list of them")
     return ids
 
 
@@ -27,7 +27,7 @@ def _invalid_value(path: str, file: str, name: str, value: Any, kind: str) -> Fd
 
 
 @functools.cache
-def loaded(path: str) -> Any:
+def load(path: str) -> Any:
     """The folder's `tokenizers.Tokenizer`, with the special tokens of the configuration."""
     file = pathlib.Path(path) / "tokenizer.json"
     if not os.path.lexists(file):
@@ -42,70 +42,70 @@ def loaded(path: str) -> Any:
 
 
 @functools.cache
-def size(path: str) -> int:
+def vocab_size(path: str) -> int:
     """The largest token number plus one; numbers may have gaps."""
-    return tokenizer_files.size_of(loaded(path))
+    return tokenizer_files.vocab_size(load(path))
 
 
 @functools.cache
 def digest(path: str) -> str:
     """A hash of the tokenizer: its file, special tokens, chat templates and stop tokens."""
-    stop_tokens = [read(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-    settings = json.dumps([special_tokens(path), templates(path), stop_tokens], sort_keys=True)
+    eos = [_read_config(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    settings = json.dumps([special_tokens(path), chat_templates(path), eos], sort_keys=True)
     content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
     return hashlib.sha256(content + settings.encode()).hexdigest()
 
 
 @functools.cache
-def read(path: str, name: str) -> dict[str, Any]:
+def _read_config(path: str, name: str) -> dict[str, Any]:
     """A JSON file of the folder; empty if it is missing."""
     file = pathlib.Path(path) / name
     return read_json(file, any_number=True) if os.path.lexists(file) else {}
 
 
 @functools.cache
-def templates(path: str) -> dict[str, str]:
+def chat_templates(path: str) -> dict[str, str]:
     """Chat templates by name; see `HuggingFaceTokenizer.chat_templates`."""
     folder = pathlib.Path(path)
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    texts = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
-    if texts:
-        return texts
-    value = read(path, "tokenizer_config.json").get("chat_template")
+    by_name = {name: read_text(file) for name, file in files.items() if os.path.lexists(file)}
+    if by_name:
+        return by_name
+    value = _read_config(path, "tokenizer_config.json").get("chat_template")
     if value is None:
         return {}
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        texts = {one.get("name"): one.get("template") for one in value}
+    if isinstance(value, list) and all(isinstance(template, dict) for template in value):
+        by_name = {template.get("name"): template.get("template") for template in value}
     else:
-        texts = {"default": value}
-    if not all(isinstance(one, str) for one in [*texts, *texts.values()]):
+        by_name = {"default": value}
+    if not all(isinstance(template, str) for template in [*by_name, *by_name.values()]):
         raise _invalid_value(path, "tokenizer_config.json", "chat_template", value, "a string")
-    return texts
+    return by_name
 
 
 @functools.cache
 def special_tokens(path: str) -> dict[str, str | list[str]]:
     """Special tokens by name; see `HuggingFaceTokenizer.special_tokens`."""
-    config = read(path, "tokenizer_config.json")
+    config = _read_config(path, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a separate file
-        config = {**config, **read(path, "special_tokens_map.json")}
+        config = {**config, **_read_config(path, "special_tokens_map.json")}
     extra, additional = config.get("extra_special_tokens"), config.get("additional_special_tokens")
-    named = {**config, **(extra if isinstance(extra, dict) else {})}
-    words: dict[str, Any] = {
-        name: _token_text(path, name, word)
-        for name, word in named.items()
-        if name.endswith("_token") and not isinstance(word, bool)  # such as `add_bos_token`
+    fields = {**config, **(extra if isinstance(extra, dict) else {})}
+    texts: dict[str, Any] = {
+        name: _token_text(path, name, text)
+        for name, text in fields.items()
+        if name.endswith("_token") and not isinstance(text, bool)  # a flag such as `add_bos_token`
     }
     if isinstance(additional, list):
-        words["additional_special_tokens"] = [
+        texts["additional_special_tokens"] = [
             _token_text(path, "additional_special_tokens", x) for x in additional
         ]
-    return {name: word for name, word in words.items() if word is not None}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _token_text(path: str, name: str, value: Any) -> str | None:
-    word = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(word, str | None):
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str | None):
         raise _invalid_value(path, "tokenizer_config.json", name, value, "a token")
-    return word
+    return text

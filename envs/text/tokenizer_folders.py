@@ -1,4 +1,4 @@
-"""Tokenizers in checkpoints' folders: finds and writes them, with errors for missing files."""
+"""Reads the tokenizer in a checkpoint's folder, and makes the files of a tokenizer for a new checkpoint."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from fdg.errors import FdgError
 from fdg.reading import open_regular, read_bytes, read_json, refuse_run
 
 _TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
-_TEMPLATES = "additional_chat_templates"
+_TEMPLATE_DIR = "additional_chat_templates"
 _FILES = (
     _TOKENIZER, _SETTINGS, _GENERATION, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "chat_template.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model",
 )  # fmt: skip
 _MAX_FILE_BYTES = 40 << 20
-_MAX_CHARACTER_BYTES = 1 << 16  # maximum size of a character tokenizer
-_OLDER_FORMATS = {  # files of older folders in place of tokenizer.json
+_MAX_CHARACTER_BYTES = 1 << 16  # maximum size of a character tokenizer's file
+_OLDER_FORMATS = {  # files of older checkpoints, which have no tokenizer.json
     "tokenizer.model": "SentencePiece", "spiece.model": "SentencePiece",
     "sentencepiece.bpe.model": "SentencePiece", "vocab.json": "BPE", "vocab.txt": "WordPiece",
     "tokenizer.tiktoken": "tiktoken", "tekken.json": "Mistral's tekken",
@@ -29,14 +29,14 @@ _OLDER_FORMATS = {  # files of older folders in place of tokenizer.json
 def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
     """The tokenizer of a checkpoint's folder; a character tokenizer if `files_of` wrote it."""
     path = Path(folder)
-    other = "or name one by tokenizer= (--tokenizer): a folder with it, or 'characters' for the task's own"
+    other = "or name one by tokenizer= (--tokenizer): its folder, or 'characters' for the task's own"
     if not path.is_dir():
         raise FdgError(f"{path}: no such folder: give one with {_TOKENIZER}, {other}")
     if not os.path.lexists(path / _TOKENIZER):
         older = next((name for name in _OLDER_FORMATS if os.path.lexists(path / name)), None)
         if older is None:
             refuse_run(path, "a folder with a tokenizer")
-            fix = f"copy {_TOKENIZER} and {_SETTINGS} from where its weights are from"
+            fix = f"copy {_TOKENIZER} and {_SETTINGS} from the source of its weights"
             raise FdgError(f"{path}: has no tokenizer: {fix}, {other}")
         fix = "make one with Transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         raise FdgError(f"{path}: has {older} ({_OLDER_FORMATS[older]}), and no {_TOKENIZER}: {fix}, {other}")
@@ -49,14 +49,14 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
 
 
 def files_of(tokenizer: Any) -> dict[str, bytes]:
-    """A tokenizer as files of a checkpoint's folder, including those of `generation_config.json`.
+    """A tokenizer as files of a checkpoint's folder, by name; `generation_config.json` is one of them.
 
     Args:
       tokenizer: a `CharacterTokenizer`; a `HuggingFaceTokenizer`, whose files are copied; or any other with a
         method `files() -> {name: content}`.
 
     Raises:
-      FdgError: another type; a file is missing, or cannot be read.
+      FdgError: the tokenizer is of another type; a file is missing, or cannot be read.
 
     >>> sorted(files_of(CharacterTokenizer("ab")))[:3]
     ['chat_template.jinja', 'generation_config.json', 'special_tokens_map.json']
@@ -77,7 +77,7 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
         }
         return {
             **{name: _as_json_bytes(content) for name, content in contents.items()},
-            "chat_template.jinja": _TEMPLATE.encode(),
+            "chat_template.jinja": _CHAT_TEMPLATE.encode(),
         }
     method = getattr(tokenizer, "files", None)
     if not callable(method):
@@ -98,8 +98,8 @@ def same_tokens(one: Any, other: Any) -> bool:
     """
     if one == other:
         return True
-    pair = (json.loads(files_of(each)[_TOKENIZER]) for each in (one, other))
-    first, second = ((each["model"]["vocab"], each.get("added_tokens")) for each in pair)
+    contents = (json.loads(files_of(each)[_TOKENIZER]) for each in (one, other))
+    first, second = ((each["model"]["vocab"], each.get("added_tokens")) for each in contents)
     return bool(first == second)
 
 
@@ -117,12 +117,12 @@ def numbers_of(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-# No text in a usual alphabet contains these.
+# The special tokens of a character tokenizer; no text in a usual alphabet contains them.
 _SPECIAL = ("\u27e8pad\u27e9", "\u27e8bos\u27e9", "\u27e8eos\u27e9")
 _SPECIAL_BY_NAME = dict(zip(("pad_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-_UNCHANGED = [{"Sequence": {"id": "A", "type_id": 0}}]
-# It renders the text that `CharacterTokenizer.encode_rows` encodes.
-_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_ADDS_NOTHING = [{"Sequence": {"id": "A", "type_id": 0}}]  # a post-processor's template that adds no tokens
+# This chat template renders the text that `CharacterTokenizer.encode_rows` encodes.
+_CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def _tokenizer_json(tokenizer: CharacterTokenizer) -> dict[str, Any]:
@@ -143,15 +143,15 @@ def _tokenizer_json(tokenizer: CharacterTokenizer) -> dict[str, Any]:
         "model": {
             "type": "WordLevel",
             "vocab": {word: i for i, word in enumerate(all_tokens)},
-            "unk_token": "\u27e8unknown\u27e9",  # not in the vocabulary: other characters raise there too
+            "unk_token": "\u27e8unknown\u27e9",  # not in the vocabulary: unknown characters raise
         },
     }  # fmt: skip
 
 
 def _character_tokenizer(file: Path) -> CharacterTokenizer | None:
-    """The character tokenizer that a file was made from; None for another one."""
-    with open_regular(file) as opened:
-        if os.fstat(opened.fileno()).st_size > _MAX_CHARACTER_BYTES:
+    """The character tokenizer that `files_of` wrote to a file; None if the file is of another tokenizer."""
+    with open_regular(file) as stream:
+        if os.fstat(stream.fileno()).st_size > _MAX_CHARACTER_BYTES:
             return None
     content = read_json(file, any_number=True)
     model = content.get("model")
@@ -159,35 +159,35 @@ def _character_tokenizer(file: Path) -> CharacterTokenizer | None:
     words = list(vocabulary)[len(_SPECIAL) :] if isinstance(vocabulary, dict) else []
     if not words or any(len(word) != 1 for word in words):
         return None
-    made = CharacterTokenizer("".join(words))
+    candidate = CharacterTokenizer("".join(words))
     post_processor = content.get("post_processor")
     if (
         isinstance(post_processor, dict)
-        and post_processor.get("single") == _UNCHANGED
+        and post_processor.get("single") == _ADDS_NOTHING
         and not post_processor.get("special_tokens")
     ):
-        content["post_processor"] = None  # Transformers 5 writes one that adds nothing
-    return made if content == _tokenizer_json(made) else None
+        content["post_processor"] = None  # Transformers 5 writes a post-processor that adds nothing
+    return candidate if content == _tokenizer_json(candidate) else None
 
 
 def _read_files(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
-    """The files of a checkpoint's tokenizer; if its configurations are missing, new ones."""
+    """The files of a checkpoint's tokenizer. Missing configurations are made anew."""
     folder = Path(tokenizer.path)
     names = [name for name in _FILES if os.path.lexists(folder / name)]
-    if os.path.isdir(folder / _TEMPLATES):
-        names += [f"{_TEMPLATES}/{file.name}" for file in sorted((folder / _TEMPLATES).glob("*.jinja"))]
+    if os.path.isdir(folder / _TEMPLATE_DIR):
+        names += [f"{_TEMPLATE_DIR}/{file.name}" for file in sorted((folder / _TEMPLATE_DIR).glob("*.jinja"))]
     files = {name: read_bytes(folder / name, _MAX_FILE_BYTES) for name in names}
     if _TOKENIZER not in files:
         raise FdgError(f"{folder}: its {_TOKENIZER} is gone: put it back, and export again")
     numbers = numbers_of(tokenizer)
     if _SETTINGS not in files:
         loaded = tokenizer_files.load(folder / _TOKENIZER)
-        words = {
+        special_tokens = {
             name: loaded.id_to_token(number[0] if isinstance(number, list) else number)
             for name, number in zip(("bos_token", "eos_token", "pad_token"), numbers.values(), strict=True)
             if number is not None
         }
-        files[_SETTINGS] = _as_json_bytes({**words, "tokenizer_class": "PreTrainedTokenizerFast"})
+        files[_SETTINGS] = _as_json_bytes({**special_tokens, "tokenizer_class": "PreTrainedTokenizerFast"})
     files.setdefault(_GENERATION, _as_json_bytes(numbers))
     return files
 

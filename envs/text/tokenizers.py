@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from envs.text import token_bytes, tokenizer_config, tokenizer_files, turns
-from envs.text.rows import Message, Row, content_of, messages_of, refuse_calls
+from envs.text.rows import Message, Row, content_of, messages_of, refuse_tool_calls
 from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, listed, one_line
 
@@ -27,7 +27,7 @@ COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 
 
 Arguments = Mapping[str, Any]
-_NONE: Arguments = types.MappingProxyType({})
+_NO_ARGS: Arguments = types.MappingProxyType({})
 
 
 class Tokenizer(Protocol):
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
         """The text of tokens, without special ones."""
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
         """The tokens of each row's prompt, up to the start of its answer, and of its answer.
 
@@ -64,7 +64,7 @@ class Tokenizer(Protocol):
         """
 
     def said_before(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """Masks of the assistant's tokens from earlier turns in each row's prompt, as in `encode_rows`."""
 
@@ -72,10 +72,10 @@ class Tokenizer(Protocol):
         """`[128] int32`: the token of each ASCII character; -1 for none."""
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number; 0 for special ones."""
+        """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number, 0 for special tokens."""
 
     def opening_blanks(self) -> np.ndarray:
-        """`[V] int32`: bytes that a token loses as the first of a text."""
+        """`[V] int32`: the number of bytes that a token loses as the first token of a text."""
 
 
 @checked_names
@@ -121,7 +121,7 @@ class CharacterTokenizer:
         """The tokens of a text.
 
         Raises:
-          FdgError: a character is not in the alphabet; names the first.
+          FdgError: a character is not in the alphabet; the message names the first such character.
         """
         _check_text(text)
         for i, c in enumerate(text):
@@ -143,19 +143,19 @@ class CharacterTokenizer:
         )
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
         """See `Tokenizer.encode_rows`: a begin token and the problem; instructions are ignored, since a model
         trained from scratch does not know language.
         """
-        refuse_calls(rows)
+        refuse_tool_calls(rows)
         return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
 
     def said_before(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`."""
-        return [turns.of_characters(row) for row in rows]
+        return [turns.mask_from_characters(row) for row in rows]
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
@@ -167,7 +167,7 @@ class CharacterTokenizer:
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`."""
-        return token_bytes.padded([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
+        return token_bytes.pad_bytes([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
 
     def opening_blanks(self) -> np.ndarray:
         """All zero: see `Tokenizer.opening_blanks`."""
@@ -192,13 +192,13 @@ class HuggingFaceTokenizer:
         if not isinstance(self.path, str | os.PathLike):
             raise FdgError(f"HuggingFaceTokenizer({quoted(self.path)}): give the directory of a checkpoint")
         object.__setattr__(self, "path", str(pathlib.Path(self.path).absolute()))
-        tokenizer_config.loaded(self.path)
+        tokenizer_config.load(self.path)
         object.__setattr__(self, "digest", tokenizer_config.digest(self.path))
 
     @property
     def vocab_size(self) -> int:
         """Tokens of the file, including added ones; a model's embedding may have more rows."""
-        return tokenizer_config.size(self.path)
+        return tokenizer_config.vocab_size(self.path)
 
     @property
     def pad(self) -> int:
@@ -227,8 +227,8 @@ class HuggingFaceTokenizer:
         named = self._special_token("eos_token")
         ids = [
             *([] if named is None else [named]),
-            *tokenizer_config.stops(self.path, "generation_config.json"),
-            *tokenizer_config.stops(self.path, "config.json"),
+            *tokenizer_config.stop_tokens(self.path, "generation_config.json"),
+            *tokenizer_config.stop_tokens(self.path, "config.json"),
         ]
         if not ids:
             raise FdgError(
@@ -242,8 +242,8 @@ class HuggingFaceTokenizer:
         encoded as such.
         """
         _check_text(text)
-        with self._library():
-            return list(tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False).ids)
+        with self._library_errors():
+            return list(tokenizer_config.load(self.path).encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -252,59 +252,59 @@ class HuggingFaceTokenizer:
           FdgError: a number is no token.
         """
         numbers = _token_numbers(ids, self.vocab_size)
-        with self._library():
-            return tokenizer_config.loaded(self.path).decode(numbers, skip_special_tokens=True)
+        with self._library_errors():
+            return tokenizer_config.load(self.path).decode(numbers, skip_special_tokens=True)
 
     def encode_rows(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
-        """See `Tokenizer.encode_rows`. A prompt is encoded as one text: the output of the chat template, or
-        without one a line per message, after the library's begin tokens.
+        """See `Tokenizer.encode_rows`. A prompt is encoded as one text: the output of the chat template, or,
+        without a template, one line per message after the library's begin tokens.
 
-        An answer is the rest of the encoding of prompt and answer as one text, after the prompt's tokens. If
-        that encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded by
-        itself or after another character, whichever decodes to the same text.
+        Prompt and answer are encoded together as one text; the answer's tokens follow the prompt's. If the
+        encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded by itself
+        or after another character, whichever decodes to the same text.
         """
-        templated = self.chat_template is not None or "chat_template" in arguments
+        has_template = self.chat_template is not None or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
-        if templated:
+        if has_template:
             prompts = [
                 self._render(messages, True, {**arguments, **row.template_arguments})
                 for messages, row in zip(conversations, rows, strict=True)
             ]
         else:
-            refuse_calls(rows)
-            prompts = ["".join(f"{content_of(one)}\n" for one in messages) for messages in conversations]
-        front = [] if templated else self._begin_tokens
+            refuse_tool_calls(rows)
+            prompts = ["".join(f"{content_of(m)}\n" for m in messages) for messages in conversations]
+        begin = [] if has_template else self._begin_tokens
         prompt_ids = self._encode_batch(prompts)
         joint_ids = self._encode_batch([p + (row.answer or "") for p, row in zip(prompts, rows, strict=True)])
         encoded = []
-        for row, before, both in zip(rows, prompt_ids, joint_ids, strict=True):
-            answer = [] if row.answer is None else both[len(before) :]
-            if both[: len(before)] != before:
-                answer = self._encode_after(before, both, row.answer or "")
-            encoded.append(([*front, *before], answer))
+        for row, before, joint in zip(rows, prompt_ids, joint_ids, strict=True):
+            answer = [] if row.answer is None else joint[len(before) :]
+            if joint[: len(before)] != before:
+                answer = self._encode_after(before, joint, row.answer or "")
+            encoded.append(([*begin, *before], answer))
         return encoded
 
     def said_before(
-        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NONE
+        self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`, and `envs/text/turns.py`."""
         if self.chat_template is not None or "chat_template" in arguments:
-            return [turns.of_template(self, row, instruction, system, arguments) for row in rows]
-        front = [False] * len(self._begin_tokens)
+            return [turns.mask_from_template(self, row, instruction, system, arguments) for row in rows]
+        begin = [False] * len(self._begin_tokens)
         messages = [messages_of(row.prompt, instruction, system) for row in rows]
-        return [[*front, *turns.of_lines(self, one)] for one in messages]
+        return [[*begin, *turns.mask_from_lines(self, one)] for one in messages]
 
-    def places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text, as in `encode`, and each token's start and end characters."""
-        with self._library():
-            encoding = tokenizer_config.loaded(self.path).encode(text, add_special_tokens=False)
+        with self._library_errors():
+            encoding = tokenizer_config.load(self.path).encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
-    def _encode_after(self, before: list[int], both: list[int], answer: str) -> list[int]:
-        """An answer after tokens that its joint encoding does not begin with."""
-        text = self.decode(both)
+    def _encode_after(self, before: list[int], joint: list[int], answer: str) -> list[int]:
+        """Encodes an answer after prompt tokens with which the joint encoding does not begin."""
+        text = self.decode(joint)
         for anchor in ("", "\n", "a", "1", "."):
             start, ids = self.encode(anchor), self.encode(anchor + answer)
             if ids[: len(start)] == start and self.decode([*before, *ids[len(start) :]]) == text:
@@ -312,17 +312,17 @@ class HuggingFaceTokenizer:
         return self.encode(answer)
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
-        with self._library():
+        with self._library_errors():
             return [
                 one.ids
-                for one in tokenizer_config.loaded(self.path).encode_batch(texts, add_special_tokens=False)
+                for one in tokenizer_config.load(self.path).encode_batch(texts, add_special_tokens=False)
             ]
 
     @property
     def _begin_tokens(self) -> list[int]:
         """The special tokens that the library puts before a text."""
-        with self._library():
-            encoding = tokenizer_config.loaded(self.path).encode("a", add_special_tokens=True)
+        with self._library_errors():
+            encoding = tokenizer_config.load(self.path).encode("a", add_special_tokens=True)
         plain = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
         return encoding.ids[: plain[0]] if plain else []
 
@@ -336,8 +336,8 @@ class HuggingFaceTokenizer:
         """Renders messages with the checkpoint's chat template, with the variables of Transformers.
 
         Args:
-          messages: `role` and `content` each, and other keys that the template reads; None values are
-            dropped.
+          messages: each has `role`, `content`, and other keys that the template reads; keys with the value
+            None are dropped.
           add_generation_prompt: append the beginning of an answer.
           generation_marks: two characters that replace `{% generation %}` and its end.
           arguments: further JSON variables of the template: `tools`, `documents`, `enable_thinking`, ...;
@@ -355,20 +355,20 @@ class HuggingFaceTokenizer:
         arguments: Arguments,
         generation_marks: str = "",
     ) -> str:
-        template = self._template(arguments.get("chat_template"), arguments.get("tools"))
-        for i, one in enumerate(messages if np.iterable(messages) else [messages]):
-            if not isinstance(one, Mapping):
+        template = self._choose_template(arguments.get("chat_template"), arguments.get("tools"))
+        for i, message in enumerate(messages if np.iterable(messages) else [messages]):
+            if not isinstance(message, Mapping):
                 raise FdgError(
-                    f"message {i} is {quoted(one)}: it must be a mapping, as in"
+                    f"message {i} is {quoted(message)}: it must be a mapping, as in"
                     ' {"role": "user", "content": "..."}'
                 )
-        without_none = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        cleaned = [{k: v for k, v in message.items() if v is not None} for message in messages]
         context = {
             "tools": None,
             "documents": None,
             **self.special_tokens,
             **arguments,
-            "messages": without_none,
+            "messages": cleaned,
         }
         context = {"add_generation_prompt": add_generation_prompt, **context}
         context.pop("chat_template", None)
@@ -393,20 +393,20 @@ class HuggingFaceTokenizer:
         """All templates by name: from `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else
         from `tokenizer_config.json`.
         """
-        return tokenizer_config.templates(self.path)
+        return tokenizer_config.chat_templates(self.path)
 
-    def _template(self, named: Any, tools: Any) -> str:
-        known = self.chat_templates
-        if isinstance(named, str):
-            return known.get(named, named)
-        if named is not None:
-            raise FdgError(f"chat_template={quoted(named)}: it must be the name of a template, or its text")
-        template = known.get("tool_use") if tools is not None else None
-        template = known.get("default") if template is None else template
-        if template is None and known:
+    def _choose_template(self, choice: Any, tools: Any) -> str:
+        templates = self.chat_templates
+        if isinstance(choice, str):
+            return templates.get(choice, choice)
+        if choice is not None:
+            raise FdgError(f"chat_template={quoted(choice)}: it must be the name of a template, or its text")
+        template = templates.get("tool_use") if tools is not None else None
+        template = templates.get("default") if template is None else template
+        if template is None and templates:
             raise FdgError(
                 f"checkpoint '{self.path}': it has several chat templates and no default: give chat_template="
-                f"{listed([repr(name) for name in known], 'or')}"
+                f"{listed([repr(name) for name in templates], 'or')}"
             )
         if template is None:
             raise FdgError(
@@ -431,18 +431,18 @@ class HuggingFaceTokenizer:
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
-        return token_bytes.padded(_token_bytes(self.path)[0])
+        return token_bytes.pad_bytes(_token_bytes(self.path)[0])
 
     def opening_blanks(self) -> np.ndarray:
         """See `Tokenizer.opening_blanks`."""
         return _token_bytes(self.path)[1]
 
-    def _library(self) -> contextlib.AbstractContextManager[None]:
+    def _library_errors(self) -> contextlib.AbstractContextManager[None]:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
 
     def _special_token(self, name: str) -> int | None:
         word = self.special_tokens.get(name)
-        return None if word is None else tokenizer_config.loaded(self.path).token_to_id(word)
+        return None if word is None else tokenizer_config.load(self.path).token_to_id(word)
 
 
 def _check_text(text: Any) -> None:
@@ -475,6 +475,6 @@ def _compile_template(template: str) -> Any:
 
 @functools.cache
 def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray]:
-    loaded = tokenizer_config.loaded(path)
+    loaded = tokenizer_config.load(path)
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        return token_bytes.read(loaded)
+        return token_bytes.decode_each_token(loaded)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.text.drawing import whole_number
+from envs.text.drawing import check_integer
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row, as_json
 from envs.text.tables import Table
@@ -28,7 +28,7 @@ from fdg.errors import FdgError, HostError, listed, one_line, raised
 
 PREFIX = "verifiers:"  # `verifiers:NAME` is `text:verifiers?environment=NAME`
 
-_ENDLESS_SIZE = 1000  # tasks of a set that never ends
+_ENDLESS_SIZE = 1000  # the number of tasks that are used of an endless set
 _INSTALL = "pip install 'verifiers>=0.4'"
 
 
@@ -55,17 +55,17 @@ class Verifiers(Table):
         example = {"split": "train"}
         object.__setattr__(self, "arguments", as_json(self.arguments, f"{what}: arguments", example))
         if self.size is not None:
-            whole_number(self, "size", 1, 10_000_000)
+            check_integer(self, "size", 1, 10_000_000)
         super().__post_init__()
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All prompts; their columns are the task's own data, and `idx`, its place in the environment."""
+        """All prompts; a row's columns are its task's own data, and `idx`, its index in the environment."""
         return _rows(*self._key)
 
     @property
     def unanswered(self) -> str | None:
-        """The place of the first task without a text `answer` in its data; None if all have one."""
+        """The location of the first task without a text `answer` in its data; None if all have one."""
         return next((row.where for row in self.rows if row.answer is None), None)
 
     @property
@@ -92,11 +92,11 @@ class _Scorer:
 
     def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
         tasks = _tasks(self.environment, self.arguments, self.size)
-        scores = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
-        return _run_on_loop(_gather_scores(scores))
+        coroutines = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
+        return _run_in_thread(_gather_scores(coroutines))
 
     async def _score(self, task: Any, text: str) -> float:
-        trace = _trace(task, text)
+        trace = _completed_trace(task, text)
         try:
             await task.score(trace)
         except (Exception, SystemExit) as error:
@@ -117,20 +117,20 @@ async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> li
     return rewards
 
 
-def _run_on_loop(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+def _run_in_thread(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
+    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop()).result()
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop for all calls, since clients of judges may keep connections open, in its own thread."""
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One event loop, in its own thread, for all calls: clients of judges may keep connections open."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
 
 
-def _trace(task: Any, response: str) -> Any:
-    """A completed trace of the task's prompt and one answer."""
+def _completed_trace(task: Any, response: str) -> Any:
+    """A completed trace of the task's prompt and one response."""
     vf = _package()
     data = task.data
     prompt_messages = (
@@ -163,10 +163,10 @@ def _package() -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...]:
-    """An environment's tasks, all of which can be served.
+    """An environment's tasks, all of which this module supports.
 
     Raises:
-      FdgError: it cannot be loaded, takes no such arguments, or cannot be served.
+      FdgError: the environment cannot be loaded, takes no such arguments, or is not supported.
     """
     vf = _package()
     what = f"verifiers' environment '{environment}'"
@@ -175,7 +175,7 @@ def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...
         taskset = vf.load_taskset(vf.taskset_config_type(environment).model_validate(settings))
         count = size or (None if taskset.bounded else _ENDLESS_SIZE)
         tasks = tuple(itertools.islice(taskset, count))
-        reason = _reason_not_served(vf, environment, taskset, tasks)
+        reason = _reason_not_supported(vf, environment, taskset, tasks)
     except (Exception, SystemExit) as error:  # the environment's code may raise anything
         raise FdgError(f"{what} cannot be loaded: {raised(error)}{_hint_for_old_modules(error)}") from error
     if reason is not None:
@@ -187,28 +187,28 @@ def _hint_for_old_modules(error: BaseException) -> str:
     """The fix for a module that was written for `verifiers` before 0.4; empty for other errors."""
     is_old = isinstance(error, AttributeError) and ("__all__" in str(error) or "'verifiers'" in str(error))
     return (
-        ": those of verifiers before 0.4 (load_environment) are not served: export a Taskset"
+        ": environments for verifiers before 0.4 (load_environment) are not supported: export a Taskset"
         if is_old
         else ""
     )
 
 
-def _reason_not_served(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
-    """Why an environment cannot be served; None if it can."""
+def _reason_not_supported(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
+    """Why an environment is not supported; None if it is."""
     if not tasks:
         return "has no tasks"
-    first, kind, env_class = tasks[0], type(tasks[0]), vf.environment_class(environment)
+    first, task_class, env_class = tasks[0], type(tasks[0]), vf.environment_class(environment)
     if env_class is not vf.SingleAgentEnv:
         return (
-            f"plays several turns or agents ({env_class.__name__}.run), which call a model over HTTP: only"
-            " those are served in which the model answers once"
+            f"plays several turns or agents ({env_class.__name__}.run), which call a model over HTTP: use"
+            " an environment in which the model answers once"
         )
-    if kind.toolsets(first.config) or type(taskset).toolsets(taskset.config):
-        return "gives the model tools: only those are served in which the model answers once, by text"
-    if kind.NEEDS_CONTAINER or first.data.image:
+    if task_class.toolsets(first.config) or type(taskset).toolsets(taskset.config):
+        return "gives the model tools: use an environment in which the model answers once, by text"
+    if task_class.NEEDS_CONTAINER or first.data.image:
         return "needs a container, and responses are scored in this process"
     runtime_users = [
-        name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)
+        name for name in ("setup", "finalize") if getattr(task_class, name) is not getattr(vf.Task, name)
     ]
     reward_functions = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
     for function in reward_functions:
@@ -225,11 +225,11 @@ def _reason_not_served(vf: Any, environment: str, taskset: Any, tasks: Sequence[
 
 @functools.lru_cache(maxsize=4)
 def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]:
-    common = set(_package().TaskData.model_fields)
+    base_fields = set(_package().TaskData.model_fields)
     rows = []
     for i, task in enumerate(_tasks(environment, arguments, size)):
         where = f"verifiers' environment '{environment}', task {i}"
-        columns = {**task.data.model_dump(exclude=common), "idx": i}
+        columns = {**task.data.model_dump(exclude=base_fields), "idx": i}
         answer = columns.get("answer")
         text = answer if isinstance(answer, str) else None
         rows.append(Row(_prompt(task.data, where), text, columns, where))

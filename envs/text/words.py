@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.text.characters import Text, character, concatenate, literal, number
-from envs.text.drawing import check_enough, uniform, whole_number
+from envs.text.drawing import check_integer, check_num_problems, uniform
 from envs.text.task import OneAnswer
 
 
@@ -21,9 +21,9 @@ class _WordProblem(OneAnswer):
     instruction: ClassVar[str]
 
     def __post_init__(self) -> None:
-        whole_number(self, "length", 2, 256)
-        whole_number(self, "letters", 2, 26)
-        check_enough(
+        check_integer(self, "length", 2, 256)
+        check_integer(self, "letters", 2, 26)
+        check_num_problems(
             self, float(self.letters) ** min(self.length, 20), "use a larger length, or more letters"
         )
 
@@ -116,8 +116,8 @@ class Parity(OneAnswer):
     response_length: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        whole_number(self, "length", 2, 256)
-        check_enough(self, 2.0**self.length, "use length=6 or more")
+        check_integer(self, "length", 2, 256)
+        check_num_problems(self, 2.0**self.length, "use length=6 or more")
 
     @property
     def prompt_length(self) -> int:
@@ -146,7 +146,7 @@ class Binary(OneAnswer):
     instruction: ClassVar[str] = "Write the number in binary. Answer with its digits alone."
 
     def __post_init__(self) -> None:
-        whole_number(self, "bits", 6, 29)
+        check_integer(self, "bits", 6, 29)
 
     @property
     def prompt_length(self) -> int:
