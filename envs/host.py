@@ -38,7 +38,7 @@ from fdg.errors import FdgError, HostError, host_errors, raised
 
 TIMEOUT = 60.0  # default limit of a step, in seconds
 
-_num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_parts", default=1)
+_num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_num_pools", default=1)
 
 
 @contextlib.contextmanager
