@@ -101,7 +101,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _nearest_role(role: str, roles: Collection[str]) -> str | None:
-    """The known role, one of `roles`, that `role` misspells or abbreviates; None if there is none.
+    """The role in `roles` that `role` misspells or abbreviates; None if there is none.
 
     >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
@@ -110,17 +110,17 @@ def _nearest_role(role: str, roles: Collection[str]) -> str | None:
 
     def likeness(candidate: str) -> float:
         ratio = difflib.SequenceMatcher(None, word, candidate).ratio()
-        is_misspelt = sorted(word) == sorted(candidate) or (len(word) > 2 and candidate.startswith(word))
-        return 1.0 if is_misspelt else ratio
+        is_variant = sorted(word) == sorted(candidate) or (len(word) > 2 and candidate.startswith(word))
+        return 1.0 if is_variant else ratio
 
     best = max(sorted(roles), key=likeness)
     return best if likeness(best) > 0.86 else None
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """The group of each fragment: that of its role, else of its parent, else of its largest input's producer.
+    """The group of each fragment: the group of its role, if `placement` has the role.
 
-    A fragment with none of these is on the first group of `placement`.
+    Otherwise the group of its parent, else of the producer of its largest input, else the first group.
     """
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
@@ -138,7 +138,7 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
                 assigned[fragment.name] = assigned[guide]
             else:
                 unassigned.append(fragment)
-        if len(unassigned) == len(pending):  # they depend only on each other
+        if len(unassigned) == len(pending):  # the fragments depend only on each other
             assigned[unassigned.pop(0).name] = default
         pending = unassigned
     return {f.name: assigned[f.name] for f in graph.fragments}

@@ -31,16 +31,16 @@ class Layout:
     def of_batch(
         cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
     ) -> "Layout":
-        """The layout of an array that is split along its batch axis, `axis`, if the length is divisible.
+        """The layout of an array that is split along its batch axis, `axis`.
 
-        Otherwise the array is replicated. `mesh` may be a number of devices along `BATCH`.
+        If the axis is None or not divisible, the array is replicated. `mesh` may be a number of devices.
 
         >>> Layout.of_batch((6, 4), 0, 3).parts, Layout.of_batch((6, 4), 1, 3).parts
         ((3, 1), (1, 1))
         """
         mesh = ((BATCH, mesh),) if isinstance(mesh, int) else tuple(mesh)
-        splits = axis is not None and shape[axis] % dict(mesh)[BATCH] == 0
-        return cls(tuple(shape), (*[()] * (axis or 0), (BATCH,)) if splits else (), mesh)
+        is_split = axis is not None and shape[axis] % dict(mesh)[BATCH] == 0
+        return cls(tuple(shape), (*[()] * (axis or 0), (BATCH,)) if is_split else (), mesh)
 
     @functools.cached_property
     def parts(self) -> tuple[int, ...]:

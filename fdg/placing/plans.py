@@ -27,7 +27,7 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """A graph placed on devices. This class runs as one program; its subclass `SteppedPlan` has several.
+    """A graph placed on devices, which runs as one program (or as several: its subclass `SteppedPlan`).
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
@@ -37,7 +37,7 @@ class Plan(Drawable):
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
       delayed: the leaves and fragments that the staleness delays, or None.
-      unfit: (group, devices that it does not use, because its batches are not divisible by their number).
+      unfit: (group, the devices that it leaves idle so that its number of devices divides its batches).
       notes: sentences that are printed at the end of the plan.
       sharded: the leaves of the state that sharding rules match.
       unused_rules: (group, regular expression) of sharding rules that match no leaf.
@@ -71,7 +71,7 @@ class Plan(Drawable):
     def memory(self) -> tuple[tuple[str, int], ...]:
         """The estimated peak bytes on a device of each group (`placing.memory`).
 
-        For groups on the same devices it is the bytes of all of them. `Engine.memory` has the bytes that XLA
+        Groups on the same devices all have the sum of their bytes. `Engine.memory` has the bytes that XLA
         reports.
         """
         (group,), graph = self.groups, self.graph
@@ -104,7 +104,7 @@ class Plan(Drawable):
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
-        """The first process none of whose devices is used; None if there is no such process.
+        """The first process that owns no used device; None if there is no such process.
 
         Args:
           devices: the list of devices that the plan's positions index.

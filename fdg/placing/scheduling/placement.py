@@ -3,7 +3,7 @@
 The policy places fragments; other operations follow the data. An example with `act` on actors, `learn` on
 learners, and a carried key and weight:
 
-    key, k = split(key)      # actors and learners: both use it and it is exact, so both keep the key
+    key, k = split(key)      # actors and learners: both use the key, and split is exact, so both keep it
     a = act(weight, k)       # actors, by the policy; so actors keep the weight
     b = normalise(a)         # learners: code between fragments is placed where its results are used
     weight = learn(weight, b, split(k))    # learners, which keep it too; the new weight is sent to the actors
@@ -23,9 +23,9 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
-CHEAP_FLOPS = 1_000_000  # up to this size, each group that uses the results of an operation computes them
+CHEAP_FLOPS = 1_000_000  # up to this cost, each group that uses the results of an operation computes them
 
-Held = dict[core.Var, set[str]]  # the groups that hold each variable without a transfer
+GroupsOf = dict[core.Var, set[str]]  # the groups that use each variable, or hold it without a transfer
 
 
 class Placement:
@@ -41,7 +41,7 @@ class Placement:
         self.groups: dict[Operation, frozenset[str]] = {}
         self.carry_groups: dict[Region, list[set[str]]] = {}  # groups that hold each carried value
         self._platforms = platforms or {}
-        self._fixed: dict[Operation, str] = {}  # the group of operations that run on one group only
+        self._fixed: dict[Operation, str] = {}  # the group of each operation that may run on one group only
         self._requested: dict[Loop, list[set[str]]] = {}  # the groups that use each result of a loop
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
@@ -87,12 +87,12 @@ class Placement:
             leaves = new_leaves
         self.carry_groups[self.region] = leaves
 
-    def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
+    def _backward(self, region: Region, requested: Sequence[set[str]]) -> GroupsOf:
         """Places operations by their results' users; returns the groups that use each variable.
 
         `requested` are the groups that use each carried output.
         """
-        need: Held = collections.defaultdict(set)
+        need: GroupsOf = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=False):
             need[variable] |= groups
         for item in reversed(region.items):
@@ -120,7 +120,7 @@ class Placement:
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
         """Places one carried value that the loop does not read, but only carries or exchanges with others.
 
-        Returns whether there was one.
+        Returns whether there was such a value.
         """
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
@@ -186,15 +186,15 @@ class Placement:
 
     # --- forward pass: operations without users are placed where their inputs are ---
 
-    def _initial_holders(self) -> Held:
+    def _initial_holders(self) -> GroupsOf:
         carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
         return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
-    def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
+    def _forward(self, region: Region, held: GroupsOf, preferred: Mapping[Operation, set[str]]) -> bool:
         """Places operations that have no group yet by their inputs; returns whether one was placed.
 
         Adds the region's variables to `held`. `preferred` maps operations whose result leaves the loop to the
-        groups that use it.
+        groups that use the result.
         """
         has_placed = False
         for item in region.items:
@@ -223,7 +223,7 @@ class Placement:
                 held[result] = inner_held[end] | holders
         return has_placed
 
-    def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
+    def _nearest(self, operation: Operation, held: GroupsOf, preferred: set[str]) -> str | None:
         """The group that holds the most bytes of an operation's inputs; None if no group holds any.
 
         An operation that writes a row of a stacked result is placed by the row only, if possible on a group

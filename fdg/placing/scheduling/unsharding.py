@@ -65,24 +65,24 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     # Leave out leaves that the primary group uses between the two moves. The moves of the remaining leaves
     # may be closer to each other, so repeat.
     while pairs:
-        parts, whole = {a for a, _ in pairs}, {b for _, b in pairs}
-        positions = [i for i, step in enumerate(steps) if not whole.isdisjoint(uses(step))]
+        sharded, gathered = {a for a, _ in pairs}, {b for _, b in pairs}
+        positions = [i for i, step in enumerate(steps) if not gathered.isdisjoint(uses(step))]
         first, last = min(positions), max(positions)
-        used_between = parts.intersection(value for step in steps[first : last + 1] for value in uses(step))
+        used_between = sharded.intersection(value for step in steps[first : last + 1] for value in uses(step))
         if not used_between:
             break
         pairs = [(a, b) for a, b in pairs if a not in used_between]
     if not pairs:
         return schedule
     ends = {start: end for end, start in schedule.carry}
-    dropped = {ends[b] for _, b in pairs if b in ends} - whole  # transfers that are no longer needed
+    dropped = {ends[b] for _, b in pairs if b in ends} - gathered  # their transfers are no longer needed
     feeders = (step.sources for step in steps if isinstance(step, Move) for b in defs(step) if b in dropped)
     sources = tuple(dict.fromkeys(name for names in feeders for name in names))
     (a, b), all_pairs = pairs[0], frozenset(range(len(pairs)))
-    users, owners = _using_fragments(steps, whole), _using_fragments(steps, parts)
+    users, owners = _using_fragments(steps, gathered), _using_fragments(steps, sharded)
     gather = Move(a.group, b.group, tuple(pairs), sources, users, freed=all_pairs, donates=True)
     reversed_pairs = tuple((b, a) for a, b in pairs)
-    scatter = Move(b.group, a.group, reversed_pairs, users, owners, freed=all_pairs, donates=True)
+    slice_back = Move(b.group, a.group, reversed_pairs, users, owners, freed=all_pairs, donates=True)
     before, between, after = (
         [new for step in part if (new := _without_values(step, dropped)) is not None]
         for part in (steps[:first], steps[first : last + 1], steps[last + 1 :])
@@ -92,12 +92,12 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
         steps=(
             *before,
             gather,
-            *(_without_freeing(step, whole) for step in between),
-            scatter,
+            *(_without_freeing(step, gathered) for step in between),
+            slice_back,
             *after,
         ),
-        leaves=tuple(tuple(v for v in values if v not in whole) for values in schedule.leaves),
-        carry=tuple((end, start) for end, start in schedule.carry if start not in whole),
+        leaves=tuple(tuple(v for v in values if v not in gathered) for values in schedule.leaves),
+        carry=tuple((end, start) for end, start in schedule.carry if start not in gathered),
     )
 
 
@@ -190,5 +190,5 @@ _KIND_TEXTS = {
     STAYS: "as they are",
     GATHER: "gathered among {} neighbours",
     SLICE: "cut, which moves nothing",
-    EXCHANGE: "exchanged by way of the whole",
+    EXCHANGE: "exchanged through the whole array",
 }
