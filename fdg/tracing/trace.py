@@ -108,7 +108,7 @@ def trace(algorithm: Any) -> FDG:
         with explained(name), check_unchanged(algorithm, name, warns=False):
             algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
-    output: list[Any] = []
+    output_shapes: list[Any] = []  # of each trace
     returned_weak: list[bool] = []  # for each leaf, whether the last trace returned it weakly typed
 
     def iterate(*leaves):
@@ -120,7 +120,7 @@ def trace(algorithm: Any) -> FDG:
         new_state, metrics = jax.tree.map(jax.numpy.asarray, result)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
-        output.append(shapes)
+        output_shapes.append(shapes)
         returned_weak[:] = weakness(new_state)
         # Outputs are strongly typed; the next iteration gets weak types from `returned_weak`.
         typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
@@ -128,7 +128,7 @@ def trace(algorithm: Any) -> FDG:
         return *typed, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
-        function_name, is_first = f"{name}.iterate", not output
+        function_name, is_first = f"{name}.iterate", not output_shapes
         with explained(function_name), check_unchanged(algorithm, function_name, "iteration", warns=is_first):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
@@ -146,7 +146,7 @@ def trace(algorithm: Any) -> FDG:
         except TypeError as error:
             line = str(error).strip().splitlines()[0]
             raise GraphError(f"{name}.iterate has a jaxpr that JAX rejects: {line}") from error
-        return read_graph(name, jaxpr, state, output[-1][1])
+        return read_graph(name, jaxpr, state, output_shapes[-1][1])
 
     graph = trace_graph(iterate)
     warn_of_same_draws(name, graph.jaxpr, state)
@@ -167,10 +167,10 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
 
 
 def vmapped_agents(graph: FDG, state: Any) -> FDG:
-    """Turns the graph of several agents into a graph without an axis of agents.
+    """Turns the graph of several agents into the graph of one algorithm that runs all of them.
 
-    Each operation is vmapped over agents and has an additional axis, so each agent's batch can be split.
-    `state` is the algorithm's state, whose leaves are the first of the graph's state.
+    Each operation is vmapped over the agents, so that each agent's batch can be split. `state` is the
+    algorithm's state, whose leaves are the first leaves of the graph's state.
     """
     agents = graph.agents
     assert agents is not None
@@ -199,7 +199,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def with_declarations(graph: FDG, source: FDG) -> FDG:
-    """The graph with the sharding rules, copies between agents and number of agents of `source`."""
+    """The graph, with the declarations of `source`: its sharding rules, copies between agents, and agents."""
     return dataclasses.replace(
         graph,
         parameter_rules=source.parameter_rules,
@@ -209,7 +209,7 @@ def with_declarations(graph: FDG, source: FDG) -> FDG:
 
 
 def abstract_state(algorithm: Any) -> Any:
-    """The state's pytree of `jax.ShapeDtypeStruct`; leaves that `init` returns as Python numbers are weak."""
+    """The state's pytree of `jax.ShapeDtypeStruct`; Python numbers that `init` returns are weakly typed."""
     name = type(algorithm).__name__
 
     def init() -> Any:
