@@ -36,7 +36,7 @@ from jax.sharding import Mesh
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
-from fdg.batch.gradients import GradientSums, calls_inlined, contracts_batch, gradient_sums
+from fdg.batch.gradients import GradientSums, contracts_batch, gradient_sums, inline_calls
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process, processes_sharing_cores
@@ -206,7 +206,7 @@ def _tile_flow(devices: int, may_split: bool, flow: Flow, context: None, inside:
     """Rewrites the jaxpr of a flow: the equations to tile, if there are any, become one call."""
     region = None
     if any(map(contracts_batch, flow.equations)):
-        inlined = calls_inlined(flow, devices)
+        inlined = inline_calls(flow, devices)
         region = _find_region(inlined, devices, may_split)
         flow = flow if region is None else inlined
     equations = [inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn for step in flow.equations]
