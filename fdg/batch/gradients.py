@@ -99,7 +99,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
 def inline_calls(flow: Flow, devices: int) -> Flow:
     """Inlines all calls of a flow except calls of fragments."""
     axes = [axis for axis, _ in flow.inputs]
-    jaxpr: Any = jaxprs.inlined(flow.jaxpr, _inlinable_body)
+    jaxpr: Any = jaxprs.inline(flow.jaxpr, _inlinable_body)
     return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)
 
 

@@ -137,7 +137,7 @@ class _Opener:
                 self.declared_axes.setdefault(names[inner], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
-        (renamed,) = jaxprs.copied([eqn], names)
+        (renamed,) = jaxprs.copy_equations([eqn], names)
         operation = Operation(renamed, group, fragments)
         if region.token is not None and has_effect(eqn):
             token = region.token
