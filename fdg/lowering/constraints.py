@@ -28,7 +28,7 @@ from fdg.lowering.extremes import extreme_over_devices, keep_nan, may_lose_nan
 from fdg.lowering.host_calls import CALLBACKS_WITH_RESULTS
 from fdg.lowering.local import OnePart
 from fdg.lowering.mesh import batch_sharding
-from fdg.lowering.tiles import run_tiles, tiles_of
+from fdg.lowering.tiles import tiled_function, tiles_of
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
@@ -285,7 +285,7 @@ class _Rewriter:
             return [extreme_over_devices(step.eqn.primitive.name, x) for x in outs] if step.reduced else outs
 
         tiles = tiles_of(step.eqn)
-        function = run_untiled if tiles is None else run_tiles(step.bodies[0], count, tiles)
+        function = run_untiled if tiles is None else tiled_function(step.bodies[0], count, tiles)
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
         if stays_split:

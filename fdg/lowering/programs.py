@@ -28,7 +28,7 @@ from fdg.placing.layout import Layout, Spec
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
-from fdg.placing.sharded import by_position
+from fdg.placing.sharded import layouts_by_position
 from fdg.placing.staleness import algorithm_state
 
 
@@ -49,7 +49,7 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan with one group."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
-    layouts = by_position(plan.sharded, group.name)
+    layouts = layouts_by_position(plan.sharded, group.name)
     specs = [layouts[i].spec if i in layouts else None for i in range(len(graph.state_axes))]
     axes = graph.state_axes, graph.output_axes
     iterate = core.jaxpr_as_fun(on_mesh(graph.jaxpr, mesh, *axes, specs if group.shards else None))

@@ -84,7 +84,7 @@ def tiles_of(eqn: Any) -> int | None:
     return int(count) if prefix == _PREFIX else None
 
 
-def run_tiles(body_flow: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
+def tiled_function(body_flow: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
     """The function that runs a tiled call on one device's parts of its inputs, for use in a `shard_map`.
 
     `body_flow` is the flow of the call's body. Outputs without a batch axis are sums (or extremes) over all
@@ -135,14 +135,14 @@ _TRACED_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
 
 
 def traced_per_device(body_flow: Flow, devices: int, tiles: int) -> core.Jaxpr:
-    """Traces `run_tiles` with the shapes of one device's part; its collectives are `psum`s."""
+    """Traces `tiled_function` with the shapes of one device's part; its collectives are `psum`s."""
 
     def trace() -> core.Jaxpr:
         parts = []
         for variable, (axis, _) in zip(body_flow.jaxpr.invars, body_flow.inputs, strict=True):
             shape = [n // devices if i == axis else n for i, n in enumerate(variable.aval.shape)]
             parts.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
-        run = run_tiles(body_flow, devices, tiles)
+        run = tiled_function(body_flow, devices, tiles)
         return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
 
     return _TRACED_PARTS(body_flow, (devices, tiles), trace)
@@ -219,7 +219,7 @@ def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[
     """Replaces a region's equations by one call, placed after all equations that do not depend on it."""
     function: Callable = core.jaxpr_as_fun(region.jaxpr)
     if devices == 1:
-        function = run_tiles(region.flow, 1, region.tiles)
+        function = tiled_function(region.flow, 1, region.tiles)
     inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
     call = jaxprs.as_call(function, f"{_PREFIX}:{region.tiles}", inputs, outputs)
     dependent: set[Any] = set(outputs)

@@ -1,4 +1,4 @@
-"""Finds sharded parameters that are gathered over the mesh axis `batch`, because a split batch uses them.
+"""Finds sharded parameters to gather over the mesh axis `batch` before they are combined with a split batch.
 
     x [B, d] split over batch,  w [d, f] split over (batch, model)
     x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model

@@ -144,7 +144,7 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
     return {f.name: assigned[f.name] for f in graph.fragments}
 
 
-def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
+def merge_same_devices(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
     """Merges groups that have the same devices; the merged group shards parameters if one of them does.
 
     Groups that overlap only partly, and groups with `apart`, stay as they are.

@@ -60,7 +60,7 @@ class Layout:
         return math.prod(size for _, size in self.mesh)
 
     @functools.cached_property
-    def part_of(self) -> tuple[tuple[int, ...], ...]:
+    def part_of_device(self) -> tuple[tuple[int, ...], ...]:
         """For each device in the mesh's order, the index of its part along each dimension."""
         sizes = dict(self.mesh)
         parts_of_devices = []
@@ -112,12 +112,12 @@ def find_route(source: Layout, target: Layout) -> Route:
     cuts = tuple(n // a for n, a in zip(num_chunks, source.parts, strict=True))
     joins = tuple(n // b for n, b in zip(num_chunks, target.parts, strict=True))
     holders: dict[tuple[int, ...], list[int]] = {}
-    for device, part in enumerate(source.part_of):
+    for device, part in enumerate(source.part_of_device):
         holders.setdefault(part, []).append(device)
     chunks = []
     for chunk_index in itertools.product(*map(range, joins)):
         chunk_by_device = []
-        for j, part in enumerate(target.part_of):
+        for j, part in enumerate(target.part_of_device):
             global_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
             sources = holders[tuple(c // n for c, n in zip(global_index, cuts, strict=True))]
             index_in_part = 0

@@ -37,7 +37,7 @@ from fdg.placing.assignment import (
     check_placement,
     fit_to_batches,
     largest_divisor,
-    merge_shared,
+    merge_same_devices,
     warn_of_near_roles,
 )
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
@@ -111,7 +111,7 @@ def place(
         if not any(group.shards or group.model > 1 for group in placement.values()):
             return _plan_agents(graph, graph.agents, platforms, policy, delayed)
         graph = vmapped_agents(graph, algorithm_state(graph.state))
-    assignment = merge_shared(policy_assignment, policy)
+    assignment = merge_same_devices(policy_assignment, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
         fit_to_batches(

@@ -18,7 +18,7 @@ from fdg.placing.movements import (
 )
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Schedule
-from fdg.placing.sharded import ShardedLeaf, by_position
+from fdg.placing.sharded import ShardedLeaf, layouts_by_position
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
@@ -77,7 +77,7 @@ class Plan(Drawable):
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
         if self.together is None:
-            layouts = by_position(self.sharded, group.name)
+            layouts = layouts_by_position(self.sharded, group.name)
             size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
         else:  # the states of all agents, and the temporary arrays of those that are vmapped together
             agent_bytes = program_bytes(graph.jaxpr, (), 1, donated)

@@ -127,7 +127,7 @@ class Change:
     kind: str  # `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else)
 
     @property
-    def neighbours(self) -> int:
+    def gather_size(self) -> int:
         """The number of devices in each all-gather; 1 if there is no all-gather."""
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
@@ -137,7 +137,7 @@ class Change:
         local = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
         return (part - local) * self.target.devices
 
-    def temporary(self, size: int) -> int:
+    def temporary_bytes(self, size: int) -> int:
         """The maximum bytes that a device needs temporarily, besides its old and its new part.
 
         Slicing needs none. Gathering along the first dimension needs none, because the parts are contiguous.

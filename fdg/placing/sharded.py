@@ -188,7 +188,7 @@ def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any,
     return specs
 
 
-def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
+def layouts_by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
     """The layouts of a group's sharded leaves, by the leaf's position."""
     return {leaf.position: leaf.layout for leaf in leaves if leaf.group == group}
 

@@ -23,7 +23,7 @@ from fdg.tracing.same_draws import warn_of_same_draws
 from fdg.tracing.unchanged import check_unchanged
 
 
-def weakness(tree: Any) -> list[bool]:
+def weak_types(tree: Any) -> list[bool]:
     """Whether each leaf is weakly typed."""
     return [bool(getattr(leaf, "weak_type", False)) for leaf in jax.tree.leaves(tree)]
 
@@ -121,7 +121,7 @@ def trace(algorithm: Any) -> FDG:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
         output_shapes.append(shapes)
-        returned_weak[:] = weakness(new_state)
+        returned_weak[:] = weak_types(new_state)
         # Outputs are strongly typed; the next iteration gets weak types from `returned_weak`.
         typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
@@ -134,7 +134,7 @@ def trace(algorithm: Any) -> FDG:
 
     def trace_graph(function: Any) -> FDG:
         nonlocal state
-        weak = weakness(leaves)
+        weak = weak_types(leaves)
         jaxpr, tried = jaxpr_of(function, weak), [weak]  # `tried`: the weak types of all traces so far
         while (weak_results := list(returned_weak)) not in tried:
             if not computes_alike(jaxpr, jaxpr_of(function, weak_results)):
@@ -221,7 +221,7 @@ def abstract_state(algorithm: Any) -> Any:
 
     with explained(f"{name}.init"), check_unchanged(algorithm, f"{name}.init", "iteration"):
         shapes = jax.eval_shape(init)
-    return with_weakness(shapes, weakness(shapes))
+    return with_weakness(shapes, weak_types(shapes))
 
 
 _MAX_LEAVES = 3  # the maximum number of leaves that a message names

@@ -97,7 +97,7 @@ class _StepCollector:
                 self._add_operation(item, group)
         # for each carried input, its next value on each group that holds it
         self.next_values = [
-            {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in groups}
+            {g: self._fetch(end, g, placement.fragments_reading(region, v, g), True) for g in groups}
             for end, (v, groups) in zip(region.outputs, self.carried.items(), strict=False)
         ]
         # pairs (value at the end of a trip, value at the start of the next trip)

@@ -57,7 +57,7 @@ class Placement:
         group_set = set(groups)
         return [group for group in self.order if group in group_set]
 
-    def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
+    def fragments_reading(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
         """The fragments of a group that read a variable, directly or through code between fragments."""
         names: dict[str, None] = {}
         variables = {variable}
@@ -69,7 +69,7 @@ class Placement:
                 continue
             for inner, outer in item.entering:
                 if outer in variables:
-                    names.update(dict.fromkeys(self.read_by(item.body, inner, group)))
+                    names.update(dict.fromkeys(self.fragments_reading(item.body, inner, group)))
         return tuple(names)
 
     def _first_group(self, groups: Collection[str]) -> str:

@@ -167,19 +167,19 @@ def resharding_notes(schedule: Schedule) -> list[str]:
         replicated = [(c, a) for c, (a, _) in zip(move.changes, move.pairs, strict=True) if a.axis is None]
         kinds: dict[tuple[str, int], list[int]] = {}
         for c, a in replicated:
-            kinds.setdefault((c.kind, c.neighbours), []).append(c.temporary(a.bytes))
+            kinds.setdefault((c.kind, c.gather_size), []).append(c.temporary_bytes(a.bytes))
         parts = []
-        for (kind, neighbours), temporary in kinds.items():
+        for (kind, gather_size), temporary in kinds.items():
             number = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
             parts.append(
-                f"{number} {_KIND_TEXTS[kind].format(neighbours)}, {max(temporary):,} B aside at most"
+                f"{number} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B aside at most"
             )
         if parts:
             verb = "lends to" if move.donates else "to"
             notes.append(f"resharding {move.source} {verb} {move.target}, x{times}: {'; '.join(parts)}")
         notes += [
             f"  not contained: {a.variable.aval.str_short()} as ({spec_text(c.source.spec)}) ->"
-            f" ({spec_text(c.target.spec)}), {c.temporary(a.bytes):,} B aside"
+            f" ({spec_text(c.target.spec)}), {c.temporary_bytes(a.bytes):,} B aside"
             for c, a in replicated
             if c.kind == EXCHANGE
         ]

@@ -64,8 +64,8 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     names = [
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
     ]
-    readers = Readers(graph.fragments, assignment, ages, block.ends[:count], names, str(policy))
-    rewriter = BlockRewriter(block, [{None}] * len(block.ends), readers)
+    readers = Readers(graph.fragments, assignment, ages, block.outputs[:count], names, str(policy))
+    rewriter = BlockRewriter(block, [{None}] * len(block.outputs), readers)
 
     old_readers = [
         {reader for reader in rewriter.need.get(v, ()) if readers.version(v, reader)} for v in leaves
@@ -83,7 +83,7 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
     if not delayed:
         return read_graph(graph.name, graph.jaxpr, state, graph.metrics), result
-    outputs = [rewriter.read(v, [None]) for v in block.ends]
+    outputs = [rewriter.read(v, [None]) for v in block.outputs]
     newest = [rewriter.read(v, [None]) for v in leaves]
     history = [(leaves[i], frozenset({(i, age)})) for age in range(staleness, 0, -1) for i in delayed]
     history_variables = [rewriter.vars.setdefault(pair, core.Var(pair[0].aval)) for pair in history]

@@ -56,7 +56,7 @@ class Ages(NamedTuple):
 def micro_batches(graph: FDG) -> int | None:
     """`M`, the number of trips of the scan that calls actors, outside all fragments; None without a scan."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
-    scans = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
+    scans = list(_actor_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
     if len(scans) > 1:
         trips = listed([eqn.params["length"] for eqn in scans], "and")
         raise PlanError(
@@ -93,7 +93,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
 _CUT_GRAPHS: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
 
 
-def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
+def _actor_scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
     """The outermost scans that call an actor, outside all fragments."""
     for eqn in equations:
         if FragmentMark.of(eqn) is not None or actors.isdisjoint(fragments_in([eqn])):
@@ -101,7 +101,7 @@ def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[cor
         if eqn.primitive.name == "scan":
             yield eqn
         elif kind_of_control(eqn) == "call":
-            yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
+            yield from _actor_scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 
 def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
@@ -110,7 +110,7 @@ def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
     Returns the graph, and the numbers of fragments before the second scan and in it.
     """
     actors = {f.name for f in graph.fragments if f.role == "actor"}
-    (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
+    (scan,) = _actor_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     num_inside = len(fragments_in([scan]))
     num_seen, num_before = 0, 0
 
@@ -120,7 +120,7 @@ def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
             if eqn is scan:
                 num_before = num_seen + num_inside
                 yield from _split_scan(eqn, num_older)
-            elif list(_scans([eqn], actors)):
+            elif list(_actor_scans([eqn], actors)):
                 yield inside(eqn, context=object())
             else:
                 yield eqn

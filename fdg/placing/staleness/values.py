@@ -48,7 +48,7 @@ class Block:
             results, blocks = _analyse_equation(eqn, self.of(eqn.invars), fragment)
             self._values.update(zip(eqn.outvars, results, strict=True))
             self.inner_blocks.append(blocks)
-        self.ends = self.of(self.jaxpr.outvars)  # the outputs
+        self.outputs = self.of(self.jaxpr.outvars)
 
     def of(self, atoms: Iterable[Any]) -> list[Versioned]:
         """The values of variables and literals."""
@@ -89,7 +89,7 @@ def _analyse_equation(
     blocks = [Block(closed, [operands[i] for i in body.operands], inside) for body, closed in bodies]
     predicate_origins = operands[0].origins if kind == "cond" and inside is None else frozenset()
     results = []
-    for results_of_bodies in zip(*(block.ends for block in blocks), strict=True):
+    for results_of_bodies in zip(*(block.outputs for block in blocks), strict=True):
         first, *others = (_resolve(end, operands) for end in results_of_bodies)
         is_same = all(first is other for other in others) and (kind == "call" or first in operands)
         results.append(
@@ -117,27 +117,27 @@ def _analyse_loop(
     starts = {
         value: operands[body.operands[i]] for i, value in enumerate(inputs) if value in carried.values()
     }
-    body_block = Block(closed[-1], inputs, inside)
+    block = Block(closed[-1], inputs, inside)
     length = None if tests else eqn.params["length"]
     # The origins of carried values at the start of each trip, until they equal those of an earlier trip.
-    origins_by_trip = [{value: start.origins for value, start in starts.items()}]
+    trip_origins = [{value: start.origins for value, start in starts.items()}]
     first_equal_trip: int | None = None
-    while first_equal_trip is None and (length is None or len(origins_by_trip) <= length):
+    while first_equal_trip is None and (length is None or len(trip_origins) <= length):
         next_origins = {
-            v: _resolve_origins(body_block.ends[k].origins, origins_by_trip[-1]) for k, v in carried.items()
+            v: _resolve_origins(block.outputs[k].origins, trip_origins[-1]) for k, v in carried.items()
         }
-        if next_origins in origins_by_trip:
-            first_equal_trip = origins_by_trip.index(next_origins)
+        if next_origins in trip_origins:
+            first_equal_trip = trip_origins.index(next_origins)
         else:
-            origins_by_trip.append(next_origins)
-    executed_trips = origins_by_trip if length is None else origins_by_trip[: max(length, 1)]
+            trip_origins.append(next_origins)
+    executed_trips = trip_origins if length is None else trip_origins[: max(length, 1)]
     all_origins = {value: frozenset().union(*(trip[value] for trip in executed_trips)) for value in starts}
     test_constants = [
         [operands[i] for i in test.operands[: len(test.operands) - len(carried)]] for test in tests
     ]
-    blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in test_constants]
+    test_blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in test_constants]
     test_origins = frozenset().union(
-        *(_resolve_origins(block.ends[0].origins, all_origins) for block in blocks if fragment is None)
+        *(_resolve_origins(b.outputs[0].origins, all_origins) for b in test_blocks if fragment is None)
     )
     if length is None:
         final_origins = {value: origins | test_origins for value, origins in all_origins.items()}
@@ -145,26 +145,26 @@ def _analyse_loop(
         last_trip = (
             length
             if first_equal_trip is None
-            else first_equal_trip + (length - first_equal_trip) % (len(origins_by_trip) - first_equal_trip)
+            else first_equal_trip + (length - first_equal_trip) % (len(trip_origins) - first_equal_trip)
         )
-        final_origins = origins_by_trip[min(length, last_trip)]
+        final_origins = trip_origins[min(length, last_trip)]
     for k, value in carried.items():
         # A scan must also carry the versions of its results that are read.
         value.origins = all_origins[value] if tests else all_origins[value] | final_origins[value]
-        value.equal = starts[value] if _resolve(body_block.ends[k], [value]) is value else None
+        value.equal = starts[value] if _resolve(block.outputs[k], [value]) is value else None
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
             results.append(
-                Versioned(v.aval, fragment or _resolve_origins(body_block.ends[k].origins, all_origins))
+                Versioned(v.aval, fragment or _resolve_origins(block.outputs[k].origins, all_origins))
             )
             continue
         value = carried[k]
         same_value = (
-            value.equal if tests else starts[value] if length == 0 else _resolve(body_block.ends[k], operands)
+            value.equal if tests else starts[value] if length == 0 else _resolve(block.outputs[k], operands)
         )
         results.append(same_value if same_value in operands else Versioned(v.aval, final_origins[value]))
-    return results, [*blocks, body_block]
+    return results, [*test_blocks, block]
 
 
 def _resolve(value: Versioned, among: Collection[Versioned]) -> Versioned:

@@ -32,7 +32,7 @@ class BlockRewriter:
         self.computed: set[Pair] = set()  # the versions that the block computes; others are inputs
         # Rewritten equations, the last first. A tuple (function, operands, results) is traced by `build`.
         self._equations: list[Any] = []
-        for value, value_readers in zip(block.ends, output_readers, strict=True):
+        for value, value_readers in zip(block.outputs, output_readers, strict=True):
             self.read(value, value_readers)
         for eqn, inner in reversed(list(zip(block.jaxpr.eqns, block.inner_blocks, strict=True))):
             self._write(eqn, inner)
@@ -142,14 +142,14 @@ class BlockRewriter:
         if FragmentMark.of(eqn) is not None:
             need = {v: {inside} if readers else set() for v, readers in need.items()}
         elif kind in ("cond", "while") and inside is None:
-            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].ends[0], need)
+            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].outputs[0], need)
 
         # Find the readers of each value in the bodies. A loop carries all versions that its body reads and
         # all versions that its results need.
         outside = {v: operands[j] for j, v in zip(body.operands, body_block.inputs, strict=True)}
         carried = {k: body_block.inputs[i] for i, k in body.carry if body_block.inputs[i].equal is None}
         # For each carried position: the value whose version becomes the result.
-        source = {k: v if kind == "while" else body_block.ends[k] for k, v in carried.items()}
+        source = {k: v if kind == "while" else body_block.outputs[k] for k, v in carried.items()}
         # Slicing and stacking of rows belongs to the fragment around the loop, if there is one.
         code_readers: set[Reader] | None = {inside} if inside is not None else None
         carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
@@ -187,7 +187,7 @@ class BlockRewriter:
                 break
             carry_readers = new_carry_readers
         for k, v in carried.items():
-            self.readers.check_loop_updates(outside[v], body_block.ends[k], inner_readers.get(v, set()))
+            self.readers.check_loop_updates(outside[v], body_block.outputs[k], inner_readers.get(v, set()))
             inner_readers[v] = carry_readers[k]
 
         rows = [body_block.inputs[i] for i in sorted(body.sliced)]
@@ -224,7 +224,7 @@ class BlockRewriter:
             for rewriter in rewriters:
                 is_test = kind == "while" and rewriter is not rewriters[-1]
                 users = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
-                ends = [rewriter.read(rewriter.block.ends[k], [reader]) for k, reader in users]
+                ends = [rewriter.read(rewriter.block.outputs[k], [reader]) for k, reader in users]
                 function = core.jaxpr_as_fun(rewriter.build(inputs, ends))
                 functions.append(lambda values, function=function: function(*values))
             start, end = bounds[:2]
