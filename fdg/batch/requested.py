@@ -32,7 +32,7 @@ def find_requested(
     unit: int,
     follow_again: FollowAgain,
 ) -> tuple[dict[Any, int], tuple[Axis, ...]]:
-    """The replicated variables of a flow to compute split, with their axes; and `Flow.requested_axes`."""
+    """Finds the replicated variables to compute split, with their axes; also `Flow.requested_axes`."""
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
         requests.add_reader(atom, None if axis is AS_COMPUTED else axis)

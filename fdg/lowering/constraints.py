@@ -241,7 +241,7 @@ class _Rewriter:
             sliceable.update(jaxprs.variables(atoms[i] for i in positions & replicated))
         # XLA removes calls that return an operand, and slices that undo a concatenation. So a gathered value
         # that is then sliced may be an alias of an earlier value, whose other readers would get the slice.
-        # Therefore the values that it may be an alias of are constrained too.
+        # Therefore these earlier values are constrained too.
         for step in reversed(flow.equations):
             if sliceable.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)

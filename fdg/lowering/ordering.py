@@ -136,7 +136,7 @@ class _Pending:
 
 
 def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
-    """What later collectives wait for: a step as a whole, or each result of a call with collectives.
+    """Makes one `_Pending` for a step, or one for each result if the step is a call with collectives.
 
     Prefers floats to integers, such as a loop's counter. Skips results that are not in `read`, the variables
     that some equation reads, because XLA would compute these results only for the dependency.

@@ -19,7 +19,7 @@ from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-TARGET_GRADIENT_BYTES = 8 << 20  # of all agents that are vmapped together
+TARGET_GRADIENT_BYTES = 8 << 20  # the target for all agents of a vmap together
 OPERATION_BYTES = 2000  # what a core reads or writes in the time of an operation's fixed overhead
 
 _CACHE: IdentityCache[int] = IdentityCache(max_entries=64)

@@ -4,7 +4,7 @@
     [d, f] split along d and f, one axis each   spec (("batch",), ("model",)) parts (4, 2), 1 copy
     [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
 
-Between two layouts, an array is transferred in chunks: the largest blocks that lie within one part of either
+Between two layouts, an array is transferred in chunks: the largest blocks that lie within one part of each
 layout.
 """
 

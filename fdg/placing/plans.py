@@ -27,7 +27,7 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """A graph placed on devices, which runs as one program (or as several: its subclass `SteppedPlan`).
+    """A graph placed on devices. It runs as one program; a `SteppedPlan` runs as several programs.
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
@@ -37,7 +37,7 @@ class Plan(Drawable):
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
       delayed: the leaves and fragments that the staleness delays, or None.
-      unfit: (group, the devices that it leaves idle so that its number of devices divides its batches).
+      unfit: (group, devices that it leaves idle, because they would not divide its batches).
       notes: sentences that are printed at the end of the plan.
       sharded: the leaves of the state that sharding rules match.
       unused_rules: (group, regular expression) of sharding rules that match no leaf.

@@ -27,7 +27,7 @@ class CommonMesh:
     """A mesh in which the meshes of two groups on the same devices can be expressed."""
 
     axes: tuple[tuple[str, int], ...]  # name and size of each axis, major to minor
-    devices: tuple[int, ...]  # positions of the devices in the mesh's order, which is the source's
+    devices: tuple[int, ...]  # positions of the devices, in the order of the source's mesh
     # for each axis of the source's mesh: its name, and the axes in `axes` that it consists of, major to minor
     source: tuple[tuple[str, tuple[str, ...]], ...]
     target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the axes of the target's mesh

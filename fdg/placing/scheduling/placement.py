@@ -191,7 +191,7 @@ class Placement:
         return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
     def _forward(self, region: Region, held: GroupsOf, preferred: Mapping[Operation, set[str]]) -> bool:
-        """Places operations that have no group yet by their inputs; returns whether one was placed.
+        """Places operations that have no group yet by their inputs; returns whether it placed any.
 
         Adds the region's variables to `held`. `preferred` maps operations whose result leaves the loop to the
         groups that use the result.

@@ -29,8 +29,8 @@ ChangeOf = Callable[[Value, Value], Change | None]
 def reshard(schedule: Schedule, groups: Sequence[Group], unshards: bool = True) -> Schedule:
     """Adds resharding between groups on the same devices to a schedule.
 
-    If `unshards` is True, a group may have parameters only while it uses them. It must be False if a group
-    reads older parameters.
+    If `unshards` is True, a group may have parameters only while it uses them. `unshards` must be False
+    if a group reads older parameters.
     """
     by_name = {group.name: group for group in groups}
     meshes = {(a, b): common_mesh(by_name[a], by_name[b]) for a in by_name for b in by_name if a != b}
@@ -170,9 +170,9 @@ def resharding_notes(schedule: Schedule) -> list[str]:
             kinds.setdefault((c.kind, c.gather_size), []).append(c.temporary_bytes(a.bytes))
         parts = []
         for (kind, gather_size), temporary in kinds.items():
-            number = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
+            count_text = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
             parts.append(
-                f"{number} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B aside at most"
+                f"{count_text} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B aside at most"
             )
         if parts:
             verb = "lends to" if move.donates else "to"

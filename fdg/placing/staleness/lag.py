@@ -2,10 +2,10 @@
 
     scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the previous iteration);  scan 5 trips: act(w)
 
-Micro-batches are the trips of the scan that calls the actors; an iteration has `M` of them. With lag `d`,
+Micro-batches are the trips of the scan that calls the actors; an iteration has `M` trips. With lag `d`,
 micro-batch `n` of the run reads the parameters after `(n - d) // M` updates (before the first update, the
 initial parameters). So in each iteration, the first `d mod M` trips read the parameters of `ceil(d / M)`
-iterations ago, and the other trips those of `d // M` iterations ago.
+iterations ago, and the other trips read those of `d // M` iterations ago.
 """
 
 from collections.abc import Iterable, Iterator
@@ -69,7 +69,7 @@ def micro_batches(graph: FDG) -> int | None:
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     """Cuts the scan over micro-batches before trip `lag mod M`; returns the graph and the ages.
 
-    Fragments before the scan have the age of its first micro-batch; fragments after it have that of its last.
+    Fragments before the scan have the age of its first micro-batch; fragments after it, the age of its last.
     If `M` divides the lag, the scan is not cut. `where` names the policy in errors.
     """
     trips = micro_batches(graph)

@@ -60,7 +60,7 @@ class Readers:
         """The version of the state that a fragment reads.
 
         A nested fragment reads the same versions as the fragment around it, except that it reads the newest
-        version of what its group computes.
+        version of the leaves that its own group computes.
         """
         if reader not in self._state_versions:
             assert reader is not None
@@ -122,7 +122,7 @@ class Readers:
             own_version = self.version(value, fragment)
             for version, (reader, *_) in self.by_version(value, readers).items():
                 if version != own_version:
-                    needed = f"the one that {self.groups[str(reader)]} reads" if version else "the newest"
+                    needed = f"the version that {self.groups[str(reader)]} reads" if version else "the newest"
                     reader_text = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
                         f"{self.where}: fragment {self._label(fragment)} either computes a"

@@ -2,8 +2,8 @@
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
-`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and that of
-`w''` is `learn`. A value that is computed between fragments has the origins of its operands.
+`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and the
+origin of `w''` is `learn`. A value that is computed between fragments has the origins of its operands.
 """
 
 import dataclasses
