@@ -39,10 +39,7 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation must not be split despite its rule.
-
-    It must not if it has effects, or draws random numbers that depend on the whole batch of keys.
-    """
+    """Whether an operation must not be split, because of effects or draws that depend on the whole batch."""
     return bool(eqn.effects) or keys.draws_depend_on_batch(eqn)
 
 

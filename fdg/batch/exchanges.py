@@ -32,7 +32,7 @@ class _Pruner:
         self._cache: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
     def prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """The flow, reduced to what its `outputs` need, and the positions of the inputs that it reads."""
+        """The flow without code that its `outputs` do not need, and the positions of the inputs that it reads."""
         return self._cache(flow, outputs, lambda: self._prune_flow(flow, outputs))
 
     def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
@@ -53,7 +53,7 @@ class _Pruner:
         return live, inputs
 
     def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-        """Reduces an equation's bodies to what the results `used` need; also returns the operands read."""
+        """Prunes an equation's bodies for its results `used`; also returns the positions of operands read."""
         if not step.bodies or step.eqn.effects:
             return step, set(range(len(step.eqn.invars)))
         operands = {0} if step.eqn.primitive.name == "cond" else set()

@@ -266,9 +266,9 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """The positions of scanned operands that are split along the scanned axis, and all axes after a gather.
+    """The positions of scanned operands to gather, and the axes and levels of all operands afterwards.
 
-    These operands must be gathered, because every device needs the rows of all trips.
+    Operands split along the scanned axis are gathered, because every device needs the rows of all trips.
     """
     gathered = {
         operand

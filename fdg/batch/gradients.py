@@ -104,7 +104,7 @@ def inline_calls(flow: Flow, devices: int) -> Flow:
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """The positions of member equations: all readers of their batched results are members."""
+    """The positions of the set's equations: all readers of a member's batched results are members."""
     readers: dict[Any, list[int]] = {}
     for i, step in enumerate(flow.equations):
         for v in jaxprs.variables(step.eqn.invars):

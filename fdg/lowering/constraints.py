@@ -232,7 +232,7 @@ class _Rewriter:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may gather a small operand instead of reducing the result
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            # positions of the operands that the step reads as replicated arrays, and may slice
+            # positions of the operands that the equation reads as replicated arrays, and may slice
             replicated = set(dict(step.sliced))
             if isinstance(step, EquationFlow):
                 replicated_operands = {i for i, axis in enumerate(step.operands) if axis is None}
@@ -277,7 +277,7 @@ class _Rewriter:
         return _constraint_to(sharding, atom)
 
     def _shard_map(self, eqn: Any, step: EquationFlow) -> Any:
-        """An equation that runs `step` on each device's part by `shard_map`, in tiles if `step` has tiles."""
+        """An equation that runs `eqn` on each device's part by `shard_map`, in tiles if `eqn` has tiles."""
         count = self.mesh.shape[BATCH]
 
         def run_untiled(*parts: Any) -> list[Any]:

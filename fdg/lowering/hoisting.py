@@ -1,12 +1,12 @@
 """Hoists operations out of scans, and computes them for the rows of all trips at once.
 
 A `HoistRule` selects operations of a loop's body. They are hoisted with the operations that they depend on,
-unless they depend on a carried value. For this loop and a rule that selects `expensive`,
+unless they depend on a carried value. In this loop, the rule selects `expensive`:
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
-`a` is also needed in the loop. With `recompute`, the loop computes it again; otherwise it is passed to the
-loop:
+The loop also needs `a`. With `recompute`, the loop computes `a` again (first result below); otherwise `a` is
+passed to the loop (second result):
 
     bs = for all 128 rows: expensive (f row)
     scan 128 trips { x; row, b: a = f row; x = step x a b }
@@ -40,7 +40,7 @@ class HoistRule(NamedTuple):
 
 
 def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
-    """Hoists operations out of a program's scans, at any depth, in the global view."""
+    """Hoists operations out of a program's scans, at any depth."""
 
     def rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         eqn = inside(eqn)
@@ -72,7 +72,7 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     inputs_read = _variables_read(parts.early, parts.passed)
     positions = [i for i, v in enumerate(inputs) if v in inputs_read]
     if not any(i in body.sliced for i in positions):
-        return None  # loop-invariant; XLA hoists it itself
+        return None  # XLA itself hoists loop-invariant operations
     hoisted = core.jaxpr_as_fun(_close([inputs[i] for i in positions], parts.passed, parts.early, constants))
     in_axes = [0 if i in body.sliced else None for i in positions]
     operands = [eqn.invars[i] for i in positions]
@@ -187,7 +187,7 @@ def _constants(eqn: Any) -> dict[Any, Any]:
 def _close(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
 ) -> ClosedJaxpr:
-    """Builds a closed jaxpr of equations; adds those of `constants` that they read."""
+    """Builds a closed jaxpr of equations; adds the `constants` that the equations read."""
     variables = _variables_read(equations, outputs)
     constvars = [v for v in constants if v in variables]
     return jaxprs.build(inputs, outputs, equations, constvars, [constants[v] for v in constvars])

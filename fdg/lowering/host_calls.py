@@ -35,10 +35,10 @@ CALLBACKS_WITH_RESULTS = ("io_callback", "pure_callback")
 _ALL_CALLBACKS = (*CALLBACKS_WITH_RESULTS, "debug_callback")
 BETWEEN = "code between fragments"
 
-BeforeExit = Callable[[str, int], object]  # called with (error line, status) before `os._exit(status)`
+LastWords = Callable[[str, int], object]  # called with (error line, status) before `os._exit(status)`
 
 
-def guard(jaxpr: Any, where: str = BETWEEN, last_words: BeforeExit | None = None) -> Any:
+def guard(jaxpr: Any, where: str = BETWEEN, last_words: LastWords | None = None) -> Any:
     """Wraps each host callback of a jaxpr in `Guarded`; returns the same jaxpr if there is none.
 
     `where` is the name of code outside of fragments in errors. If a callback calls `os._exit`, `last_words`
@@ -72,7 +72,7 @@ class Guarded:
     where: str  # the fragment, or other place, that errors name
     # shape and dtype of each result; None if the function returns nothing
     expected: tuple[tuple[tuple[int, ...], str], ...] | None
-    last_words: BeforeExit | None  # see `guard`
+    last_words: LastWords | None  # see `guard`
 
     @property
     def callback_func(self) -> Any:

@@ -42,7 +42,7 @@ class OnePart:
         return results
 
     def run_flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The part of a jaxpr's outputs, from the part of its inputs; `flow` has its batch axes."""
+        """The part of a jaxpr's outputs, from the part of its inputs; `flow` has the batch axes."""
         steps = [(step, step.sliced) for step in flow.equations]
 
         def run(step: Any, values: list[Any]) -> list[Any]:

@@ -111,7 +111,7 @@ def _is_one_operation(eqn: Any) -> bool:
 
 
 def _overlaps_later(step: EquationFlow) -> bool:
-    """Whether a step contains a loop or branch with collectives; XLA may run later operations meanwhile."""
+    """Whether an equation contains a loop or branch with collectives; later operations may run meanwhile."""
     return any(map(_has_inner_collectives, step.bodies)) and (
         _is_one_operation(step.eqn)
         or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
@@ -136,7 +136,7 @@ class _Pending:
 
 
 def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
-    """Makes one `_Pending` for a step, or one for each result if the step is a call with collectives.
+    """Makes one `_Pending` for an equation, or one for each result if it is a call with collectives.
 
     Prefers floats to integers, such as a loop's counter. Skips results that are not in `read`, the variables
     that some equation reads, because XLA would compute these results only for the dependency.
@@ -164,7 +164,7 @@ def _is_call(step: EquationFlow) -> bool:
 
 
 def _dependent_results(step: EquationFlow, variables: set[Any], collectives: bool = False) -> set[Any]:
-    """The results of a step that depend on some variables, or, with `collectives`, on its collectives."""
+    """The results of an equation that depend on `variables`, or, with `collectives`, on its collectives."""
     eqn = step.eqn
     if not (collectives and _has_collectives(step)) and variables.isdisjoint(jaxprs.variables(eqn.invars)):
         return set()
@@ -233,9 +233,9 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
 def _make_dependent(
     step: EquationFlow, awaited: Sequence[_Pending], equations: list[Any]
 ) -> tuple[list[Any], dict[_Pending, set[Any]]]:
-    """Makes operands of a step depend on the steps that it waits for; appends equations that do so.
+    """Makes operands of an equation depend on the collectives that it waits for, by additional equations.
 
-    Returns the new operands, and for each awaited step the original operands that were made dependent.
+    Returns the new operands, and for each awaited collective the original operands that now depend on it.
     """
     operands = list(step.eqn.invars)
     axes = [axis if i not in step.gathered else None for i, axis in enumerate(step.operands)]
@@ -278,7 +278,7 @@ def _can_wait(v: Any) -> bool:
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
-    """Whether a value can depend on a result without a collective: it is replicated, or split equally."""
+    """Whether a value can depend on a result without a collective (a replicated or equally split result)."""
     if result_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]
@@ -295,7 +295,7 @@ def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
 def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     """Returns `x`, bit for bit, with a data dependency on `dependencies` that XLA cannot remove.
 
-    The dependencies may have any shape and dtype; all may be random keys.
+    `x` and the dependencies may have any shape and dtype, and may be random keys.
 
     >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5

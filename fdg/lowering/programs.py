@@ -197,7 +197,7 @@ def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """The jitted function of a schedule's program, and the shapes of its arguments.
 
-    Its last result is an additional uint8. To wait for the program, block on this result: other results may
+    The last result is an additional uint8. To wait for the program, block on this result: other results may
     already have been donated to the next program. Programs of one device are lowered without shardings
     (`Program.roams`).
     """

@@ -97,7 +97,7 @@ class _Opener:
         return Opened(body, [*([START] * len(token)), *(values[v] for v in body.free)], self.declared_axes)
 
     def _name_constants(self, closed: Any, names: dict) -> None:
-        """Gives each constant of a jaxpr a free variable of the iteration; the same object has one variable."""
+        """Gives each constant of a jaxpr a free variable of the iteration, one variable per object."""
         variables = jaxprs.open_jaxpr(closed).constvars
         for variable, value in zip(variables, jaxprs.constants_of(closed), strict=True):
             names[variable], _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
