@@ -32,7 +32,7 @@ class _Pruner:
         self._cache: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
     def prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """The flow without code that its `outputs` do not need, and the positions of the inputs that it reads."""
+        """Removes code that `outputs` do not need; also returns the positions of the inputs that are read."""
         return self._cache(flow, outputs, lambda: self._prune_flow(flow, outputs))
 
     def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:

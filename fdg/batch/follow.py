@@ -62,7 +62,7 @@ def follow(
     return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
-def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
+def axes_of_outputs(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
     """The batch axes of a jaxpr's outputs, from the batch axes of its first inputs."""
     return list(follow(jaxpr, input_axes).outputs)
 

@@ -22,7 +22,7 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     axes, old_axes = _declared_axes(body, {})[:num_leaves], None
     while axes != old_axes:
         old_axes = axes
-        output_axes = batch_flow.axes(jaxpr, axes)
+        output_axes = batch_flow.axes_of_outputs(jaxpr, axes)
         new_axes = (new if axis is None else axis for axis, new in zip(axes, output_axes, strict=False))
         axes = _copy_to_successors(body, list(new_axes))
     return axes

@@ -38,14 +38,14 @@ MAX_BYTES = 8 << 20  # the maximum bytes hoisted out of a loop for all trips, wh
 _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
 
-def in_order(
+def order_collectives(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
     """Makes each collective depend on the loops before it that contain collectives."""
     # Remove dead code first: XLA could not remove code on which a collective depends.
     flow = prune(follow(jaxpr, axes, devices, output_axes))
     return (
-        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_collectives)(flow))
+        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_block)(flow))
         if _has_inner_collectives(flow)
         else jaxpr
     )
@@ -57,7 +57,7 @@ def hoist_batch_reductions(
     """Hoists batch reductions that depend on no carried value out of loops: one collective for all trips.
 
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
-    Takes the arguments of `in_order`.
+    Takes the arguments of `order_collectives`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)  # the same object for many numbers of devices
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
@@ -202,7 +202,7 @@ def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
     return [(body.operands[i], step.eqn.outvars[j], results[j] is not inner[i]) for i, j in body.carry]
 
 
-def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
+def _order_block(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
     live_steps = {id(step.eqn): step for step in flow.equations}

@@ -20,7 +20,7 @@ from fdg.errors import FdgWarning, PlanError, listed
 from fdg.fragment import ROLES
 from fdg.placing.policy import Group, Policy
 from fdg.tracing.graph import FDG, Fragment
-from fdg.tracing.trace import WHOLE
+from fdg.tracing.trace import WHOLE_ITERATION
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -41,7 +41,7 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
         )
     if not placement:
         raise PlanError(f"{policy}: place() returned no role: return at least one")
-    roles = {f.role for f in graph.fragments} - {WHOLE}
+    roles = {f.role for f in graph.fragments} - {WHOLE_ITERATION}
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
         groups.setdefault(group, []).append(role)
@@ -79,7 +79,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
     Unknown roles are allowed: their fragments are placed with the producer of their largest input.
     """
-    roles_placed = {*ROLES, WHOLE, *placement}
+    roles_placed = {*ROLES, WHOLE_ITERATION, *placement}
     for fragment in graph.fragments:
         suggestion = None if fragment.role in roles_placed else _nearest_role(fragment.role, roles_placed)
         if suggestion is not None:

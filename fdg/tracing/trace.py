@@ -79,7 +79,7 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return jaxprs.rewrite_blocks(jaxpr, name_block)
 
 
-WHOLE = "iteration"  # the role of an iteration without fragments
+WHOLE_ITERATION = "iteration"  # the role of an iteration without fragments
 
 
 @checked_names
@@ -151,7 +151,7 @@ def trace(algorithm: Any) -> FDG:
     graph = trace_graph(iterate)
     warn_of_same_draws(name, graph.jaxpr, state)
     if not graph.fragments:
-        graph = trace_graph(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
+        graph = trace_graph(fragment(WHOLE_ITERATION, in_axes=None, out_axes=None, name="iterate")(iterate))
     network = getattr(algorithm, "network", None)
     rules = getattr(algorithm, "parameter_rules", None) or getattr(network, "parameter_rules", None)
     between_agents = getattr(algorithm, "between_agents", None)

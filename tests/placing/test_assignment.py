@@ -15,7 +15,7 @@ from fdg.placing.assignment import (
     warn_of_near_roles,
 )
 from fdg.tracing.graph import FDG, Array, Edge, Fragment
-from fdg.tracing.trace import WHOLE
+from fdg.tracing.trace import WHOLE_ITERATION
 from tests.refusing import refuses
 
 POLICY = policies.GPUOnly()
@@ -194,7 +194,7 @@ def test_what_a_policy_may_answer(placement):
 
 
 def test_an_algorithm_without_fragments_lives_with_the_first_group():
-    check_placement(graph(fragment("iterate", WHOLE)), POLICY, {"actor": A, "learner": B}, 3)
+    check_placement(graph(fragment("iterate", WHOLE_ITERATION)), POLICY, {"actor": A, "learner": B}, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Combines the operations of each group into programs, and orders programs, transfers and loops.
 
 The level of an operation is the number of transfers and loops that must come before it. Operations of one
-group with the same level form one program. With `act` and `judge` on actors, `learn` on learners, and `judge`
-reading what `learn` computes:
+group with the same level form one program. Here `act` and `judge` run on actors, `learn` on learners, and
+`judge` reads the result of `learn`:
 
     a = act(x)        level 0, actors
     w = learn(a)      level 1, learners: `a` is transferred after level 0
