@@ -202,7 +202,7 @@ class _Rewriter:
                 positions = [
                     k
                     for k, v in enumerate(eqn.outvars)
-                    if _has_shape(v) and (step.reduced or k in result_dims)
+                    if _is_array_variable(v) and (step.reduced or k in result_dims)
                 ]
                 results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in positions}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
@@ -246,7 +246,7 @@ class _Rewriter:
             if sliceable.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
                 results = zip(step.eqn.outvars, step.results, strict=True)
-                unsplit = {v for v, axis in (*operands, *results) if axis is None and _has_shape(v)}
+                unsplit = {v for v, axis in (*operands, *results) if axis is None and _is_array_variable(v)}
                 pins |= unsplit
                 sliceable |= unsplit
         return pins, sliceable
@@ -305,7 +305,7 @@ def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
     return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(function)(*parts)))(*parts)
 
 
-def _has_shape(atom: Any) -> bool:
+def _is_array_variable(atom: Any) -> bool:
     """Whether `atom` is a variable with at least one dimension."""
     return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
