@@ -47,7 +47,9 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         return None
     position_of = {device: i for i, device in enumerate(source.devices)}
     positions = [position_of[device] for device in target.devices]
-    loops_of: dict[str, list[tuple[int, int]]] = {}  # [target axis] -> its (size, stride), major first
+    loops_of: dict[
+        str, list[tuple[int, int]]
+    ] = {}  # [target axis] -> (size, stride) of loops, outermost first
     sizes = [size for _, size in target.mesh]
     for k, (name, size) in enumerate(target.mesh):
         stride_of_axis = math.prod(sizes[k + 1 :])
@@ -104,7 +106,7 @@ def _nested_loops(positions: Sequence[int]) -> list[tuple[int, int]] | None:
 
 
 def _target_order(mesh: CommonMesh) -> list[int]:
-    """The devices in the order of the target's mesh; empty if it does not use each axis of the mesh once."""
+    """The devices in the order of the target's mesh; empty unless that mesh uses each axis once."""
     sizes = dict(mesh.axes)
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):

@@ -79,7 +79,7 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     feeders = (step.sources for step in steps if isinstance(step, Move) for b in defs(step) if b in dropped)
     sources = tuple(dict.fromkeys(name for names in feeders for name in names))
     (a, b), all_pairs = pairs[0], frozenset(range(len(pairs)))
-    users, owners = _using_fragments(steps, gathered), _using_fragments(steps, sharded)
+    users, owners = _fragments_using(steps, gathered), _fragments_using(steps, sharded)
     gather = Move(a.group, b.group, tuple(pairs), sources, users, freed=all_pairs, donates=True)
     reversed_pairs = tuple((b, a) for a, b in pairs)
     slice_back = Move(b.group, a.group, reversed_pairs, users, owners, freed=all_pairs, donates=True)
@@ -128,7 +128,7 @@ def _gatherable_leaves(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Va
     return [(a, b) for a, b in pairs if (a.group, b.group) == (pairs[0][0].group, pairs[0][1].group)]
 
 
-def _using_fragments(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
+def _fragments_using(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
     """The fragments whose programs use some of the values."""
     calls = [step for step in steps if isinstance(step, Call) and not values.isdisjoint(uses(step))]
     return tuple(dict.fromkeys(name for call in calls for name in call.fragments))
