@@ -47,9 +47,7 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         return None
     position_of = {device: i for i, device in enumerate(source.devices)}
     positions = [position_of[device] for device in target.devices]
-    loops_of: dict[
-        str, list[tuple[int, int]]
-    ] = {}  # [target axis] -> (size, stride) of loops, outermost first
+    loops_of: dict[str, list[tuple[int, int]]] = {}  # by target axis: (size, stride), outermost first
     sizes = [size for _, size in target.mesh]
     for k, (name, size) in enumerate(target.mesh):
         stride_of_axis = math.prod(sizes[k + 1 :])

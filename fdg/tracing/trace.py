@@ -199,7 +199,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def with_declarations(graph: FDG, source: FDG) -> FDG:
-    """The graph, with the declarations of `source`: its sharding rules, copies between agents, and agents."""
+    """The graph with the `parameter_rules`, `between_agents` and `agents` of `source`."""
     return dataclasses.replace(
         graph,
         parameter_rules=source.parameter_rules,
