@@ -62,7 +62,7 @@ def main() -> None:
         figures = (
             change_of_layout.arriving(size) / size / 8,
             received,
-            change_of_layout.temporary(size) / size,
+            change_of_layout.temporary_bytes(size) / size,
             temporary,
         )
         cells = (f"{figure:.3g}" for figure in figures)

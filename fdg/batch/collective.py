@@ -10,7 +10,7 @@ class Collective:
 
     kind: str  # the name in HLO, such as "all-reduce"
     bytes: int  # size of the result on one device; the sum of sizes if XLA combined several collectives
-    calls: int  # runs per run of the program; a loop of unknown length counts as one trip
+    calls: int  # runs in one run of the program; a loop of unknown length counts as one trip
     # the enclosing fragments, outermost first; empty for code between fragments
     fragments: tuple[str, ...] = ()
     op_name: str = ""  # JAX's name for its place in the traced program; "" if the collective is predicted

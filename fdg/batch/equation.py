@@ -25,24 +25,21 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
         (axis,), declared = operands, eqn.params["axis"]
         return RuleResult((declared,), () if axis is None or axis == declared else (0,))
     split = tuple([i for i, axis in enumerate(operands) if axis is not None])
-    whole = RuleResult((None,) * len(eqn.outvars), split)
+    gather_all = RuleResult((None,) * len(eqn.outvars), split)
     if not split or must_be_whole(eqn):
-        return whole
+        return gather_all
     rule = RULES.get(eqn.primitive.name)
     result = rule(eqn, list(operands)) if rule else None
     if result is None or any(count % unit for count in result.divided):
-        return whole
+        return gather_all
     split_results = [(v, axis) for v, axis in zip(eqn.outvars, result.axes, strict=True) if axis is not None]
     if any(shape_of(v)[axis] % unit for v, axis in split_results):
-        return whole  # the result's axis is not divisible
+        return gather_all  # the result's axis is not divisible
     return result._replace(axes=tuple(None if a is None else int(a) for a in result.axes))
 
 
 def must_be_whole(eqn: Any) -> bool:
-    """Whether an operation must not be split despite its rule.
-
-    It must not if it has effects, or draws random numbers that depend on the whole batch of keys.
-    """
+    """Whether an operation must not be split, because of effects or draws that depend on the whole batch."""
     return bool(eqn.effects) or keys.draws_depend_on_batch(eqn)
 
 
@@ -65,7 +62,7 @@ def slice_replicated_operands(step: EquationFlow, unit: int) -> EquationFlow:
             axis = _axis_for_part(step, operands, i, shape_of(atom), unit)
             if axis is not None:
                 operands[i] = sliced[i] = axis
-    # With its replicated operands split, the operation may be one that each device can run locally.
+    # With replicated operands split, each device may be able to run the operation locally.
     local = step.local or (bool(sliced) and apply_rule(step.eqn, operands, unit).local)
     return dataclasses.replace(step, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 
@@ -73,7 +70,7 @@ def slice_replicated_operands(step: EquationFlow, unit: int) -> EquationFlow:
 def _axis_for_part(
     step: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
 ) -> Axis:
-    """The axis along which an operand could be split without changing anything else."""
+    """An axis along which splitting an operand would change nothing else; None if there is none."""
     for axis, size in enumerate(shape):
         if size % unit == 0:
             trial_operands = [axis if i == position else a for i, a in enumerate(operands)]

@@ -22,7 +22,7 @@ from fdg.identity_cache import IdentityCache
 
 def prune(flow: Flow) -> Flow:
     """Removes unused equations and all-gathers from a flow; keeps equations with effects."""
-    return _Pruner().flow(flow, frozenset(range(len(flow.outputs))))[0]
+    return _Pruner().prune(flow, frozenset(range(len(flow.outputs))))[0]
 
 
 class _Pruner:
@@ -31,8 +31,8 @@ class _Pruner:
     def __init__(self):
         self._cache: IdentityCache[tuple[Flow, frozenset[int]]] = IdentityCache()
 
-    def flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-        """The flow, reduced to what its `outputs` need, and the positions of the inputs that it reads."""
+    def prune(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
+        """Removes code that `outputs` do not need; also returns the positions of the inputs that are read."""
         return self._cache(flow, outputs, lambda: self._prune_flow(flow, outputs))
 
     def _prune_flow(self, flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
@@ -53,7 +53,7 @@ class _Pruner:
         return live, inputs
 
     def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-        """The equation, with bodies reduced to what results `used` need, and the operands that it reads."""
+        """Prunes an equation's bodies for its results `used`; also returns the positions of operands read."""
         if not step.bodies or step.eqn.effects:
             return step, set(range(len(step.eqn.invars)))
         operands = {0} if step.eqn.primitive.name == "cond" else set()
@@ -64,7 +64,7 @@ class _Pruner:
                 needed = {body.results[k] for k in used} if body.results else {0}
                 operands |= {body.operands[i] for i, j in body.carry if j in needed}
                 needed |= {j for i, j in body.carry if body.operands[i] in operands}
-                pruned, inputs = self.flow(inner, frozenset(needed))
+                pruned, inputs = self.prune(inner, frozenset(needed))
                 pruned_bodies.append(pruned)
                 operands |= {body.operands[i] for i in inputs}
             if len(operands) == num_before:
@@ -82,7 +82,7 @@ class WithoutRule(NamedTuple):
     primitive: str  # the operation's name
     fragment: str | None  # the innermost enclosing fragment; None between fragments
     bytes: int  # gathered bytes per run
-    calls: int  # runs per run of the program; a loop of unknown length counts as one trip
+    calls: int  # runs in one run of the program; a loop of unknown length counts as one trip
 
     def __str__(self) -> str:
         where = f"in fragment '{self.fragment}'" if self.fragment else "between fragments"
@@ -100,10 +100,10 @@ def predict_exchanges(
 ) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
     """The collectives in one run of a jaxpr, with the bodies of its fragments.
 
-    The jaxpr is an iteration, a part of one, or a fragment's body. `input_axes` are the batch axes of its
-    first inputs. Outputs are resharded to the batch axes `output_axes`, or left as they are if it is None.
-    `devices` is the number of devices that split the batch; None stands for any number that divides every
-    batch axis.
+    The jaxpr is an iteration, a part of an iteration, or a fragment's body. `input_axes` are the batch axes
+    of its first inputs. Outputs are resharded to the batch axes `output_axes`, or left as they are if it is
+    None. `devices` is the number of devices that split the batch; None stands for any number that divides
+    every batch axis.
 
     Returns:
       1. The collectives in program order. Those with the same enclosing fragments, kind and number of calls
@@ -133,23 +133,23 @@ def _walk_flow(
     """
     gathered: set[Any] = set()  # values that an earlier gather has replicated
 
-    def gather(atoms: Sequence[Any], positions: Sequence[int], loop_depths: Sequence[int]):
+    def all_gathers(atoms: Sequence[Any], positions: Sequence[int], loop_depths: Sequence[int]):
         for i in positions:
             if atoms[i] not in gathered:
                 gathered.add(atoms[i])
-                yield collective("all-gather", trips[: loop_depths[i]]), _bytes([atoms[i]])
+                yield make_collective("all-gather", trips[: loop_depths[i]]), _bytes([atoms[i]])
 
-    def collective(kind: str, inner_trips: tuple[int, ...]) -> Collective:
+    def make_collective(kind: str, inner_trips: tuple[int, ...]) -> Collective:
         return Collective(kind, 0, math.prod(inner_trips), fragments)
 
     for step in flow.equations:
         eqn, name = step.eqn, step.eqn.primitive.name
-        yield from gather(eqn.invars, step.gathered, step.levels)
+        yield from all_gathers(eqn.invars, step.gathered, step.levels)
         if step.reduced:
-            yield collective("all-reduce", trips[: max(step.levels, default=0)]), _bytes(eqn.outvars)
+            yield make_collective("all-reduce", trips[: max(step.levels, default=0)]), _bytes(eqn.outvars)
         inner_trips = trips if step.trips is None else (*trips, step.trips)
         if step.agrees_on_predicate:
-            yield collective("all-reduce", inner_trips), 1
+            yield make_collective("all-reduce", inner_trips), 1
         is_leaf = not step.bodies and eqn.primitive is not boundary_p
         if is_leaf and step.gathered and name not in RULES and not must_be_whole(eqn):
             fragment = fragments[-1] if fragments else None
@@ -159,7 +159,7 @@ def _walk_flow(
         enclosing = fragments if mark is None else (*fragments, mark.name)
         for body in step.bodies:
             yield from _walk_flow(body, enclosing, inner_trips)
-    yield from gather(flow.jaxpr.outvars, flow.gathered, flow.levels)
+    yield from all_gathers(flow.jaxpr.outvars, flow.gathered, flow.levels)
 
 
 def _bytes(atoms: Sequence[Any]) -> int:

@@ -35,7 +35,7 @@ from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.batch.requested import AS_COMPUTED, find_requested
 from fdg.batch.rules import RULES
-from fdg.batch.rules.result import Axis, first, shape_of
+from fdg.batch.rules.result import Axis, first_axis, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
 
@@ -54,7 +54,7 @@ def follow(
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
-    unit = devices or math.gcd(*_sizes(jaxpr.invars, axes), *_border_sizes(jaxpr.eqns)) or 1
+    unit = devices or math.gcd(*_batch_lengths(jaxpr.invars, axes), *_border_lengths(jaxpr.eqns)) or 1
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in zip(jaxpr.invars, axes, strict=True))
     outputs = None
     if output_axes is not None:
@@ -62,24 +62,24 @@ def follow(
     return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
-def axes(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
+def axes_of_outputs(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
     """The batch axes of a jaxpr's outputs, from the batch axes of its first inputs."""
     return list(follow(jaxpr, input_axes).outputs)
 
 
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
     """The batch axes of one equation's results, from the batch axes of its operands."""
-    unit = devices or math.gcd(*_sizes(eqn.invars, operand_axes), *_border_sizes([eqn])) or 1
+    unit = devices or math.gcd(*_batch_lengths(eqn.invars, operand_axes), *_border_lengths([eqn])) or 1
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
     return list(_Follower(unit).equation(eqn, inputs, 0).results)
 
 
-def _sizes(atoms: Sequence[Any], its_axes: Sequence[Axis]) -> list[int]:
-    return [shape_of(v)[axis] for v, axis in zip(atoms, its_axes, strict=False) if axis is not None]
+def _batch_lengths(atoms: Sequence[Any], atom_axes: Sequence[Axis]) -> list[int]:
+    return [shape_of(v)[axis] for v, axis in zip(atoms, atom_axes, strict=False) if axis is not None]
 
 
-def _border_sizes(equations: Sequence[Any]) -> set[int]:
+def _border_lengths(equations: Sequence[Any]) -> set[int]:
     """The lengths of all batch axes that borders declare, at any depth."""
     borders = [eqn for eqn in jaxprs.walk(equations) if eqn.primitive is boundary_p]
     with_axis: list[Any] = [eqn for eqn in borders if eqn.params["axis"] is not None]
@@ -141,7 +141,7 @@ class _Follower:
         output_axes: tuple[Any, ...],
         split: Mapping[Any, int],
     ) -> tuple[Flow, dict[Any, AxisAndLevel]]:
-        """One forward pass over the equations; `split` has axes of replicated variables to compute split."""
+        """One forward pass over the equations; `split`: axes of replicated variables computed split."""
         values: dict[Any, AxisAndLevel] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def value_of(atom: Any) -> AxisAndLevel:  # literals and constants of the jaxpr have no axis
@@ -152,7 +152,7 @@ class _Follower:
             operands = tuple(map(value_of, eqn.invars))
             step = self.equation(eqn, operands, depth, split)
             if not step.bodies and any(v in split for v in eqn.outvars):
-                # Its operands are replicated, or computed split for this equation, so it needs no gather.
+                # The operands are replicated, or computed split for this equation, so they need no gather.
                 results = tuple(split.get(v, a) for v, a in zip(eqn.outvars, step.results, strict=True))
                 axes = tuple(axis for axis, _ in operands)
                 step = dataclasses.replace(step, operands=axes, results=results, gathered=(), sliced=())
@@ -211,10 +211,10 @@ class _Follower:
         self._propagate_carry(bodies, current, depth)
         if eqn.primitive.name == "while":
             test, carried = bodies[0], [bodies[1].operands[i] for i, _ in bodies[1].carry]
-            axis = self.flow(test.jaxpr, _inputs(test, bodies, current, depth), depth).outputs[0]
+            axis = self.flow(test.jaxpr, _body_inputs(test, bodies, current, depth), depth).outputs[0]
             if axis is None:  # a predicate per row, computed from replicated values: split it like the rows
                 rows = range(len(shape_of(test.jaxpr.outvars[0])))
-                axis = first([current[operand][0] for operand in carried if current[operand][0] in rows])
+                axis = first_axis([current[operand][0] for operand in carried if current[operand][0] in rows])
             if axis is not None:
                 for operand in carried:  # each carried value has one row per row of the predicate
                     if current[operand][0] is None:
@@ -223,7 +223,7 @@ class _Follower:
         flows: list[Flow] = []
         results: list[Axis] = [None] * len(eqn.outvars)
         for body in bodies:
-            inputs = _inputs(body, bodies, current, depth)
+            inputs = _body_inputs(body, bodies, current, depth)
             output_axes: list[Any] = [AS_COMPUTED] * len(body.jaxpr.outvars)
             for i, previous in body.carry:
                 output_axes[previous] = inputs[i][0]
@@ -245,7 +245,7 @@ class _Follower:
         while changed:
             changed = False
             for body in bodies:
-                outputs = self.flow(body.jaxpr, _inputs(body, bodies, current, depth), depth).outputs
+                outputs = self.flow(body.jaxpr, _body_inputs(body, bodies, current, depth), depth).outputs
                 for i, previous in body.carry:
                     operand = body.operands[i]
                     if current[operand][0] is None and outputs[previous] is not None:
@@ -256,9 +256,9 @@ class _Follower:
     ) -> EquationFlow:
         """Gives each result the same axis in all branches."""
         current = [(axis, depth) for axis, _ in operands]  # XLA moves no collective out of a branch
-        inputs = [_inputs(body, bodies, current, depth) for body in bodies]
+        inputs = [_body_inputs(body, bodies, current, depth) for body in bodies]
         outputs = [self.flow(b.jaxpr, i, depth).outputs for b, i in zip(bodies, inputs, strict=True)]
-        results: list[Axis] = [first(axes) for axes in zip(*outputs, strict=True)]
+        results: list[Axis] = [first_axis(axes) for axes in zip(*outputs, strict=True)]
         flows = [self.flow(b.jaxpr, i, depth, tuple(results)) for b, i in zip(bodies, inputs, strict=True)]
         return _with_bodies(eqn, operands, current, results, set(), flows, None)
 
@@ -266,9 +266,9 @@ class _Follower:
 def _gather_rows(
     bodies: tuple[jaxprs.Body, ...], operands: tuple[AxisAndLevel, ...]
 ) -> tuple[set[int], list[AxisAndLevel]]:
-    """The positions of scanned operands that are split along the scanned axis, and all axes after a gather.
+    """The positions of scanned operands to gather, and the axes and levels of all operands afterwards.
 
-    Such operands must be gathered, because every device needs the rows of all trips.
+    Operands split along the scanned axis are gathered, because every device needs the rows of all trips.
     """
     gathered = {
         operand
@@ -318,7 +318,7 @@ def _with_predicate(loop: EquationFlow) -> EquationFlow:
     return dataclasses.replace(loop, agrees_on_predicate=True)
 
 
-def _inputs(
+def _body_inputs(
     body: jaxprs.Body, bodies: Sequence[jaxprs.Body], current: Sequence[AxisAndLevel], depth: int
 ) -> tuple[AxisAndLevel, ...]:
     """Axis and level of a body's inputs. Inputs that a loop slices or changes have the loop's level."""

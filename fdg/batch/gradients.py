@@ -1,7 +1,7 @@
 """Finds the gradient computations of a program: a set of equations that can run tile by tile over the batch.
 
-No equation outside the set reads batched values that the set computes, and no equation of the set reads its
-sums over the batch.
+No equation outside the set reads batched values that the set computes, and no equation of the set reads the
+set's sums over the batch.
 
 `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -81,7 +81,7 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
     def flow_bytes(flow: Flow) -> GradientBytes:
-        sums = gradient_sums(calls_inlined(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
+        sums = gradient_sums(inline_calls(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
         largest = total = 0 if sums is None else sums.bytes
         for step in flow.equations:
             if not step.bodies:  # an equation without bodies contains no gradient
@@ -96,15 +96,15 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     return flow_bytes(follow(jaxpr, axes, 1))
 
 
-def calls_inlined(flow: Flow, devices: int) -> Flow:
-    """A flow with all calls inlined but those of fragments."""
+def inline_calls(flow: Flow, devices: int) -> Flow:
+    """Inlines all calls of a flow except calls of fragments."""
     axes = [axis for axis, _ in flow.inputs]
-    jaxpr: Any = jaxprs.inlined(flow.jaxpr, _callee)
+    jaxpr: Any = jaxprs.inline(flow.jaxpr, _inlinable_body)
     return follow(jaxprs.without_dead_code(jaxpr), axes, devices, flow.outputs)
 
 
 def _members(flow: Flow) -> frozenset[int]:
-    """The positions of member equations: all readers of their batched results are members."""
+    """The positions of the set's equations: all readers of a member's batched results are members."""
     readers: dict[Any, list[int]] = {}
     for i, step in enumerate(flow.equations):
         for v in jaxprs.variables(step.eqn.invars):
@@ -114,15 +114,15 @@ def _members(flow: Flow) -> frozenset[int]:
     for i in range(len(flow.equations) - 1, -1, -1):
         step = flow.equations[i]
         readers_after = [j for v in step.eqn.outvars for j in readers.get(v, ())]
-        on_batch = any(axis is not None for axis in (*step.operands, *step.results)) or step.gathered
-        if not on_batch:
+        is_batched = any(axis is not None for axis in (*step.operands, *step.results)) or step.gathered
+        if not is_batched:
             if any(j in members or j in early for j in readers_after) or step.eqn.effects:
                 early.add(i)
             continue
         split = [v for v, axis in zip(step.eqn.outvars, step.results, strict=True) if axis is not None]
-        shared = [v for v in step.eqn.outvars if v not in split]
+        unsplit = [v for v in step.eqn.outvars if v not in split]
         is_member = all(j in members for v in split for j in readers.get(v, ()))
-        is_member &= not any(j in members or j in early for v in shared for j in readers.get(v, ()))
+        is_member &= not any(j in members or j in early for v in unsplit for j in readers.get(v, ()))
         (members if is_member and _is_tileable(step) else early).add(i)
     return frozenset(members | _transposed_sums(flow, members))
 
@@ -152,7 +152,7 @@ def contracts_batch(step: EquationFlow) -> bool:
     return step.reduced and step.eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
-def _callee(eqn: Any) -> Any:
+def _inlinable_body(eqn: Any) -> Any:
     """The open body of a plain call without constants; None for any other equation."""
     if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
         return None

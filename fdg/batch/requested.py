@@ -32,14 +32,14 @@ def find_requested(
     unit: int,
     follow_again: FollowAgain,
 ) -> tuple[dict[Any, int], tuple[Axis, ...]]:
-    """The replicated variables of a flow to compute split, with their axes; and `Flow.requested_axes`."""
+    """Finds the replicated variables to compute split, with their axes; also `Flow.requested_axes`."""
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
-        requests.read(atom, None if axis is AS_COMPUTED else axis)
+        requests.add_reader(atom, None if axis is AS_COMPUTED else axis)
     for step in reversed(flow.equations):
-        operand_axes = requests.operands_of(step)
+        operand_axes = requests.operand_axes(step)
         for i, atom in enumerate(step.eqn.invars):
-            requests.read(atom, operand_axes.get(i))
+            requests.add_reader(atom, operand_axes.get(i))
     return requests.split, tuple(map(requests.requested_axis, flow.jaxpr.invars))
 
 
@@ -52,7 +52,7 @@ class _Requests:
         self.readers: dict[Any, set[Axis]] = {}
         self.split: dict[Any, int] = {}  # the variables to compute split, with their axes
 
-    def read(self, atom: Any, axis: Axis) -> None:
+    def add_reader(self, atom: Any, axis: Axis) -> None:
         """Records that a reader splits a variable along an axis, or (None) needs all of it."""
         if not jaxprs.is_literal(atom):
             self.readers.setdefault(atom, set()).add(axis)
@@ -63,15 +63,15 @@ class _Requests:
         is_replicated = self.values.get(variable, (None, 0))[0] is None
         return next(iter(axes)) if is_replicated and len(axes) == 1 else None
 
-    def operands_of(self, step: EquationFlow) -> dict[int, int]:
+    def operand_axes(self, step: EquationFlow) -> dict[int, int]:
         """The axes along which an equation splits its replicated operands, by position."""
         if step.bodies:
-            return _axes_in_bodies(self._call(step))
+            return _axes_in_bodies(self._split_call(step))
         if any(axis is not None for axis in step.results) or step.gathered or step.reduced:
             return dict(step.sliced)
-        return self._replicated_operation(step.eqn)
+        return self._split_operation(step.eqn)
 
-    def _replicated_operation(self, eqn: Any) -> dict[int, int]:
+    def _split_operation(self, eqn: Any) -> dict[int, int]:
         """Marks requested results of an operation on replicated values as split.
 
         Returns the axes along which the operation then splits its operands.
@@ -90,7 +90,7 @@ class _Requests:
             self.split[eqn.outvars[0]] = requested[0]
         return {}
 
-    def _call(self, step: EquationFlow) -> EquationFlow:
+    def _split_call(self, step: EquationFlow) -> EquationFlow:
         """Marks requested results of a call as split if its body can compute parts; returns its new flow."""
         requested = {v: axis for v in step.eqn.outvars if (axis := self.requested_axis(v)) is not None}
         if not requested or step.trips is not None or step.eqn.primitive.name == "cond":

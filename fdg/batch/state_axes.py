@@ -15,16 +15,16 @@ Axes: TypeAlias = tuple[int | None, ...]
 def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     """Batch axes of the state's leaves (the first inputs of a closed jaxpr); None for leaves without a batch.
 
-    The first fragment that reads a leaf declares its axis. If no fragment reads it, it has the axis of its
-    next value.
+    The first fragment that reads a leaf declares its axis. If no fragment reads the leaf, it has the axis of
+    its next value.
     """
-    opened = jaxprs.open_jaxpr(jaxpr)
-    axes, old_axes = _declared_axes(opened, {})[:num_leaves], None
+    body = jaxprs.open_jaxpr(jaxpr)
+    axes, old_axes = _declared_axes(body, {})[:num_leaves], None
     while axes != old_axes:
         old_axes = axes
-        output_axes = batch_flow.axes(jaxpr, axes)
-        new_axes = (end if axis is None else axis for axis, end in zip(axes, output_axes, strict=False))
-        axes = _copy_to_successors(opened, list(new_axes))
+        output_axes = batch_flow.axes_of_outputs(jaxpr, axes)
+        new_axes = (new if axis is None else axis for axis, new in zip(axes, output_axes, strict=False))
+        axes = _copy_to_successors(body, list(new_axes))
     return axes
 
 
@@ -44,7 +44,7 @@ def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
 
 
 def _declared_axes(jaxpr: core.Jaxpr, cache: dict[core.Jaxpr, Axes]) -> Axes:
-    """The axis that the first fragment that reads an input declares for it, also inside loops and calls.
+    """For each input, the axis that its first reader among fragments declares, also in loops and calls.
 
     `cache` has results by jaxpr.
     """

@@ -29,8 +29,8 @@ from fdg.jaxprs.read import (
 from fdg.jaxprs.rewrite import (
     Inside,
     Rewriter,
-    copied,
-    inlined,
+    copy_equations,
+    inline,
     inputs_read,
     lowered,
     rewrite,

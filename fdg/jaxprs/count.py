@@ -10,30 +10,30 @@ from fdg.jaxprs.classes import CLASSES, VIEWS
 from fdg.jaxprs.read import bodies, walk
 
 
-def total(jaxpr: core.Jaxpr, of: Callable[[Any], int]) -> int:
-    """Sums `of(eqn)` over all equations that one execution of the jaxpr runs.
+def sum_over_equations(jaxpr: core.Jaxpr, count_of: Callable[[Any], int]) -> int:
+    """Sums `count_of(eqn)` over all equations that one execution of the jaxpr runs.
 
     A scan counts each trip, a `while` loop the upper bound of its trips, or one if the bound is unknown. A
     `cond` counts its most expensive branch.
     """
-    return sum(_equation_total(eqn, of) for eqn in jaxpr.eqns)
+    return sum(_equation_total(eqn, count_of) for eqn in jaxpr.eqns)
 
 
-def _equation_total(eqn: core.JaxprEqn, of: Callable[[Any], int]) -> int:
+def _equation_total(eqn: core.JaxprEqn, count_of: Callable[[Any], int]) -> int:
     inner = bodies(eqn)
     if not inner:
-        return of(eqn)
-    totals = [body.trips * total(body.jaxpr, of) for body in inner]
+        return count_of(eqn)
+    totals = [body.trips * sum_over_equations(body.jaxpr, count_of) for body in inner]
     return max(totals, default=0) if eqn.primitive.name == "cond" else sum(totals)
 
 
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """The floating-point operations of one execution, with loops and branches counted by `total`.
+    """The floating-point operations of one execution, loops and branches included (`sum_over_equations`).
 
     A matrix product or convolution counts 2 per multiply-add, data movement 0, and any other equation the
     size of its largest operand or result.
     """
-    return total(jaxpr, _operation_flops)
+    return sum_over_equations(jaxpr, _operation_flops)
 
 
 def equation_flops(eqn: core.JaxprEqn) -> int:
@@ -111,7 +111,7 @@ class Product(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes of its three matrices."""
+        """The bytes of the product's three matrices."""
         itemsize = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
         return itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 

@@ -39,16 +39,16 @@ def evaluate_jaxpr(
     """
     value_of = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *constants), strict=True))
 
-    def read(atoms: Sequence[Any]) -> list[Any]:
+    def values_of(atoms: Sequence[Any]) -> list[Any]:
         return [v.val if is_literal(v) else value_of[v] for v in atoms]
 
     for eqn, step in zip(jaxpr.eqns, steps or jaxpr.eqns, strict=True):
-        value_of.update(zip(eqn.outvars, equation(step, read(eqn.invars)), strict=True))
-    return read(jaxpr.outvars)
+        value_of.update(zip(eqn.outvars, equation(step, values_of(eqn.invars)), strict=True))
+    return values_of(jaxpr.outvars)
 
 
 def bind(eqn: core.JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Runs an equation on arrays; `params`, if given, replace its parameters."""
+    """Runs an equation on arrays; `params` replace the equation's parameters, unless None."""
     results = eqn.primitive.bind(*values, **(eqn.params if params is None else params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
@@ -65,10 +65,10 @@ def run_bodies(eqn: core.JaxprEqn, functions: Sequence[Function], values: Sequen
         return lambda operands: function([operands[i] for i in body.operands])
 
     wrapped = [with_operands(*pair) for pair in zip(inner, functions, strict=True)]
-    num_fixed = len(values) - len(inner[-1].sliced)
-    num_constants = num_fixed - len(inner[-1].carry)
+    num_before_rows = len(values) - len(inner[-1].sliced)
+    num_constants = num_before_rows - len(inner[-1].carry)
     return control_flow(
-        eqn, wrapped, values[:num_constants], values[num_constants:num_fixed], values[num_fixed:]
+        eqn, wrapped, values[:num_constants], values[num_constants:num_before_rows], values[num_before_rows:]
     )
 
 

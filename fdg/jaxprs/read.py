@@ -62,7 +62,7 @@ def _debug_info() -> Any:
     return traced.replace(outvars=[]).debug_info  # without names of arguments and results
 
 
-_jaxpr_class: Any = core.Jaxpr  # its arguments differ between versions
+_jaxpr_class: Any = core.Jaxpr  # untyped, because its arguments differ between JAX versions
 
 
 def build(
@@ -187,20 +187,20 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
 
 def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
     """Yields equations at any depth; each body once, even if it is called several times."""
-    seen: set[core.Jaxpr] = set()
+    walked: set[core.Jaxpr] = set()
 
     def walk_equations(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
         for eqn in equations:
             yield eqn
             for body in bodies(eqn):
-                if body.jaxpr not in seen:
-                    seen.add(body.jaxpr)
+                if body.jaxpr not in walked:
+                    walked.add(body.jaxpr)
                     yield from walk_equations(body.jaxpr.eqns)
 
     return walk_equations(equations)
 
 
-def _is_number(atom: Any, number: int) -> bool:
+def _has_value(atom: Any, number: int) -> bool:
     """Whether an operand is a literal with the value `number`."""
     return is_literal(atom) and np.ndim(atom.val) == 0 and atom.val == number
 
@@ -226,11 +226,11 @@ def _max_trips(
         elif eqn is not None and eqn.primitive.name == "lt":
             counter, bound = eqn.invars
             i = test.invars.index(counter) - test_consts if counter in test.invars else -1
-            if i < 0 or not (_is_number(initial[i], 0) and is_literal(bound)) or is_literal(body.outvars[i]):
+            if i < 0 or not (_has_value(initial[i], 0) and is_literal(bound)) or is_literal(body.outvars[i]):
                 continue
-            sides = adds[body.outvars[i]].invars if body.outvars[i] in adds else ()
+            addends = adds[body.outvars[i]].invars if body.outvars[i] in adds else ()
             counter_input = body.invars[body_consts + i]
-            if any(v is counter_input for v in sides) and any(_is_number(v, 1) for v in sides):
+            if any(v is counter_input for v in addends) and any(_has_value(v, 1) for v in addends):
                 bounds.append(int(bound.val))  # type: ignore[union-attr]
     return max(0, min(bounds)) if bounds else 1
 
@@ -282,7 +282,7 @@ def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.JaxprEqn:
     """The equation with the jaxprs `closed` in place of `inner_jaxprs(eqn)`, and with their effects.
 
-    Their inputs and outputs must match the variables of `eqn`. A high-level operation becomes a call.
+    Inputs and outputs of `closed` must match the variables of `eqn`. A high-level operation becomes a call.
     """
     old = inner_jaxprs(eqn)
     match eqn.primitive.name:

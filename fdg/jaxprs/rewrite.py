@@ -91,7 +91,7 @@ class Rewriter:
     def inside(self, eqn: core.JaxprEqn, context: Any = None, blocks: Sequence[Any] | None = None) -> Any:
         """Rewrites the bodies of an equation.
 
-        `blocks` are the blocks of its bodies, in order; None for their jaxprs.
+        `blocks` are the blocks of its bodies, in order; None stands for the bodies' jaxprs.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):
@@ -102,7 +102,7 @@ class Rewriter:
 
 
 def _with_equations(jaxpr: Any, eqns: list[core.JaxprEqn]) -> core.Jaxpr:
-    """The jaxpr with other equations; the same object if they are the same."""
+    """The jaxpr with other equations; the same object if the equations are the same."""
     if len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     old_effects, new_effects = (
@@ -137,10 +137,10 @@ def traced(
             "a result is an operand, a literal or another result"
         )
         names.update(zip(jaxpr.outvars, results, strict=True))
-    return list(copied(jaxpr.eqns, names)), renamed(jaxpr.outvars, names)
+    return list(copy_equations(jaxpr.eqns, names)), renamed(jaxpr.outvars, names)
 
 
-def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
+def copy_equations(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[core.JaxprEqn]:
     """Copies equations with renamed variables; adds new result variables to `names`."""
     for eqn in eqns:
         for v in eqn.outvars:
@@ -149,14 +149,14 @@ def copied(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iterator[cor
         yield eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
 
 
-def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
+def inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
     """Replaces equations by the equations of their bodies.
 
     `body_of` returns the body of an equation, an open jaxpr without constants, or None to keep the equation.
     """
     names: dict[Any, Any] = {}
 
-    def inline(eqns: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
+    def inline_equations(eqns: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
         for eqn in eqns:
             eqn = eqn.replace(invars=renamed(eqn.invars, names))
             body = body_of(eqn)
@@ -164,10 +164,10 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
                 yield eqn
                 continue
             inner = dict(zip(body.invars, eqn.invars, strict=True))
-            yield from inline(copied(body.eqns, inner))
+            yield from inline_equations(copy_equations(body.eqns, inner))
             names.update(zip(eqn.outvars, renamed(renamed(body.outvars, inner), names), strict=True))
 
-    eqns = list(inline(jaxpr.eqns))
+    eqns = list(inline_equations(jaxpr.eqns))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
@@ -177,11 +177,11 @@ def inlined(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
 def lowered(closed: Any) -> Any:
     """Replaces high-level operations, at any depth, by calls of the jaxprs that they lower to."""
 
-    def low(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
+    def lower_equation(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
         eqn = inside(eqn)
         return with_bodies(eqn, closed_bodies(eqn)) if eqn.primitive.name in HIGH_LEVEL_PRIMITIVES else eqn
 
-    return rewrite(closed, low)
+    return rewrite(closed, lower_equation)
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -210,10 +210,10 @@ def _without_unread_constants(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprE
         eqn.params[key] for key in ("body_jaxpr", "cond_nconsts", "body_nconsts")
     )
     body = open_jaxpr(closed)
-    carried = len(body.invars) - num_constants
+    num_carried = len(body.invars) - num_constants
     outputs_read = [True] * len(body.outvars)
     live, read = partial_eval.dce_jaxpr(
-        body, outputs_read, instantiate=[False] * num_constants + [True] * carried
+        body, outputs_read, instantiate=[False] * num_constants + [True] * num_carried
     )
     if all(read):
         return eqn

@@ -26,14 +26,14 @@ from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over_devices, keep_nan, may_lose_nan
 from fdg.lowering.host_calls import CALLBACKS_WITH_RESULTS
-from fdg.lowering.local import Local
+from fdg.lowering.local import OnePart
 from fdg.lowering.mesh import batch_sharding
-from fdg.lowering.tiles import run_tiles, tiles_of
+from fdg.lowering.tiles import tiled_function, tiles_of
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
 Dimensions = Mapping[int, tuple[int, ...]]
-"""For positions of operands or results: some of their dimensions."""
+"""Maps positions of operands or results to some of their dimensions."""
 
 
 def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
@@ -42,8 +42,8 @@ def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
     With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
     a convolution's windows move over a dimension that is split over `model` only, the partitioner sums over
     all devices, so the result is multiplied by the mesh's size along the batch axis. For a reduction by an
-    operation without an all-reduce in XLA, it emits an all-reduce that does not compile. Such dimensions are
-    gathered first.
+    operation without an all-reduce in XLA, the partitioner emits an all-reduce that does not compile. Such
+    dimensions are gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -142,22 +142,22 @@ class _Rewriter:
                 # the sharding for others. To change from one axis to another, the value is gathered, and then
                 # sliced without a collective.
                 source_axis = axes.get(atom)
-                through = source_axis if None in (source_axis, axis) else None
+                via_axis = source_axis if None in (source_axis, axis) else None
                 replicated = () if source_axis is None else (source_axis,)
                 placed[atom, axis] = (
                     pin(atom)
                     if source_axis == axis
-                    else add_constraint(place(atom, through), axis, replicated)
+                    else add_constraint(place(atom, via_axis), axis, replicated)
                 )
             return placed[atom, axis]
 
         def pin(atom: Any) -> Any:
-            """Constrains `atom` to its producer's sharding; otherwise XLA might choose that of one reader."""
+            """Constrains `atom` to its producer's sharding; else XLA might choose one reader's sharding."""
             if atom not in pinned:
                 pinned[atom] = add_constraint(atom, axes.get(atom))
             return pinned[atom]
 
-        def read(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
+        def read_operands(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
             operands = [atom if hasattr(atom, "val") else pinned.get(atom, atom) for atom in atoms]
             for i in step.gathered:
                 operands[i] = place(atoms[i], None)
@@ -166,13 +166,13 @@ class _Rewriter:
             return operands
 
         flow = dataclasses.replace(flow, equations=tuple(map(_mark_local, flow.equations)))
-        pins, gathered = self._pins(flow, sliced)
+        pins, sliceable = self._pins(flow, sliced)
         for atom in flow.jaxpr.invars:
             if atom in pins:
                 pin(atom)
         for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
-            invars = read(step.eqn.invars, step)
+            invars = read_operands(step.eqn.invars, step)
             for i in weights.gathered_operands(step) if self.sharded else ():
                 invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
             operand_dims, result_dims = replicated_dimensions(step) if self.sharded else ({}, {})
@@ -184,7 +184,7 @@ class _Rewriter:
                 self.rewrite(
                     body_flow,
                     weights.body_input_specs(body, step.eqn, specs_of),
-                    tuple(k for v, k in zip(step.eqn.outvars, body.results, strict=False) if v in gathered),
+                    tuple(k for v, k in zip(step.eqn.outvars, body.results, strict=False) if v in sliceable),
                 )
                 for body, body_flow in zip(bodies, step.bodies, strict=False)
             ]
@@ -202,7 +202,7 @@ class _Rewriter:
                 positions = [
                     k
                     for k, v in enumerate(eqn.outvars)
-                    if _has_shape(v) and (step.reduced or k in result_dims)
+                    if _is_array_variable(v) and (step.reduced or k in result_dims)
                 ]
                 results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in positions}
                 equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
@@ -212,7 +212,7 @@ class _Rewriter:
             for atom in step.eqn.outvars:
                 if atom in pins:
                     pin(atom)
-        outputs = read(flow.jaxpr.outvars, flow)
+        outputs = read_operands(flow.jaxpr.outvars, flow)
         constrained_inputs = {v for v in flow.jaxpr.invars if v in pinned}
         output_specs = [None if jaxprs.is_literal(v) else specs_of.get(v) for v in flow.jaxpr.outvars]
         return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrained_inputs, output_specs
@@ -223,7 +223,7 @@ class _Rewriter:
         Also returns the replicated variables that a reader may slice; `sliced` are the outputs among them.
         """
         pins: set[Any] = set()
-        gathered: set[Any] = set(jaxprs.variables(flow.jaxpr.outvars[i] for i in sliced))
+        sliceable: set[Any] = set(jaxprs.variables(flow.jaxpr.outvars[i] for i in sliced))
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
             positions = {*step.gathered, *dict(step.sliced)}
             if isinstance(step, EquationFlow) and not step.local:
@@ -232,24 +232,24 @@ class _Rewriter:
                     positions.add(0)  # in erf(erf(x)), XLA would gather the inner erf
                 if step.reduced:  # otherwise XLA may gather a small operand instead of reducing the result
                     positions |= {i for i, axis in enumerate(step.operands) if axis is not None}
-            # positions of the operands that the step reads as replicated arrays, and may slice
+            # positions of the operands that the equation reads as replicated arrays, and may slice
             replicated = set(dict(step.sliced))
             if isinstance(step, EquationFlow):
-                whole_operands = {i for i, axis in enumerate(step.operands) if axis is None}
-                replicated |= whole_operands.difference(step.gathered)
+                replicated_operands = {i for i, axis in enumerate(step.operands) if axis is None}
+                replicated |= replicated_operands.difference(step.gathered)
             pins.update(jaxprs.variables(atoms[i] for i in positions))
-            gathered.update(jaxprs.variables(atoms[i] for i in positions & replicated))
+            sliceable.update(jaxprs.variables(atoms[i] for i in positions & replicated))
         # XLA removes calls that return an operand, and slices that undo a concatenation. So a gathered value
         # that is then sliced may be an alias of an earlier value, whose other readers would get the slice.
-        # Therefore the values that it may be an alias of are constrained too.
+        # Therefore these earlier values are constrained too.
         for step in reversed(flow.equations):
-            if gathered.intersection(step.eqn.outvars):
+            if sliceable.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
                 results = zip(step.eqn.outvars, step.results, strict=True)
-                whole = {v for v, axis in (*operands, *results) if axis is None and _has_shape(v)}
-                pins |= whole
-                gathered |= whole
-        return pins, gathered
+                unsplit = {v for v, axis in (*operands, *results) if axis is None and _is_array_variable(v)}
+                pins |= unsplit
+                sliceable |= unsplit
+        return pins, sliceable
 
     def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
         """The operands of a call that its body constrains."""
@@ -265,7 +265,7 @@ class _Rewriter:
         """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # not divisible; never the batch of a fragment, which the plan makes divisible
+            axis = None  # not divisible; a fragment's batch is always divisible in a plan
         sharding = batch_sharding(self.mesh, axis)
         if self.sharded:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
@@ -277,15 +277,15 @@ class _Rewriter:
         return _constraint_to(sharding, atom)
 
     def _shard_map(self, eqn: Any, step: EquationFlow) -> Any:
-        """An equation that runs `step` on each device's part by `shard_map`, in tiles if `step` has tiles."""
+        """An equation that runs `eqn` on each device's part by `shard_map`, in tiles if `eqn` has tiles."""
         count = self.mesh.shape[BATCH]
 
-        def untiled(*parts: Any) -> list[Any]:
-            outs = Local(count, lambda: jax.lax.axis_index(BATCH)).step(step, list(parts))
+        def run_untiled(*parts: Any) -> list[Any]:
+            outs = OnePart(count, lambda: jax.lax.axis_index(BATCH)).run_equation(step, list(parts))
             return [extreme_over_devices(step.eqn.primitive.name, x) for x in outs] if step.reduced else outs
 
         tiles = tiles_of(step.eqn)
-        function = untiled if tiles is None else run_tiles(step.bodies[0], count, tiles)
+        function = run_untiled if tiles is None else tiled_function(step.bodies[0], count, tiles)
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
         stays_split = self.sharded and step.eqn.primitive is rowwise_p
         if stays_split:
@@ -305,16 +305,16 @@ def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
     return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(function)(*parts)))(*parts)
 
 
-def _has_shape(atom: Any) -> bool:
-    """Whether it is a variable with at least one dimension."""
+def _is_array_variable(atom: Any) -> bool:
+    """Whether `atom` is a variable with at least one dimension."""
     return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
 
 
 def _mark_local(step: EquationFlow) -> EquationFlow:
-    """Marks a step as local if it must run on each device's part, by `shard_map`.
+    """Marks an equation as local if it must run on each device's part, by `shard_map`.
 
-    Such steps are tiled reductions, because a device sums its tiles before the all-reduce, and extremes (max
-    and min) of floats, because XLA's all-reduce could drop NaN.
+    Such equations are tiled reductions, because a device sums its tiles before the all-reduce, and max and
+    min of floats, because XLA's all-reduce could drop NaN.
     """
     is_local = tiles_of(step.eqn) is not None or (step.reduced and may_lose_nan(step.eqn))
     return dataclasses.replace(step, local=True) if is_local else step
@@ -328,7 +328,7 @@ def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
     """
     pin = functools.partial(_constraint_to, NamedSharding(mesh, PartitionSpec()))
 
-    def replicated(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
+    def replicate_block(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
         for eqn in map(inside, block.eqns):
             if eqn.primitive.name == "reduce":
                 pins = {i: pin(v) for i, v in enumerate(eqn.invars) if shape_of(v)}
@@ -342,7 +342,7 @@ def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
             for result, host_result in host_results.items():
                 yield pin(host_result).replace(outvars=[result])
 
-    return jaxprs.rewrite_blocks(jaxpr, replicated)
+    return jaxprs.rewrite_blocks(jaxpr, replicate_block)
 
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
@@ -353,6 +353,6 @@ def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _cached_constraint(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A constraint equation. It is cached: tracing takes 1 ms, and programs have thousands of a few kinds."""
+    """A constraint equation, cached because tracing takes 1 ms and programs have thousands of constraints."""
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
     return jaxpr(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]

@@ -34,12 +34,12 @@ def may_lose_nan(eqn: Any) -> bool:
     """Whether an operation reduces floats along an axis by max or min, so that a collective may drop NaN."""
     if _operation_name(eqn) not in _IS_MAX:
         return False
-    floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
-    return floats and all(v.aval.size for v in eqn.invars)  # an empty reduction is infinite, never NaN
+    are_floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
+    return are_floats and all(v.aval.size for v in eqn.invars)  # an empty reduction is infinite, never NaN
 
 
 def _operation_name(eqn: Any) -> str:
-    """The operation's name; for a reduction by a user's function of one operation, the name of that one.
+    """The operation's name; for a `reduce` by a function of one operation, the name of that operation.
 
     An empty string for the elementwise `max` and `min`, which need no collective.
     """
@@ -91,17 +91,17 @@ def _as_ints(x: jax.Array, is_max: bool) -> jax.Array:
     if jnp.finfo(x.dtype).bits < _MIN_FLOAT_BITS:
         x = lax.convert_element_type(x, jnp.float32)
     int_info = jnp.iinfo(f"int{jnp.finfo(x.dtype).bits}")
-    order = _flip_negatives(lax.bitcast_convert_type(x, int_info.dtype), int_info)
-    nan_ints = lax.full_like(order, int_info.max if is_max else int_info.min)
-    return lax.select(lax.ne(x, x), nan_ints, order)
+    ordered_ints = _flip_negatives(lax.bitcast_convert_type(x, int_info.dtype), int_info)
+    nan_ints = lax.full_like(ordered_ints, int_info.max if is_max else int_info.min)
+    return lax.select(lax.ne(x, x), nan_ints, ordered_ints)
 
 
-def _as_floats(order: jax.Array, dtype: Any) -> jax.Array:
+def _as_floats(ordered_ints: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `_as_ints`."""
-    int_info = jnp.iinfo(order.dtype)
+    int_info = jnp.iinfo(ordered_ints.dtype)
     float_dtype = dtype if jnp.finfo(dtype).bits == int_info.bits else jnp.float32
     return lax.convert_element_type(
-        lax.bitcast_convert_type(_flip_negatives(order, int_info), float_dtype), dtype
+        lax.bitcast_convert_type(_flip_negatives(ordered_ints, int_info), float_dtype), dtype
     )
 
 

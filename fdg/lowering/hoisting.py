@@ -1,12 +1,12 @@
 """Hoists operations out of scans, and computes them for the rows of all trips at once.
 
 A `HoistRule` selects operations of a loop's body. They are hoisted with the operations that they depend on,
-unless they depend on a carried value. For this loop and a rule that selects `expensive`,
+unless they depend on a carried value. In this loop, the rule selects `expensive`:
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
-`a` is also needed in the loop. With `recompute`, the loop computes it again; otherwise it is passed to the
-loop:
+The loop also needs `a`. With `recompute`, the loop computes `a` again (first result below); otherwise `a` is
+passed to the loop (second result):
 
     bs = for all 128 rows: expensive (f row)
     scan 128 trips { x; row, b: a = f row; x = step x a b }
@@ -40,7 +40,7 @@ class HoistRule(NamedTuple):
 
 
 def hoist(jaxpr: ClosedJaxpr, rule: HoistRule) -> ClosedJaxpr:
-    """Hoists operations out of a program's scans, at any depth, in the global view."""
+    """Hoists operations out of a program's scans, at any depth."""
 
     def rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         eqn = inside(eqn)
@@ -72,7 +72,7 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     inputs_read = _variables_read(parts.early, parts.passed)
     positions = [i for i, v in enumerate(inputs) if v in inputs_read]
     if not any(i in body.sliced for i in positions):
-        return None  # loop-invariant; XLA hoists it itself
+        return None  # XLA itself hoists loop-invariant operations
     hoisted = core.jaxpr_as_fun(_close([inputs[i] for i in positions], parts.passed, parts.early, constants))
     in_axes = [0 if i in body.sliced else None for i in positions]
     operands = [eqn.invars[i] for i in positions]
@@ -83,27 +83,27 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     stacks = [core.Var(aval) for aval in call_body.out_avals]
     loop_body = _close([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _call(rule.name, call_body, operands, stacks),
-        _scan(eqn, loop_body, [*eqn.invars, *stacks], eqn.outvars),
+        _make_call(rule.name, call_body, operands, stacks),
+        _make_scan(eqn, loop_body, [*eqn.invars, *stacks], eqn.outvars),
     ]
 
 
-def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
+def _split(jaxpr: Any, invariant: set[Any], rule: HoistRule) -> _Parts | None:
     """Splits a jaxpr into hoisted equations, with their dependencies, and the rest.
 
-    `free` are the variables that do not depend on carried values. Returns None if nothing is hoisted.
+    `invariant` are the variables that do not depend on carried values. Returns None if nothing is hoisted.
     """
-    free = set(free)
+    invariant = set(invariant)
     # (equation, whether it is independent of carried values, whether the rule selects it too)
     equations: list[tuple[Any, bool, bool]] = []
     for eqn in jaxpr.eqns:
-        for part in _split_call(eqn, free, rule):
-            is_invariant = all(jaxprs.is_literal(v) or v in free for v in part.invars)
+        for part in _split_call(eqn, invariant, rule):
+            is_invariant = all(jaxprs.is_literal(v) or v in invariant for v in part.invars)
             is_invariant = is_invariant and not any(
                 _any_inside(test, part) for test in (_runs_per_trip, rule.is_fixed)
             )
             if is_invariant:
-                free.update(part.outvars)
+                invariant.update(part.outvars)
             equations.append((part, is_invariant, is_invariant and _any_inside(rule.selects, part)))
     needed: set[Any] = set()
     early: list[Any] = []
@@ -126,7 +126,7 @@ def _split(jaxpr: Any, free: set[Any], rule: HoistRule) -> _Parts | None:
     return _Parts(early, late, passed)
 
 
-def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
+def _split_call(eqn: Any, invariant_outside: set[Any], rule: HoistRule) -> list[Any]:
     """Splits a call into a call of its hoisted equations and a call of the rest, if both have equations.
 
     Returns other equations unchanged.
@@ -135,7 +135,7 @@ def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)
     pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))
-    invariant = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in free}
+    invariant = {inner for inner, outer in pairs if jaxprs.is_literal(outer) or outer in invariant_outside}
     if len(invariant) == len(pairs):
         return [eqn]
     constants = _constants(eqn)
@@ -148,8 +148,8 @@ def _split_call(eqn: Any, free: set[Any], rule: HoistRule) -> list[Any]:
     first = _close([inner for inner, _ in inputs], parts.passed, parts.early, constants)
     second = _close([*body.jaxpr.invars, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _call(eqn.params["name"], first, [outer for _, outer in inputs], passed),
-        _call(eqn.params["name"], second, [*eqn.invars, *passed], eqn.outvars),
+        _make_call(eqn.params["name"], first, [outer for _, outer in inputs], passed),
+        _make_call(eqn.params["name"], second, [*eqn.invars, *passed], eqn.outvars),
     ]
 
 
@@ -187,14 +187,14 @@ def _constants(eqn: Any) -> dict[Any, Any]:
 def _close(
     inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any], constants: Mapping[Any, Any]
 ) -> ClosedJaxpr:
-    """Builds a closed jaxpr of equations; adds those of `constants` that they read."""
+    """Builds a closed jaxpr of equations; adds the `constants` that the equations read."""
     variables = _variables_read(equations, outputs)
     constvars = [v for v in constants if v in variables]
     return jaxprs.build(inputs, outputs, equations, constvars, [constants[v] for v in constvars])
 
 
-# While an equation with a body is traced, this primitive stands for the body. JAX would remove results that
-# the body returns unchanged, so the traced equation would have too few results.
+# While an equation with a body is traced, this primitive stands for the body. Otherwise JAX would remove
+# results that the body returns unchanged, and the traced equation would have too few results.
 _body_p = core.Primitive("body")
 _body_p.multiple_results = True
 _body_p.def_abstract_eval(lambda *_, avals: list(avals))
@@ -204,13 +204,13 @@ def _placeholder(avals: Sequence[Any]) -> Callable[..., list[Any]]:
     return lambda *operands: _body_p.bind(*operands, avals=tuple(avals))
 
 
-def _call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+def _make_call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """An equation that calls a jaxpr."""
     avals = [v.aval for v in jaxprs.open_jaxpr(body).outvars]
     return jaxprs.with_bodies(jaxprs.as_call(_placeholder(avals), name, invars, outvars), [body])
 
 
-def _scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+def _make_scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """A copy of `scan` with the body `loop_body` and more scanned inputs."""
     (body,) = jaxprs.bodies(scan)
     num_before_rows = len(scan.invars) - len(body.sliced)

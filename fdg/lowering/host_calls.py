@@ -80,7 +80,7 @@ class Guarded:
         return getattr(self.callback, "callback_func", self.callback)
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """The place and the function's name, for errors."""
         function = self.callback_func
         if self.expected is None:  # JAX keeps the function's name in a closure
@@ -98,9 +98,9 @@ class Guarded:
                 results = self.callback(*arguments)
                 arrays = None if self.expected is None else [np.asarray(result) for result in results]
             except HostError:
-                raise  # it already names its source
+                raise  # the error already names its source
             except BaseException as error:  # JAX would make a long error of SystemExit and others, too
-                raise HostError(f"{self.who} raised {raised(error)}") from error
+                raise HostError(f"{self.label} raised {raised(error)}") from error
         if arrays is not None:
             self._check(arrays)
         return results
@@ -109,7 +109,7 @@ class Guarded:
         """Compares the results' shapes and dtypes with the declared ones."""
         assert self.expected is not None
         if len(results) != len(self.expected):
-            raise HostError(f"{self.who} returned {len(results)} arrays, expected {len(self.expected)}")
+            raise HostError(f"{self.label} returned {len(results)} arrays, expected {len(self.expected)}")
         for i, (result, (shape, dtype)) in enumerate(zip(results, self.expected, strict=True)):
             if result.shape == shape and result.dtype == _parse_dtype(dtype):
                 continue  # fast path: `canonicalize_dtype` takes longer than a step of a small environment
@@ -119,7 +119,7 @@ class Guarded:
             if result.shape != shape or actual != dtype:
                 position = "" if len(results) == 1 else f" as result {i}"
                 raise HostError(
-                    f"{self.who} returned {actual}{list(result.shape)}{position}, expected"
+                    f"{self.label} returned {actual}{list(result.shape)}{position}, expected"
                     f" {dtype}{list(shape)}"
                 )
 
@@ -159,13 +159,13 @@ class _Exits:
     def slowest(self) -> tuple[str, float] | None:
         """The name and seconds of the call that has been running for longest; None if no call runs."""
         with self._lock:
-            longest = next(iter(self.running.values()), None)
-        return None if longest is None else (longest[0].who, time.monotonic() - longest[1])
+            oldest = next(iter(self.running.values()), None)
+        return None if oldest is None else (oldest[0].label, time.monotonic() - oldest[1])
 
     def _print_and_exit(self, status: int) -> NoReturn:
         call, self._thread_local.call = getattr(self._thread_local, "call", None), None
         if call is not None:
-            line = f"{call.who} called os._exit({status})"
+            line = f"{call.label} called os._exit({status})"
             with contextlib.suppress(Exception):
                 if call.last_words is not None:
                     call.last_words(line, status)

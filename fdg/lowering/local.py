@@ -16,7 +16,7 @@ from fdg.rowwise import trace_rows
 _GROUP_COUNTS = ("feature_group_count", "batch_group_count")  # of convolutions
 
 
-class Local:
+class OnePart:
     """Evaluates operations on one of `count` equal parts of the batch.
 
     A reduction over the batch gives the result for this part only; the caller combines the parts' results.
@@ -26,34 +26,34 @@ class Local:
         self.count = count
         self.index = index  # returns the index of the part (int32), for slicing replicated values
 
-    def step(self, step: EquationFlow, values: list[Any]) -> list[Any]:
+    def run_equation(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         """The part of an equation's results; `values` are parts of its operands, or replicated operands."""
         if step.bodies:
-            return list(self._bodies(step, values))
+            return list(self._run_bodies(step, values))
         eqn = step.eqn
         if eqn.primitive is boundary_p:
             return values
         if all(axis is None for axis in step.operands):  # compute replicated results, then slice them
             results = jaxprs.bind(eqn, values)
             return [self.part(x, axis) for x, axis in zip(results, step.results, strict=True)]
-        results = jaxprs.bind(eqn, values, self._parameters(step))
+        results = jaxprs.bind(eqn, values, self._part_parameters(step))
         for x, v, axis in zip(results, eqn.outvars, step.results, strict=True):
-            assert x.shape == self._shape(v.aval.shape, axis), (eqn, x.shape)
+            assert x.shape == self._part_shape(v.aval.shape, axis), (eqn, x.shape)
         return results
 
-    def flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The part of a jaxpr's outputs, from the part of its inputs; `flow` has its batch axes."""
+    def run_flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """The part of a jaxpr's outputs, from the part of its inputs; `flow` has the batch axes."""
         steps = [(step, step.sliced) for step in flow.equations]
 
         def run(step: Any, values: list[Any]) -> list[Any]:
-            return self.step(step[0], self._parts(values, step[1]))
+            return self.run_equation(step[0], self._slice(values, step[1]))
 
-        return self._parts(jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, steps), flow.sliced)
+        return self._slice(jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, steps), flow.sliced)
 
-    def _bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
+    def _run_bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))
         functions: list[Callable] = [
-            functools.partial(self.flow, flow, consts)
+            functools.partial(self.run_flow, flow, consts)
             for flow, consts in zip(step.bodies, constants, strict=True)
         ]
         if step.eqn.primitive.name == "while":
@@ -61,10 +61,10 @@ class Local:
             functions = _loop_until_all_finished(test, body, values, len(step.results))
         return jaxprs.run_bodies(step.eqn, functions, values)
 
-    def _shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
+    def _part_shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
         return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
 
-    def _parts(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
+    def _slice(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
         """The values, each replaced by its part if `sliced` names an axis for it."""
         axes = dict(sliced)
         return [self.part(x, axes.get(i)) for i, x in enumerate(values)]
@@ -76,28 +76,28 @@ class Local:
         size = x.shape[axis] // self.count
         return jax.lax.dynamic_slice_in_dim(x, self.index() * size, size, axis)
 
-    def _parameters(self, step: EquationFlow) -> dict[str, Any]:
+    def _part_parameters(self, step: EquationFlow) -> dict[str, Any]:
         """An operation's parameters, in which lengths of the batch axis are divided by `count`."""
         params, axis, result = step.eqn.params, step.operands[0], step.results[0]
         match step.eqn.primitive.name:
             case "broadcast_in_dim":
-                return {**params, "shape": self._shape(params["shape"], result)}
+                return {**params, "shape": self._part_shape(params["shape"], result)}
             case "reshape":
-                return {**params, "new_sizes": self._shape(params["new_sizes"], result)}
+                return {**params, "new_sizes": self._part_shape(params["new_sizes"], result)}
             case "slice":
-                return {**params, "limit_indices": self._shape(params["limit_indices"], axis)}
+                return {**params, "limit_indices": self._part_shape(params["limit_indices"], axis)}
             case "dynamic_slice":
-                return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+                return {**params, "slice_sizes": self._part_shape(params["slice_sizes"], axis)}
             case "conv_general_dilated" if step.operands[1] is not None:  # the batch consists of groups
                 return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUP_COUNTS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
-                return {**params, "slice_sizes": self._shape(params["slice_sizes"], axis)}
+                return {**params, "slice_sizes": self._part_shape(params["slice_sizes"], axis)}
             case "rowwise":
-                parts = [
-                    v.aval.update(shape=self._shape(v.aval.shape, axis))
+                part_avals = [
+                    v.aval.update(shape=self._part_shape(v.aval.shape, axis))
                     for v, axis in zip(step.eqn.invars, step.operands, strict=True)
                 ]
-                return {**params, "jaxpr": trace_rows(params["function"], parts)}
+                return {**params, "jaxpr": trace_rows(params["function"], part_avals)}
         return params
 
 

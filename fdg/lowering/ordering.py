@@ -1,4 +1,4 @@
-"""Orders collectives: one that comes after a loop with collectives starts only when the loop has ended.
+"""Orders collectives: a collective after a loop with collectives starts only when the loop has ended.
 
 XLA's CPU backend starts an operation as soon as its operands are ready, also while a loop runs. So the
 all-reduce of a metric may run concurrently with collectives of the training loop:
@@ -38,14 +38,14 @@ MAX_BYTES = 8 << 20  # the maximum bytes hoisted out of a loop for all trips, wh
 _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 
 
-def in_order(
+def order_collectives(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
     """Makes each collective depend on the loops before it that contain collectives."""
-    # Remove dead code first: with a collective that depends on it, XLA could not remove it.
+    # Remove dead code first: XLA could not remove code on which a collective depends.
     flow = prune(follow(jaxpr, axes, devices, output_axes))
     return (
-        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_collectives)(flow))
+        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_block)(flow))
         if _has_inner_collectives(flow)
         else jaxpr
     )
@@ -57,7 +57,7 @@ def hoist_batch_reductions(
     """Hoists batch reductions that depend on no carried value out of loops: one collective for all trips.
 
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
-    Takes the arguments of `in_order`.
+    Takes the arguments of `order_collectives`.
     """
     flow = follow(jaxpr, axes, devices, output_axes)  # the same object for many numbers of devices
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
@@ -111,7 +111,7 @@ def _is_one_operation(eqn: Any) -> bool:
 
 
 def _overlaps_later(step: EquationFlow) -> bool:
-    """Whether a step contains a loop or branch with collectives; XLA may run later operations meanwhile."""
+    """Whether an equation contains a loop or branch with collectives; later operations may run meanwhile."""
     return any(map(_has_inner_collectives, step.bodies)) and (
         _is_one_operation(step.eqn)
         or any(_overlaps_later(inner) for body in step.bodies for inner in body.equations)
@@ -123,7 +123,7 @@ class _Pending:
 
     def __init__(self, overlaps_later: bool, results: Sequence[tuple[Any, Axis]], dependents: set[Any]):
         self.overlaps_later = overlaps_later  # True if XLA may run later operations while it runs
-        self.results = results  # (variable, batch axis); to wait for it, depend on one of them
+        self.results = results  # (variable, batch axis); to wait is to depend on one of them
         self.dependents = dependents  # all variables that depend on it
 
     def reaches(self, atoms: Iterable[Any]) -> bool:
@@ -135,11 +135,11 @@ class _Pending:
         return [result for result in self.results if _can_depend_locally(v, axis, *result)][:1]
 
 
-def _pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
-    """What later collectives wait for: a step as a whole, or each result of a call with collectives.
+def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
+    """Makes one `_Pending` for an equation, or one for each result if it is a call with collectives.
 
-    Prefers results that are floats to integers, such as a loop's counter. Skips results that are not in
-    `read`, the variables that some equation reads: XLA would compute them only for the dependency.
+    Prefers floats to integers, such as a loop's counter. Skips results that are not in `read`, the variables
+    that some equation reads, because XLA would compute these results only for the dependency.
     """
     dependents = _dependent_results(step, set(), collectives=True)
     results = [
@@ -164,7 +164,7 @@ def _is_call(step: EquationFlow) -> bool:
 
 
 def _dependent_results(step: EquationFlow, variables: set[Any], collectives: bool = False) -> set[Any]:
-    """The results of a step that depend on some variables, or, with `collectives`, on its collectives."""
+    """The results of an equation that depend on `variables`, or, with `collectives`, on its collectives."""
     eqn = step.eqn
     if not (collectives and _has_collectives(step)) and variables.isdisjoint(jaxprs.variables(eqn.invars)):
         return set()
@@ -181,9 +181,9 @@ def _dependent_results(step: EquationFlow, variables: set[Any], collectives: boo
         for inner_step in flow.equations:
             inner |= _dependent_results(inner_step, inner, collectives)
         inner |= {flow.jaxpr.invars[i] for i, j in body.carry if _is_among(flow.jaxpr.outvars[j], inner)}
-    ends = {j for j, v in enumerate(flow.jaxpr.outvars) if _is_among(v, inner)}
-    ends |= set(flow.gathered if collectives else ())
-    return {v for v, j in zip(eqn.outvars, body.results, strict=True) if j in ends}
+    dependent_outputs = {j for j, v in enumerate(flow.jaxpr.outvars) if _is_among(v, inner)}
+    dependent_outputs |= set(flow.gathered if collectives else ())
+    return {v for v, j in zip(eqn.outvars, body.results, strict=True) if j in dependent_outputs}
 
 
 def _is_among(atom: Any, variables: set[Any]) -> bool:
@@ -193,7 +193,7 @@ def _is_among(atom: Any, variables: set[Any]) -> bool:
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
     """For each value that a loop carries: its operand's position, its result, and whether trips change it.
 
-    Empty for other equations without a carry.
+    Empty for equations without a carry.
     """
     if not step.bodies:
         return []
@@ -202,20 +202,20 @@ def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
     return [(body.operands[i], step.eqn.outvars[j], results[j] is not inner[i]) for i, j in body.carry]
 
 
-def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
+def _order_block(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies between their collectives."""
     equations: list[Any] = []
-    live = {id(step.eqn): step for step in flow.equations}
+    live_steps = {id(step.eqn): step for step in flow.equations}
     atoms = [step.eqn.invars[i] for step in flow.equations for i in step.read]
     read = set(jaxprs.variables([*atoms, *(flow.jaxpr.outvars[i] for i in flow.read)]))
     earlier: list[_Pending] = []  # the last loop with collectives, and the collectives after it
     for eqn in flow.jaxpr.eqns:
-        step = live.get(id(eqn))
+        step = live_steps.get(id(eqn))
         if step is None:
             equations.append(eqn)
             continue
         eqn = inside(eqn, blocks=step.bodies) if step.bodies else eqn
-        pending = _pending(step, read) if _has_collectives(step) else []
+        pending = _make_pending(step, read) if _has_collectives(step) else []
         waiting_operands: dict[_Pending, set[Any]] = {}
         if _has_collectives(step):
             awaited = [other for other in earlier if other.overlaps_later or _overlaps_later(step)]
@@ -233,9 +233,9 @@ def _order_collectives(flow: Flow, context: None, inside: jaxprs.Inside) -> list
 def _make_dependent(
     step: EquationFlow, awaited: Sequence[_Pending], equations: list[Any]
 ) -> tuple[list[Any], dict[_Pending, set[Any]]]:
-    """Makes operands of a step depend on the steps that it waits for; appends equations that do so.
+    """Makes operands of an equation depend on the collectives that it waits for, by additional equations.
 
-    Returns the new operands, and for each awaited step the original operands that were made dependent.
+    Returns the new operands, and for each awaited collective the original operands that now depend on it.
     """
     operands = list(step.eqn.invars)
     axes = [axis if i not in step.gathered else None for i, axis in enumerate(step.operands)]
@@ -256,7 +256,7 @@ def _make_dependent(
             if result:
                 dependencies[i] += result
                 waiting_operands[pending].add(operands[i])
-                if is_one_operation:  # it starts when all operands are ready
+                if is_one_operation:  # one operation starts when all its operands are ready
                     break
     for i, results in dependencies.items():
         if results:
@@ -278,7 +278,7 @@ def _can_wait(v: Any) -> bool:
 
 
 def _can_depend_locally(v: Any, axis: Axis, result: Any, result_axis: Axis) -> bool:
-    """Whether a value can depend on a result without a collective: it is replicated, or split equally."""
+    """Whether a value can depend on a result without a collective (a replicated or equally split result)."""
     if result_axis is None:
         return True
     return axis is not None and v.aval.shape[axis] == result.aval.shape[result_axis]
@@ -295,7 +295,7 @@ def _wait_for_jaxpr(shapes: tuple[Any, ...], axes: tuple[Axis, ...]) -> Any:
 def wait_for(x: jax.Array, *dependencies: jax.Array) -> jax.Array:
     """Returns `x`, bit for bit, with a data dependency on `dependencies` that XLA cannot remove.
 
-    The dependencies may have any shape and dtype; all may be random keys.
+    `x` and the dependencies may have any shape and dtype, and may be random keys.
 
     >>> wait_for(jnp.float32(2.5), jnp.ones(3)).item()
     2.5

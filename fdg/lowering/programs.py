@@ -28,7 +28,7 @@ from fdg.placing.layout import Layout, Spec
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
-from fdg.placing.sharded import by_position
+from fdg.placing.sharded import layouts_by_position
 from fdg.placing.staleness import algorithm_state
 
 
@@ -49,7 +49,7 @@ def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     """The program of a plan with one group."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
-    layouts = by_position(plan.sharded, group.name)
+    layouts = layouts_by_position(plan.sharded, group.name)
     specs = [layouts[i].spec if i in layouts else None for i in range(len(graph.state_axes))]
     axes = graph.state_axes, graph.output_axes
     iterate = core.jaxpr_as_fun(on_mesh(graph.jaxpr, mesh, *axes, specs if group.shards else None))
@@ -78,7 +78,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     from each other after an iteration, so all of them finish it before the next one starts.
     """
     graph, mesh = plan.graph, _agents_mesh(plan, devices)
-    split, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
+    by_agent, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
     num_agents, together = plan.agents_here, plan.together
     agent = core.jaxpr_as_fun(
@@ -108,12 +108,12 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
         return jax.shard_map(
             run_all_of_device,
             mesh=mesh,
-            in_specs=(split, replicated),
-            out_specs=(split, record),
+            in_specs=(by_agent, replicated),
+            out_specs=(by_agent, record),
             check_vma=False,
         )(leaves, iterations)
 
-    shardings = [NamedSharding(mesh, split)] * len(graph.state_axes)
+    shardings = [NamedSharding(mesh, by_agent)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, replicated))
 
 
@@ -162,8 +162,8 @@ def in_chunks(
 ) -> Callable[[list, list], tuple[list, list]]:
     """A training loop for all agents of a device, which runs them in chunks of `together` agents by `run`.
 
-    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves are `[together, ...]`, and it writes
-    the entries from agent `first` on into `buffers` `[rows, agents, ...]`. `together` must divide `agents`,
+    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves are `[together, ...]`, and entries
+    from agent `first` on are written into `buffers` `[rows, agents, ...]`. `together` must divide `agents`,
     the number of agents on the device.
     """
     if together == agents:
@@ -197,7 +197,7 @@ def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]
 def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """The jitted function of a schedule's program, and the shapes of its arguments.
 
-    Its last result is an additional uint8. To wait for the program, block on this result: the others may
+    The last result is an additional uint8. To wait for the program, block on this result: other results may
     already have been donated to the next program. Programs of one device are lowered without shardings
     (`Program.roams`).
     """

@@ -12,7 +12,7 @@ from fdg.batch.rules.result import Axis
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import hoist_draws
-from fdg.lowering.ordering import hoist_batch_reductions, in_order
+from fdg.lowering.ordering import hoist_batch_reductions, order_collectives
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
 
@@ -55,7 +55,7 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
     ),
     "exchanges in order": (
         lambda setting: setting.on_cpu and setting.devices > 1 and not setting.sharded,
-        lambda jaxpr, setting: in_order(jaxpr, setting.axes, setting.devices, setting.output_axes),
+        lambda jaxpr, setting: order_collectives(jaxpr, setting.axes, setting.devices, setting.output_axes),
     ),
 }
 """The passes in order, by name: when each applies, and the function that rewrites the program."""

@@ -9,8 +9,8 @@
 
 Without tiles, `p` and `e` are written to memory and read back. With tiles, a `scan` runs the first three
 lines on 512 rows at a time. Equations can be tiled if `batch.follow` would split them over more devices: a
-tile is like the part of one of several devices, but tiles run one after another. So it is known without
-compiling which equations can be tiled, and only the order of sums changes.
+tile is like the part of a device, but tiles run one after another. So it is known without compiling which
+equations can be tiled, and only the order of sums changes.
 
 A gradient is tiled if its values are larger than `TILE_BYTES`, on CPU devices with one core each
 (`uses_all_cores`). A device with several cores runs large operations in parallel, and tiles would be too
@@ -36,14 +36,14 @@ from jax.sharding import Mesh
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
-from fdg.batch.gradients import GradientSums, calls_inlined, contracts_batch, gradient_sums
+from fdg.batch.gradients import GradientSums, contracts_batch, gradient_sums, inline_calls
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process, processes_sharing_cores
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.extremes import extreme_over_devices
-from fdg.lowering.local import Local
+from fdg.lowering.local import OnePart
 from fdg.lowering.mesh import BATCH, is_of_cpus
 
 TILE_BYTES = 3 << 20  # the target for the total size of a tile's batched values; XLA stores few of them
@@ -84,21 +84,21 @@ def tiles_of(eqn: Any) -> int | None:
     return int(count) if prefix == _PREFIX else None
 
 
-def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
+def tiled_function(body_flow: Flow, devices: int, tiles: int) -> Callable[..., list[Any]]:
     """The function that runs a tiled call on one device's parts of its inputs, for use in a `shard_map`.
 
-    `called` is the flow of the call's body. Outputs without a batch axis are sums (or extremes) over all
+    `body_flow` is the flow of the call's body. Outputs without a batch axis are sums (or extremes) over all
     rows. With one device, the function has no collectives.
     """
-    axes, output_axes = [axis for axis, _ in called.inputs], called.outputs
-    flow = follow(called.jaxpr, axes, devices * tiles, output_axes)
+    axes, output_axes = [axis for axis, _ in body_flow.inputs], body_flow.outputs
+    flow = follow(body_flow.jaxpr, axes, devices * tiles, output_axes)
     operations: dict[Any, str] = {}
     for step in flow.equations:
         name = step.eqn.primitive.name
         if name == "transpose" and not step.reduced:  # transposed results are combined like the originals
             name = operations.get(step.eqn.invars[0], name)
         operations.update(dict.fromkeys(step.eqn.outvars, name))
-    outputs = list(zip(called.jaxpr.outvars, output_axes, strict=True))
+    outputs = list(zip(body_flow.jaxpr.outvars, output_axes, strict=True))
     names = [operations[v] if axis is None else "" for v, axis in outputs]  # "" for outputs that are split
     sum_names = [name for name in names if name]
 
@@ -106,9 +106,9 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
         first_tile = jax.lax.axis_index(BATCH) * tiles if devices > 1 else 0
 
         def add_tile(sums: list[Any], i: jax.Array) -> tuple[list[Any], list[Any]]:
-            local, tile = Local(devices * tiles, lambda: first_tile + i), Local(tiles, lambda: i)
+            device_tile, tile = OnePart(devices * tiles, lambda: first_tile + i), OnePart(tiles, lambda: i)
             inputs = [tile.part(x, axis) for x, axis in zip(parts, axes, strict=True)]
-            results = local.flow(flow, (), inputs)
+            results = device_tile.run_flow(flow, (), inputs)
             summands = [x for x, name in zip(results, names, strict=True) if name]
             sums = [
                 _EXTREMES.get(name, jnp.add)(a, b)
@@ -134,18 +134,18 @@ def run_tiles(called: Flow, devices: int, tiles: int) -> Callable[..., list[Any]
 _TRACED_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
 
 
-def traced_per_device(called: Flow, devices: int, tiles: int) -> core.Jaxpr:
-    """Traces `run_tiles` with the shapes of one device's part; its collectives are `psum`s."""
+def traced_per_device(body_flow: Flow, devices: int, tiles: int) -> core.Jaxpr:
+    """Traces `tiled_function` with the shapes of one device's part; its collectives are `psum`s."""
 
     def trace() -> core.Jaxpr:
         parts = []
-        for variable, (axis, _) in zip(called.jaxpr.invars, called.inputs, strict=True):
+        for variable, (axis, _) in zip(body_flow.jaxpr.invars, body_flow.inputs, strict=True):
             shape = [n // devices if i == axis else n for i, n in enumerate(variable.aval.shape)]
             parts.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
-        run = run_tiles(called, devices, tiles)
+        run = tiled_function(body_flow, devices, tiles)
         return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
 
-    return _TRACED_PARTS(called, (devices, tiles), trace)
+    return _TRACED_PARTS(body_flow, (devices, tiles), trace)
 
 
 def _join_tiles(x: Any, axis: Axis) -> Any:
@@ -206,7 +206,7 @@ def _tile_flow(devices: int, may_split: bool, flow: Flow, context: None, inside:
     """Rewrites the jaxpr of a flow: the equations to tile, if there are any, become one call."""
     region = None
     if any(map(contracts_batch, flow.equations)):
-        inlined = calls_inlined(flow, devices)
+        inlined = inline_calls(flow, devices)
         region = _find_region(inlined, devices, may_split)
         flow = flow if region is None else inlined
     equations = [inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn for step in flow.equations]
@@ -219,7 +219,7 @@ def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[
     """Replaces a region's equations by one call, placed after all equations that do not depend on it."""
     function: Callable = core.jaxpr_as_fun(region.jaxpr)
     if devices == 1:
-        function = run_tiles(region.flow, 1, region.tiles)
+        function = tiled_function(region.flow, 1, region.tiles)
     inputs, outputs = region.flow.jaxpr.invars, region.flow.jaxpr.outvars
     call = jaxprs.as_call(function, f"{_PREFIX}:{region.tiles}", inputs, outputs)
     dependent: set[Any] = set(outputs)
@@ -228,10 +228,10 @@ def _with_call(equations: Sequence[Any], region: _Region, devices: int) -> list[
     for i, eqn in enumerate(equations):
         if i in region.members:
             continue
-        depends = any(v in dependent for v in jaxprs.variables(eqn.invars))
-        if depends:
+        is_dependent = any(v in dependent for v in jaxprs.variables(eqn.invars))
+        if is_dependent:
             dependent.update(eqn.outvars)
-        (later if depends else earlier).append(eqn)
+        (later if is_dependent else earlier).append(eqn)
     return [*earlier, call, *later]
 
 

@@ -1,4 +1,4 @@
-"""Finds the sharded parameters to gather over the batch's mesh axis before an operation reads a split batch.
+"""Finds sharded parameters to gather over the mesh axis `batch` before they are combined with a split batch.
 
     x [B, d] split over batch,  w [d, f] split over (batch, model)
     x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model

@@ -1,10 +1,9 @@
 """Chooses how many agents of a device are vmapped together, and describes the agents of a plan.
 
-GPUs need large operations, so all agents are vmapped together. On a CPU there are two costs: the working set
-of many agents does not fit in the cache (the gradients of PPO on CartPole take 9 MB for 8 agents and 142 MB
-for 128), and with few agents per vmap the overhead of each operation is shared by few agents. The working set
-and the number of operations are computed from the traced program, not measured. So the same job on the same
-number of cores computes the same bits.
+GPUs need large operations, so all agents are vmapped together. On a CPU, the working set of many agents does
+not fit in the cache: the gradients of PPO on CartPole take 9 MB for 8 agents and 142 MB for 128. With few
+agents, the fixed overhead of each operation dominates. The working set and the number of operations come from
+the traced program, not from timings, so the same job on the same number of cores computes the same bits.
 """
 
 import math
@@ -20,8 +19,8 @@ from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-TARGET_GRADIENT_BYTES = 8 << 20  # the sum over all agents that are vmapped together
-OPERATION_BYTES = 2000  # the bytes that a core can read or write in the start-up time of an operation
+TARGET_GRADIENT_BYTES = 8 << 20  # the target for all agents of a vmap together
+OPERATION_BYTES = 2000  # what a core reads or writes in the time of an operation's fixed overhead
 
 _CACHE: IdentityCache[int] = IdentityCache(max_entries=64)
 
@@ -31,20 +30,20 @@ def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
 
     `agents` is the number of agents per device, and `cores` the number of cores per device.
     """
-    if has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr)):  # vmapped agents would draw equal numbers
+    if has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr)):  # under vmap, agents draw equal numbers
         return 1
-    # Agents of a population copy from each other after each iteration, so they must advance together.
+    # Agents of a population copy from each other after each iteration, so they advance together.
     if agents == 1 or not on_cpu or graph.between_agents is not None:
         return agents
-    return _CACHE(graph.jaxpr, (agents, cores), lambda: _agents_per_cache(graph, agents, cores))
+    return _CACHE(graph.jaxpr, (agents, cores), lambda: _agents_in_cache(graph, agents, cores))
 
 
 def vmap_notes(agents: int, per_vmap: int) -> tuple[str, ...]:
     """The plan's note, if not all agents of a device are vmapped together."""
     if per_vmap == agents:
         return ()
-    number = f"{per_vmap} at a time" if per_vmap > 1 else "one after another"
-    return (f"each device trains its {agents} agents {number}, each through all iterations of a call",)
+    batching = f"{per_vmap} at a time" if per_vmap > 1 else "one after another"
+    return (f"each device trains its {agents} agents {batching}, each through all iterations of a call",)
 
 
 def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
@@ -57,7 +56,7 @@ def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
 def population_collectives(
     graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives and the note of a population, whose agents copy from each other; empty without one."""
+    """The collectives and the note of a population (agents that copy from each other); else nothing."""
     between = graph.between_agents
     if between is None:
         return (), ()
@@ -66,13 +65,13 @@ def population_collectives(
     leaves = jax.tree.leaves(state)
     copy_flags = between.taken(state, graph.state_axes[: len(leaves)])
     leaves = [leaf for leaf, is_copied in zip(leaves, copy_flags, strict=True) if is_copied]
-    known = jax.tree.leaves(jax.eval_shape(between.known, state))
-    sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*known, *leaves)]
+    gathered = jax.tree.leaves(jax.eval_shape(between.known, state))
+    sizes = [leaf.size * leaf.dtype.itemsize * (graph.agents or 1) for leaf in (*gathered, *leaves)]
     return tuple(Collective("all-gather", size, 1) for size in sizes), (between.note,)
 
 
-def _agents_per_cache(graph: FDG, agents: int, cores: float) -> int:
-    """The divisor of `agents` whose gradients are closest to the target; `agents` if overhead dominates."""
+def _agents_in_cache(graph: FDG, agents: int, cores: float) -> int:
+    """The divisor of `agents` with gradients closest to the target size; `agents` if overhead dominates."""
     gradients = gradient_bytes(graph.jaxpr, graph.state_axes)
     if not gradients.largest:
         return agents

@@ -20,7 +20,7 @@ from fdg.errors import FdgWarning, PlanError, listed
 from fdg.fragment import ROLES
 from fdg.placing.policy import Group, Policy
 from fdg.tracing.graph import FDG, Fragment
-from fdg.tracing.trace import WHOLE
+from fdg.tracing.trace import WHOLE_ITERATION
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -41,7 +41,7 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
         )
     if not placement:
         raise PlanError(f"{policy}: place() returned no role: return at least one")
-    roles = {f.role for f in graph.fragments} - {WHOLE}
+    roles = {f.role for f in graph.fragments} - {WHOLE_ITERATION}
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
         groups.setdefault(group, []).append(role)
@@ -79,7 +79,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
     Unknown roles are allowed: their fragments are placed with the producer of their largest input.
     """
-    roles_placed = {*ROLES, WHOLE, *placement}
+    roles_placed = {*ROLES, WHOLE_ITERATION, *placement}
     for fragment in graph.fragments:
         suggestion = None if fragment.role in roles_placed else _nearest_role(fragment.role, roles_placed)
         if suggestion is not None:
@@ -101,7 +101,7 @@ def warn_of_near_roles(graph: FDG, placement: Mapping[str, Group]) -> None:
 
 
 def _nearest_role(role: str, roles: Collection[str]) -> str | None:
-    """The known role, one of `roles`, that `role` misspells or abbreviates; None if there is none.
+    """The role in `roles` that `role` misspells or abbreviates; None if there is none.
 
     >>> [_nearest_role(role, ROLES) for role in ("leaner", "lraener", "Actors", "env", "dreamer", "rewarder")]
     ['learner', 'learner', 'actor', 'environment', None, None]
@@ -110,17 +110,17 @@ def _nearest_role(role: str, roles: Collection[str]) -> str | None:
 
     def likeness(candidate: str) -> float:
         ratio = difflib.SequenceMatcher(None, word, candidate).ratio()
-        is_misspelt = sorted(word) == sorted(candidate) or (len(word) > 2 and candidate.startswith(word))
-        return 1.0 if is_misspelt else ratio
+        is_variant = sorted(word) == sorted(candidate) or (len(word) > 2 and candidate.startswith(word))
+        return 1.0 if is_variant else ratio
 
     best = max(sorted(roles), key=likeness)
     return best if likeness(best) > 0.86 else None
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
-    """The group of each fragment: that of its role, else of its parent, else of its largest input's producer.
+    """The group of each fragment: the group of its role, if `placement` has the role.
 
-    A fragment with none of these is on the first group of `placement`.
+    Otherwise the group of its parent, else of the producer of its largest input, else the first group.
     """
     default = next(iter(placement.values()))
     assigned: dict[str, Group] = {f.name: placement[f.role] for f in graph.fragments if f.role in placement}
@@ -138,13 +138,13 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
                 assigned[fragment.name] = assigned[guide]
             else:
                 unassigned.append(fragment)
-        if len(unassigned) == len(pending):  # they depend only on each other
+        if len(unassigned) == len(pending):  # the fragments depend only on each other
             assigned[unassigned.pop(0).name] = default
         pending = unassigned
     return {f.name: assigned[f.name] for f in graph.fragments}
 
 
-def merge_shared(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
+def merge_same_devices(assignment: Mapping[str, Group], policy: Policy) -> dict[str, Group]:
     """Merges groups that have the same devices; the merged group shards parameters if one of them does.
 
     Groups that overlap only partly, and groups with `apart`, stay as they are.

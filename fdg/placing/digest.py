@@ -1,8 +1,8 @@
 """Digests of a plan. The processes of a run compare them before the run starts.
 
 Processes that run different programs deadlock, or exchange wrong arrays. It is not enough to compare flags
-and versions (a module on the search path, or an environment variable that user code reads, may differ), so
-the traced and planned programs are compared:
+and versions, because other modules and environment variables that user code reads may differ. So the traced
+and planned programs are compared:
 
     process 0 {"fragment 'act'": "5d41...", "fragment 'learn'": "7b52...", ..., "the schedule": "9e10..."}
     process 1 {"fragment 'act'": "5d41...", "fragment 'learn'": "c4ca...", ..., "the schedule": "9e10..."}
@@ -40,7 +40,7 @@ def digests(plan: Plan) -> dict[str, str]:
     return {
         **{f"fragment '{name}'": _sha("".join(parts)) for name, parts in writer.fragments.items()},
         "constants": _sha(repr(constants)),
-        "code between fragments": iteration,  # of the whole iteration: fragments are compared before it
+        "code between fragments": iteration,  # of the whole iteration; fragments are compared first
         "policy": _sha(writer.text(plan.policy, {})),
         "assignment of fragments to groups": _sha(
             writer.text((plan.assignment, plan.groups, plan.graph.agents), {})
@@ -54,10 +54,10 @@ def _sha(text: str) -> str:
 
 
 class _TextWriter:
-    """Writes values as text that is equal for equal values; numbers the variables of each jaxpr in order."""
+    """Writes equal values as equal text. Variables are numbered by their order in each jaxpr."""
 
     def __init__(self) -> None:
-        self.fragments: dict[str, list[str]] = {}  # the digest of each call of each fragment
+        self.fragments: dict[str, list[str]] = {}  # by name: the digest of each call
         self._digest_cache: IdentityCache[str] = IdentityCache()
 
     def digest_of(self, jaxpr: Any) -> str:
@@ -66,11 +66,11 @@ class _TextWriter:
 
     def _digest(self, jaxpr: Any) -> str:
         numbers: dict[Any, int] = {}
-        opened = jaxprs.open_jaxpr(jaxpr)
+        body = jaxprs.open_jaxpr(jaxpr)
         constants = [self.text(value, numbers) for value in jaxprs.constants_of(jaxpr)]
-        inputs = [self._variable(v, numbers) for v in (*opened.constvars, *opened.invars)]
-        equations = [self._equation(eqn, numbers) for eqn in opened.eqns]
-        results = [self.text(v, numbers) for v in opened.outvars]
+        inputs = [self._variable(v, numbers) for v in (*body.constvars, *body.invars)]
+        equations = [self._equation(eqn, numbers) for eqn in body.eqns]
+        results = [self.text(v, numbers) for v in body.outvars]
         return _sha("\n".join([*constants, *inputs, *equations, *results]))
 
     def text(self, value: Any, numbers: dict[Any, int]) -> str:
@@ -82,7 +82,7 @@ class _TextWriter:
                 return f"{value.aval} {self.text(value.val, numbers)}"
             case core.Var():
                 return self._variable(value, numbers)
-            case core.JaxprEqn():  # in a schedule; the graph's digest covers its parameters
+            case core.JaxprEqn():  # of a schedule; the graph's digest covers its parameters
                 atoms = [self.text(v, numbers) for v in (*value.invars, *value.outvars)]
                 return f"{value.primitive.name} {' '.join(atoms)}"
             case _ if jaxprs.is_jaxpr(value):

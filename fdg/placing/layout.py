@@ -4,7 +4,7 @@
     [d, f] split along d and f, one axis each   spec (("batch",), ("model",)) parts (4, 2), 1 copy
     [d, f] split along d over both axes         spec (("batch", "model"),)    parts (8, 1), 1 copy
 
-Between two layouts, an array is transferred in chunks: the largest blocks that lie within one part of either
+Between two layouts, an array is transferred in chunks: the largest blocks that lie within one part of each
 layout.
 """
 
@@ -31,16 +31,16 @@ class Layout:
     def of_batch(
         cls, shape: Sequence[int], axis: int | None, mesh: Sequence[tuple[str, int]] | int
     ) -> "Layout":
-        """The layout of an array that is split along its batch axis, `axis`, if the length is divisible.
+        """The layout of an array that is split along its batch axis, `axis`.
 
-        Otherwise the array is replicated. `mesh` may be a number of devices along `BATCH`.
+        If the axis is None or not divisible, the array is replicated. `mesh` may be a number of devices.
 
         >>> Layout.of_batch((6, 4), 0, 3).parts, Layout.of_batch((6, 4), 1, 3).parts
         ((3, 1), (1, 1))
         """
         mesh = ((BATCH, mesh),) if isinstance(mesh, int) else tuple(mesh)
-        splits = axis is not None and shape[axis] % dict(mesh)[BATCH] == 0
-        return cls(tuple(shape), (*[()] * (axis or 0), (BATCH,)) if splits else (), mesh)
+        is_split = axis is not None and shape[axis] % dict(mesh)[BATCH] == 0
+        return cls(tuple(shape), (*[()] * (axis or 0), (BATCH,)) if is_split else (), mesh)
 
     @functools.cached_property
     def parts(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Layout:
         return math.prod(size for _, size in self.mesh)
 
     @functools.cached_property
-    def part_of(self) -> tuple[tuple[int, ...], ...]:
+    def part_of_device(self) -> tuple[tuple[int, ...], ...]:
         """For each device in the mesh's order, the index of its part along each dimension."""
         sizes = dict(self.mesh)
         parts_of_devices = []
@@ -112,12 +112,12 @@ def find_route(source: Layout, target: Layout) -> Route:
     cuts = tuple(n // a for n, a in zip(num_chunks, source.parts, strict=True))
     joins = tuple(n // b for n, b in zip(num_chunks, target.parts, strict=True))
     holders: dict[tuple[int, ...], list[int]] = {}
-    for device, part in enumerate(source.part_of):
+    for device, part in enumerate(source.part_of_device):
         holders.setdefault(part, []).append(device)
     chunks = []
     for chunk_index in itertools.product(*map(range, joins)):
         chunk_by_device = []
-        for j, part in enumerate(target.part_of):
+        for j, part in enumerate(target.part_of_device):
             global_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
             sources = holders[tuple(c // n for c, n in zip(global_index, cuts, strict=True))]
             index_in_part = 0

@@ -33,14 +33,14 @@ _HASH_ARRAYS = 4  # the number of uint32 arrays that threefry needs for one arra
 _MAX_CACHED = 10_000
 
 
-class _Step(NamedTuple):
-    """An operation or a loop."""
+class _Operation(NamedTuple):
+    """An equation of an inlined jaxpr, such as a product or a loop."""
 
     operands: tuple[Any, ...]  # without literals
     results: tuple[tuple[Any, int], ...]  # (variable, bytes on a device)
     is_fusible: bool  # True if it is elementwise and can be fused into its reader
     is_in_place: bool  # True if its results may overwrite its operands
-    inner_bytes: int  # temporary bytes that it needs while it runs
+    inner_bytes: int  # temporary bytes that it needs while it runs, besides operands and results
 
 
 def program_bytes(
@@ -52,7 +52,7 @@ def program_bytes(
 ) -> int:
     """The peak bytes of one device while a program runs.
 
-    `axes` are the batch axes of its first inputs; further inputs are replicated. `layouts` are the layouts of
+    `axes` are the batch axes of the first inputs; further inputs are replicated. `layouts` are the layouts of
     sharded inputs by position; outputs at these positions have the same layouts.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
@@ -77,8 +77,8 @@ def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: It
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
-    split = frozenset((layout.shape, layout.number) for layout in layouts)
-    return _PeakEstimator(devices, split).peak(jaxpr, flow)
+    parts_by_shape = frozenset((layout.shape, layout.number) for layout in layouts)
+    return _PeakEstimator(devices, parts_by_shape).peak(jaxpr, flow)
 
 
 def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
@@ -91,43 +91,43 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
 class _PeakEstimator:
-    """Computes peak bytes of jaxprs on one device; arrays with a shape in `split` have that many parts."""
+    """Computes peak bytes of jaxprs on one device; `parts_by_shape`: (shape, number of parts) of arrays."""
 
-    def __init__(self, devices: int, split: frozenset[tuple[tuple[int, ...], int]]):
-        self.devices, self.split = devices, dict(split)
+    def __init__(self, devices: int, parts_by_shape: frozenset[tuple[tuple[int, ...], int]]):
+        self.devices, self.parts_by_shape = devices, dict(parts_by_shape)
         self._cache: IdentityCache[int] = IdentityCache(max_entries=_MAX_CACHED)
 
     def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
         """The peak bytes of a jaxpr's intermediate values, without outputs."""
 
         def compute() -> int:
-            steps: list[_Step] = []
-            outputs = self._inline(jaxpr, flow, {}, steps)
-            return _peak(steps, frozenset(jaxprs.variables(outputs)))
+            operations: list[_Operation] = []
+            outputs = self._inline(jaxpr, flow, {}, operations)
+            return _peak(operations, frozenset(jaxprs.variables(outputs)))
 
         return self._cache(flow or jaxpr, None, compute)
 
     def _inline(
-        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], steps: list[_Step]
+        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], operations: list[_Operation]
     ) -> list[Any]:
-        """Appends the steps of a jaxpr with calls inlined; returns its outputs.
+        """Appends the operations of a jaxpr with calls inlined; returns the names of its outputs.
 
-        `names` maps each variable to a unique name, also if a jaxpr is inlined twice; a view has the name of
-        its array.
+        `names` maps each variable to a name, which is unique even if a jaxpr is inlined twice. A view has the
+        name of its array.
         """
         flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        for eqn, step_flow in zip(jaxpr.eqns, flows, strict=True):
+        for eqn, equation_flow in zip(jaxpr.eqns, flows, strict=True):
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
-            if step_flow is not None and not step_flow.bodies:
+            if equation_flow is not None and not equation_flow.bodies:
                 bodies = ()
-            inner_flows = [None] * len(bodies) if step_flow is None else step_flow.bodies
+            inner_flows = [None] * len(bodies) if equation_flow is None else equation_flow.bodies
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
-                outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, steps)
+                outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, operations)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            axes = [None] * len(eqn.outvars) if step_flow is None else step_flow.results
+            axes = [None] * len(eqn.outvars) if equation_flow is None else equation_flow.results
             if _is_view(eqn):
                 names.update(zip(eqn.outvars, reads, strict=True))
                 continue
@@ -137,7 +137,7 @@ class _PeakEstimator:
                 (
                     new,
                     _bytes_on_device(v, axis, self.devices)
-                    // self.split.get(getattr(v.aval, "shape", ()), 1),
+                    // self.parts_by_shape.get(getattr(v.aval, "shape", ()), 1),
                 )
                 for (v, new), axis in zip(new_names, axes, strict=True)
                 if not isinstance(v, core.DropVar)
@@ -151,7 +151,7 @@ class _PeakEstimator:
                 class_of(name) in _FUSED_CLASSES or name in VIEWS or name in _REARRANGING
             )
             operands = tuple(jaxprs.variables(reads))
-            steps.append(_Step(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
+            operations.append(_Operation(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
         return jaxprs.renamed(jaxpr.outvars, names)
 
 
@@ -165,40 +165,40 @@ def _is_view(eqn: core.JaxprEqn) -> bool:
     )
 
 
-def _peak(steps: Sequence[_Step], returned: frozenset[Any]) -> int:
-    """The peak bytes of the arrays that steps create, not counting the arrays `returned`."""
-    read, used_steps = set(returned), []
-    for step in reversed(steps):
-        if any(v in read for v, _ in step.results):
-            read.update(step.operands)
-            used_steps.append(step)
-    steps = used_steps[::-1]
-    readers = collections.Counter(v for step in steps for v in set(step.operands))
+def _peak(operations: Sequence[_Operation], returned: frozenset[Any]) -> int:
+    """The peak bytes of the arrays that operations create, not counting the arrays `returned`."""
+    needed, used_operations = set(returned), []
+    for operation in reversed(operations):
+        if any(v in needed for v, _ in operation.results):
+            needed.update(operation.operands)
+            used_operations.append(operation)
+    operations = used_operations[::-1]
+    readers = collections.Counter(v for operation in operations for v in set(operation.operands))
     stored = {v for v, count in readers.items() if count > 1} | returned  # values that need an array
-    stored = stored.union(*(step.operands for step in steps if not step.is_fusible))
+    stored = stored.union(*(operation.operands for operation in operations if not operation.is_fusible))
     sources: dict[Any, tuple[Any, ...]] = {}  # for each fused value: the arrays that it is computed from
-    unfused: list[tuple[_Step, tuple[Any, ...]]] = []
+    unfused: list[tuple[_Operation, tuple[Any, ...]]] = []
     last_use: dict[Any, int] = {}
-    for step in steps:
-        reads = tuple(dict.fromkeys(array for v in step.operands for array in sources.get(v, (v,))))
-        if step.is_fusible and not any(v in stored for v, _ in step.results):
-            sources.update((v, reads) for v, _ in step.results)
+    for operation in operations:
+        reads = tuple(dict.fromkeys(array for v in operation.operands for array in sources.get(v, (v,))))
+        if operation.is_fusible and not any(v in stored for v, _ in operation.results):
+            sources.update((v, reads) for v, _ in operation.results)
             continue
         last_use.update(dict.fromkeys(reads, len(unfused)))
-        unfused.append((step, reads))
+        unfused.append((operation, reads))
     alive: dict[Any, int] = {}
     current = peak = 0
-    for i, (step, reads) in enumerate(unfused):
+    for i, (operation, reads) in enumerate(unfused):
         dying = [v for v in reads if v in alive and last_use[v] == i]
-        for v, size in step.results:
+        for v, size in operation.results:
             if v in returned or v not in last_use:
                 continue
-            donor = next((v for v in dying if alive.get(v) == size), None) if step.is_in_place else None
+            donor = next((v for v in dying if alive.get(v) == size), None) if operation.is_in_place else None
             if donor is not None:
                 current -= alive.pop(donor)
             alive[v] = size
             current += size
-        peak = max(peak, current + step.inner_bytes)
+        peak = max(peak, current + operation.inner_bytes)
         current -= sum(alive.pop(v) for v in dying if v in alive)
     return peak
 
@@ -212,14 +212,14 @@ def peak_by_group(
     name for its devices: groups with the same name are on the same devices, so their bytes are added.
     """
     names = shared or {group: group for group in sizes}
-    state: collections.Counter[str] = collections.Counter()
+    state_bytes: collections.Counter[str] = collections.Counter()
     for values in schedule.leaves:
         for value in values:
-            state[names[value.group]] += _value_bytes(value, sizes)
+            state_bytes[names[value.group]] += _value_bytes(value, sizes)
     for _, value in schedule.constants:
-        state[names[value.group]] += _value_bytes(value, sizes)
+        state_bytes[names[value.group]] += _value_bytes(value, sizes)
     peak = _step_peaks(schedule.steps, sizes, names)
-    return {group: state[group] + peak[group] for group in dict.fromkeys(names.values())}
+    return {group: state_bytes[group] + peak[group] for group in dict.fromkeys(names.values())}
 
 
 def _value_bytes(value: Value, sizes: Mapping[str, int]) -> int:

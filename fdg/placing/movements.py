@@ -29,10 +29,10 @@ class Movement:
     # total bytes that arrive on all target devices; for a collective, the size of its result
     bytes_per_crossing: int
     crossings_per_iteration: int
-    delay: str = ""  # "" for values of the same trip; "step" or "iteration" if the next one uses them
+    delay: str = ""  # "" if used in the same trip; "step" or "iteration" if used in the next
     where: str = ""  # the group of a collective, "actors -> learners" for a transfer, "" for an edge
     program: str = ""  # the program of a collective
-    read: bool = False  # True if it was read from the compiled program instead of predicted
+    read: bool = False  # True if read from the compiled program, False if predicted
 
     @property
     def bytes_per_iteration(self) -> int:
@@ -49,8 +49,8 @@ class PlannedProgram:
     # the names of its fragments in program order; empty for code between fragments
     fragments: tuple[str, ...]
     calls_per_iteration: int
-    collectives: tuple[Collective, ...] = ()  # its collectives in one run
-    read: bool = False  # True if `collectives` were read from the compiled program instead of predicted
+    collectives: tuple[Collective, ...] = ()  # the collectives of one run
+    read: bool = False  # True if `collectives` were read from the compiled program, not predicted
     together: int | None = None  # the number of agents that a device vmaps at once; None without agents
 
 
@@ -67,8 +67,8 @@ def transfer_movement(move: Move, times: int) -> Movement:
     """The movement of a schedule's transfer that runs `times` times in an iteration."""
     changes = move.changes or [None] * len(move.pairs)
     size = sum(
-        moved_bytes(b.bytes, b.laid_out) if change is None else change.arriving(b.bytes)
-        for (_, b), change in zip(move.pairs, changes, strict=True)
+        moved_bytes(after.bytes, after.laid_out) if change is None else change.arriving(after.bytes)
+        for (_, after), change in zip(move.pairs, changes, strict=True)
     )
     source, target = ", ".join(move.sources) or BETWEEN, ", ".join(move.targets) or BETWEEN
     return Movement(source, target, "transfer", size, times, move.delay, f"{move.source} -> {move.target}")

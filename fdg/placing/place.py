@@ -37,7 +37,7 @@ from fdg.placing.assignment import (
     check_placement,
     fit_to_batches,
     largest_divisor,
-    merge_shared,
+    merge_same_devices,
     warn_of_near_roles,
 )
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
@@ -73,8 +73,8 @@ def place(
         the policy's first group.
       policy: a distribution policy (`policies`).
       devices: the devices, or their number, which may exceed the number of devices here; None for all devices
-        of JAX (`with_host`).
-      num_seeds: the number of agents (`fdg.agents`); None for the algorithm itself.
+        of JAX (see `with_host`).
+      num_seeds: the number of agents (`fdg.agents`); None for the algorithm without a batch of agents.
 
     Raises:
       PlanError: the policy does not fit the graph or the devices; the message has the fix.
@@ -104,14 +104,14 @@ def place(
     check_placement(graph, policy, placement, count)
     warn_of_near_roles(graph, placement)
     graph, ages = _checked_ages(graph, policy)
-    policy_assignment, traced = assign(graph, placement), graph
+    policy_assignment, undelayed = assign(graph, placement), graph
     graph, delayed = _with_delay(graph, ages, policy, policy_assignment)
     if graph.agents is not None:
         check_one_agent(jaxprs.open_jaxpr(graph.jaxpr).eqns, graph.agents)
         if not any(group.shards or group.model > 1 for group in placement.values()):
             return _plan_agents(graph, graph.agents, platforms, policy, delayed)
         graph = vmapped_agents(graph, algorithm_state(graph.state))
-    assignment = merge_shared(policy_assignment, policy)
+    assignment = merge_same_devices(policy_assignment, policy)
     requested = tuple(dict.fromkeys(assignment.values())) or (next(iter(placement.values())),)
     groups = tuple(
         fit_to_batches(
@@ -131,9 +131,9 @@ def place(
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
         delayed=delayed,
         unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
-        notes=sharded_agents_notes(traced),
+        notes=sharded_agents_notes(undelayed),
     )
-    plan = _with_sharded_leaves(plan, traced)
+    plan = _with_sharded_leaves(plan, undelayed)
     if len(groups) == 1:
         return _plan_one_program(plan)
     opened = _OPENED_CACHE(
@@ -177,7 +177,7 @@ def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
 def _with_delay(
     graph: FDG, ages: Ages | None, policy: Policy, assignment: Mapping[str, Group]
 ) -> tuple[FDG, Delay | None]:
-    """Rewrites the graph so that fragments read parameters of these ages; results are cached."""
+    """Rewrites the graph so that fragments read parameters that are `ages` old."""
     if ages is None:
         return graph, None
     names = {name: group.name for name, group in assignment.items()}
@@ -186,14 +186,14 @@ def _with_delay(
     return with_declarations(rewritten, graph), delayed
 
 
-def _with_sharded_leaves(plan: Plan, traced: FDG) -> Plan:
+def _with_sharded_leaves(plan: Plan, undelayed: FDG) -> Plan:
     """Adds the sharded leaves to the plan. Older parameters, which staleness stores, are not sharded.
 
-    `traced` is the graph before staleness; with several agents, rules apply to the leaves of one agent.
+    `undelayed` is the graph before staleness. With several agents, rules match the shapes of one agent.
     """
-    graph = plan.graph if traced.agents is None else traced
+    graph = plan.graph if undelayed.agents is None else undelayed
     leaves = [
-        leaf.of_agents(traced.agents)
+        leaf.of_agents(undelayed.agents)
         for group in plan.groups
         for leaf in sharded_leaves(graph, group, plan.policy, algorithm_state(graph.state))
     ]
@@ -219,12 +219,12 @@ def _plan_agents(
 ) -> Plan:
     """A plan that distributes whole agents over the devices."""
     count = len(platforms)
-    width = largest_divisor(agents, count)
-    group = Group("agents", tuple(range(width)))
-    collectives, notes = population_collectives(graph, width, algorithm_state(graph.state))
-    per_device = agents // width
+    num_used = largest_divisor(agents, count)
+    group = Group("agents", tuple(range(num_used)))
+    collectives, notes = population_collectives(graph, num_used, algorithm_state(graph.state))
+    per_device = agents // num_used
     agents_at_once = agents_per_vmap(
-        graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / width)
+        graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / num_used)
     )
     names = tuple(f.name for f in graph.fragments)
     program = PlannedProgram("train", group.name, names, 1, collectives, together=agents_at_once)
@@ -233,7 +233,7 @@ def _plan_agents(
         policy,
         count,
         (group,),
-        idle=tuple(range(width, count)),
+        idle=tuple(range(num_used, count)),
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
         delayed=delayed,
@@ -271,10 +271,10 @@ def _collectives(
     """The collectives in one run of a group's program, and notes on operations without a rule."""
     if not _is_predicted(group):
         return (), ()
-    unit = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
+    num_devices = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
     axes = tuple(inputs), tuple(outputs)
     collectives, without_rule = _COLLECTIVES_CACHE(
-        jaxpr, (unit, *axes), lambda: predict_exchanges(jaxpr, axes[0], unit, axes[1])
+        jaxpr, (num_devices, *axes), lambda: predict_exchanges(jaxpr, axes[0], num_devices, axes[1])
     )
     return collectives, tuple(map(str, without_rule))
 

@@ -18,7 +18,7 @@ from fdg.placing.movements import (
 )
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Move, Schedule
-from fdg.placing.sharded import ShardedLeaf, by_position
+from fdg.placing.sharded import ShardedLeaf, layouts_by_position
 from fdg.placing.staleness import Delay
 from fdg.tracing.graph import FDG
 
@@ -27,7 +27,7 @@ __all__ = ["BETWEEN", "Movement", "Plan", "PlannedProgram", "SteppedPlan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Drawable):
-    """A graph placed on devices. This class runs as one program; its subclass `SteppedPlan` has several.
+    """A graph placed on devices. It runs as one program; a `SteppedPlan` runs as several programs.
 
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
@@ -37,7 +37,7 @@ class Plan(Drawable):
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
       delayed: the leaves and fragments that the staleness delays, or None.
-      unfit: (group, devices that it does not use, because its batches are not divisible by their number).
+      unfit: (group, devices that it leaves idle, because they would not divide its batches).
       notes: sentences that are printed at the end of the plan.
       sharded: the leaves of the state that sharding rules match.
       unused_rules: (group, regular expression) of sharding rules that match no leaf.
@@ -71,13 +71,13 @@ class Plan(Drawable):
     def memory(self) -> tuple[tuple[str, int], ...]:
         """The estimated peak bytes on a device of each group (`placing.memory`).
 
-        For groups on the same devices it is the bytes of all of them. `Engine.memory` has the bytes that XLA
+        Groups on the same devices all have the sum of their bytes. `Engine.memory` has the bytes that XLA
         reports.
         """
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
         if self.together is None:
-            layouts = by_position(self.sharded, group.name)
+            layouts = layouts_by_position(self.sharded, group.name)
             size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
         else:  # the states of all agents, and the temporary arrays of those that are vmapped together
             agent_bytes = program_bytes(graph.jaxpr, (), 1, donated)
@@ -104,7 +104,7 @@ class Plan(Drawable):
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
-        """The first process none of whose devices is used; None if there is no such process.
+        """The first process that owns no used device; None if there is no such process.
 
         Args:
           devices: the list of devices that the plan's positions index.

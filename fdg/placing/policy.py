@@ -38,7 +38,7 @@ class Group:
     (('batch', 3), ('model', 2))
 
     Attributes:
-      name: the policy's name for it ("workers", "learners").
+      name: the policy's name for the group ("workers", "learners").
       devices: positions in the engine's list of devices.
       exact: True if the user set this number of devices, which then must divide the batch.
       model: the size of the mesh's `model` axis.
@@ -225,11 +225,11 @@ def check_policy(policy: Any) -> None:
             f" place(devices){by_name}"
         )
     check_takes(policy.place, ("devices",), f"{type(policy).__name__}.place")
-    # Only fields of fdg's policies are checked: annotations in a user's policy may be imprecise. Numbers of
-    # devices are checked when groups are made, with an error that suggests numbers.
+    # Only fields of fdg's policies are checked: annotations in a user's policy may be imprecise. A float as a
+    # number of devices, staleness or lag passes here; a later check rejects it and suggests numbers.
     if dataclasses.is_dataclass(policy) and type(policy).__module__.split(".")[0] == "policies":
         fields = dataclasses.fields(policy)
-        counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}  # checked later
+        counts = {f.name for f in fields if f.metadata.get("devices")} | {"staleness", "lag"}
         checked = [
             f.name for f in fields if not (f.name in counts and isinstance(getattr(policy, f.name), float))
         ]
@@ -253,14 +253,14 @@ def checked_devices(devices: Any) -> list[Any]:
             )
         return available[:devices]
     if isinstance(devices, str | bytes | os.PathLike) or not np.iterable(devices):
-        is_file = isinstance(devices, str | os.PathLike) and os.path.splitext(devices)[1]
-        file = "; a cluster file is for fdg plan --cluster FILE" if is_file else ""
+        extension = isinstance(devices, str | os.PathLike) and os.path.splitext(devices)[1]
+        fix = "; a cluster file is for fdg plan --cluster FILE" if extension else ""
         raise PlanError(
-            f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){file}"
+            f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){fix}"
         )
     device_list = list(devices)
     for position, device in enumerate(device_list):
-        if not isinstance(getattr(device, "platform", None), str):  # an array's is a method
+        if not isinstance(getattr(device, "platform", None), str):  # of an array, `platform` is a method
             raise PlanError(
                 f"devices[{position}] is {quoted(device)}, which is not a device: give a list such as"
                 " jax.devices()[:2]"
@@ -274,11 +274,11 @@ def checked_devices(devices: Any) -> list[Any]:
 
 
 def with_host(policy: Policy, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Adds the host's CPU before the accelerators if the policy uses it and there is only one process.
+    """Puts the host's CPU before the accelerators if the policy uses it and there is only one process.
 
-    With several processes, each would add its CPU.
+    With several processes, each would add its own CPU.
     """
-    accelerators = bool(devices) and devices[0].platform != "cpu"
-    if not (getattr(policy, "uses_host", False) and accelerators and jax.process_count() == 1):
+    has_accelerators = bool(devices) and devices[0].platform != "cpu"
+    if not (getattr(policy, "uses_host", False) and has_accelerators and jax.process_count() == 1):
         return list(devices)
     return [*jax.local_devices(backend="cpu")[:1], *devices]

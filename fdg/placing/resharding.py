@@ -5,10 +5,10 @@
     both        batch 2, g 2, j 2   a common mesh: training splits over (g, j), generation over (g)
     change      all-gather along j in groups of 2; back by slicing, without communication
 
-If each device's old part lies within its new part (along each dimension, the old axes begin with the new
-axes), parts are all-gathered in small groups and nothing else moves. This is the zero-redundancy resharding
+If the old axes of each dimension begin with its new axes, each device's old part lies within its new part.
+Then parts are all-gathered in small groups, and nothing else moves. This is the zero-redundancy resharding
 of Sheng et al. (arXiv 2409.19256, section 5.3). `scheduling.unsharding` then gathers parameters just before
-their use, leaf by leaf, and frees each leaf's parts; after the last use, leaves are sliced back.
+their use, leaf by leaf, and frees the old parts; after the last use, it slices the leaves back.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class CommonMesh:
     """A mesh in which the meshes of two groups on the same devices can be expressed."""
 
     axes: tuple[tuple[str, int], ...]  # name and size of each axis, major to minor
-    devices: tuple[int, ...]  # positions of the devices in the mesh's order, which is the source's
+    devices: tuple[int, ...]  # positions of the devices, in the order of the source's mesh
     # for each axis of the source's mesh: its name, and the axes in `axes` that it consists of, major to minor
     source: tuple[tuple[str, tuple[str, ...]], ...]
     target: tuple[tuple[str, tuple[str, ...]], ...]  # the same for the axes of the target's mesh
@@ -47,20 +47,20 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         return None
     position_of = {device: i for i, device in enumerate(source.devices)}
     positions = [position_of[device] for device in target.devices]
-    digits: dict[str, list[tuple[int, int]]] = {}  # [target axis] -> (size, stride) of its parts, major first
+    loops_of: dict[str, list[tuple[int, int]]] = {}  # by target axis: (size, stride), outermost first
     sizes = [size for _, size in target.mesh]
     for k, (name, size) in enumerate(target.mesh):
         stride_of_axis = math.prod(sizes[k + 1 :])
-        axis_digits = _digits([positions[i * stride_of_axis] for i in range(size)])
-        if axis_digits is None:
+        loops = _nested_loops([positions[i * stride_of_axis] for i in range(size)])
+        if loops is None:
             return None
-        digits[name] = axis_digits
-    # The strides at which an axis of either mesh begins or ends; each step between two is a common axis.
+        loops_of[name] = loops
+    # The strides at which an axis of either mesh begins or ends. Between two of them lies a common axis.
     boundaries = {1, len(source)}
     for k in range(len(source.mesh)):
         boundaries.add(math.prod(size for _, size in source.mesh[k:]))
     boundaries |= {
-        edge for axis_digits in digits.values() for n, stride in axis_digits for edge in (stride, n * stride)
+        edge for loops in loops_of.values() for n, stride in loops for edge in (stride, n * stride)
     }
     edges = sorted(boundaries)
     if any(b % a for a, b in itertools.pairwise(edges)):
@@ -76,7 +76,7 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
         (name, axes_between(strides[k + 1], strides[k])) for k, (name, _) in enumerate(source.mesh)
     )
     target_axes = tuple(
-        (name, tuple(axis for n, stride in digits[name] for axis in axes_between(stride, n * stride)))
+        (name, tuple(axis for n, stride in loops_of[name] for axis in axes_between(stride, n * stride)))
         for name, _ in target.mesh
     )
     axes = tuple((names[a, b], b // a) for a, b in stride_ranges)
@@ -84,13 +84,13 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
     return mesh if _target_order(mesh) == list(target.devices) else None
 
 
-def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The (size, stride) of each of the nested loops that yield these positions; None if there are none.
+def _nested_loops(positions: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The (size, stride) of nested loops that yield these positions, outermost first; None if none do.
 
-    >>> _digits([0, 4, 1, 5]), _digits([0, 1, 3])
+    >>> _nested_loops([0, 4, 1, 5]), _nested_loops([0, 1, 3])
     ([(2, 1), (2, 4)], None)
     """
-    digits: list[tuple[int, int]] = []
+    loops: list[tuple[int, int]] = []
     covered = 1
     while covered < len(positions):
         stride, size = positions[covered] - positions[0], 1
@@ -98,13 +98,13 @@ def _digits(positions: Sequence[int]) -> list[tuple[int, int]] | None:
             size += 1
         if stride < 1 or len(positions) % (size * covered):
             return None
-        digits.insert(0, (size, stride))
+        loops.insert(0, (size, stride))
         covered *= size
-    return digits
+    return loops
 
 
 def _target_order(mesh: CommonMesh) -> list[int]:
-    """The devices in the order of the target's mesh; empty if its axes are not exactly those of the mesh."""
+    """The devices in the order of the target's mesh; empty unless that mesh uses each axis once."""
     sizes = dict(mesh.axes)
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
@@ -127,7 +127,7 @@ class Change:
     kind: str  # `STAYS`, `GATHER` (parts grow), `SLICE` (parts shrink), or `EXCHANGE` (anything else)
 
     @property
-    def neighbours(self) -> int:
+    def gather_size(self) -> int:
         """The number of devices in each all-gather; 1 if there is no all-gather."""
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
@@ -137,7 +137,7 @@ class Change:
         local = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
         return (part - local) * self.target.devices
 
-    def temporary(self, size: int) -> int:
+    def temporary_bytes(self, size: int) -> int:
         """The maximum bytes that a device needs temporarily, besides its old and its new part.
 
         Slicing needs none. Gathering along the first dimension needs none, because the parts are contiguous.

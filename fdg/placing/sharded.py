@@ -61,7 +61,7 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
 
 
 def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any) -> list[ShardedLeaf]:
-    """The leaves of the state that a group's rules match; never leaves with a batch axis, keys or scalars.
+    """The leaves that a group's rules match; leaves with a batch axis, keys and scalars are never sharded.
 
     `state` is the algorithm's state, whose leaves are the first leaves of the graph's state.
     """
@@ -144,7 +144,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
         )
 
     def add_layouts(node: Any) -> Any:
-        """A schedule, a step or a field of them, with a layout in each value."""
+        """Adds the layout to each value of a schedule, a step, or a field of either."""
         if isinstance(node, Value):
             return with_layout(node)
         if type(node) is tuple:
@@ -165,30 +165,30 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
-    """The spec of each (variable, group), propagated between values that become each other."""
+    """The spec of each (variable, group). Values that become each other have the same spec."""
     pairs = list(schedule.carry)
     for step, _ in all_steps(schedule.steps):
         if isinstance(step, Repeat):
             pairs += (*step.enter, *step.carry, *step.leave)
     set_of = connected_sets((a.variable, b.variable) for a, b in pairs)
-    # By set of variables and group: the specs of the leaves in the set; None for a leaf without a spec.
+    # [id of a set of variables, group] -> the specs of the leaves in the set; None for a leaf without a spec
     specs_by_set: dict[tuple[int, str], set[Spec | None]] = collections.defaultdict(set)
-    variables: dict[int, set[Any]] = {}
+    set_by_id: dict[int, set[Any]] = {}
     spec_of_leaf = {(leaf.position, leaf.group): leaf.layout.spec for leaf in leaves}
     for i, copies in enumerate(schedule.leaves):
         for value in copies:
             variable_set = set_of.setdefault(value.variable, {value.variable})
-            variables[id(variable_set)] = variable_set
+            set_by_id[id(variable_set)] = variable_set
             specs_by_set[id(variable_set), value.group].add(spec_of_leaf.get((i, value.group)))
     specs: dict[tuple[Any, str], Spec] = {}
     for (set_id, group), set_specs in specs_by_set.items():
         spec = next(iter(set_specs))
         if len(set_specs) == 1 and spec:
-            specs.update(((variable, group), spec) for variable in variables[set_id])
+            specs.update(((variable, group), spec) for variable in set_by_id[set_id])
     return specs
 
 
-def by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
+def layouts_by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[int, Layout]:
     """The layouts of a group's sharded leaves, by the leaf's position."""
     return {leaf.position: leaf.layout for leaf in leaves if leaf.group == group}
 

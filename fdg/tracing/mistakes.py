@@ -52,7 +52,7 @@ _NOT_AN_ARRAY = (
 )
 # Errors that JAX raises as a plain TypeError, by words of their message.
 _BY_WORDS: Mapping[str, tuple[str, str]] = {
-    "concrete values of integer type": _BY_TYPE[jax.errors.ConcretizationTypeError],  # a shape
+    "concrete values of integer type": _BY_TYPE[jax.errors.ConcretizationTypeError],  # of a shape
     "Only integer scalar arrays can be converted": _BY_TYPE[jax.errors.TracerIntegerConversionError],  # range
     "Error interpreting argument to": _NOT_AN_ARRAY,
     "is not a valid JAX": _NOT_AN_ARRAY,
@@ -124,9 +124,9 @@ def check_arrays(what: str, tree: Any, name: str = "state") -> None:
         where = f"{what} returns {name}{jax.tree_util.keystr(path)}"
         if not is_array(leaf):
             kind = "an array of" if isinstance(leaf, np.ndarray) else "the"
-            described = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
+            type_text = leaf.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
             raise GraphError(
-                f"{where} as {kind} {described} {quoted(leaf)}, which is not a JAX array: leave it out, or"
+                f"{where} as {kind} {type_text} {quoted(leaf)}, which is not a JAX array: leave it out, or"
                 " make it a field of the algorithm"
             )
         if isinstance(leaf, int) and not isinstance(leaf, bool):
@@ -146,6 +146,6 @@ def is_array(value: Any) -> bool:
         return False
     try:
         jax.typeof(value)
-    except (TypeError, ValueError):  # texts, objects, dates, masked arrays
+    except (TypeError, ValueError):  # arrays of strings, objects or dates; masked arrays
         return False
     return True

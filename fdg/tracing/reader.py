@@ -96,19 +96,19 @@ class Reader:
     def _fragment(self, call: FragmentCall, names: list[str]) -> Fragment:
         mark, eqn, outside, inside = call
         borders = [e for e in inside.jaxpr.eqns if e.primitive is boundary_p]
-        marks_in = {
+        axes_in = {
             e.invars[0]: e.params["axis"] for e in borders if not isinstance(e.invars[0], core.Literal)
         }
-        marks_out = {e.outvars[0]: e.params["axis"] for e in borders}
+        axes_out = {e.outvars[0]: e.params["axis"] for e in borders}
 
-        def array(outer, inner, marks):
+        def border(outer, inner, axes):
             aval = inner.aval
-            axis = None if isinstance(inner, core.Literal) else marks.get(inner)
+            axis = None if isinstance(inner, core.Literal) else axes.get(inner)
             number = -1 if isinstance(outer, core.Literal) else self.value_number(outside, outer)
             return Array(number, tuple(aval.shape), str(aval.dtype), jaxprs.bytes_of(aval), axis)
 
-        inputs = [array(o, i, marks_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
-        outputs = [array(o, i, marks_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
+        inputs = [border(o, i, axes_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
+        outputs = [border(o, i, axes_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
         parent = outside.fragment_index
         return Fragment(
             name=mark.name,
@@ -126,19 +126,19 @@ class Reader:
 
     def _edges(self, names: list[str]):
         # Values with the same source, target, crossings, delay and stacked trips form one edge.
-        grouped: dict[tuple, list[tuple[int, int]]] = {}
+        values_of_edge: dict[tuple, list[tuple[int, int]]] = {}
         for target, call in enumerate(self.fragment_calls):
             routes: dict[tuple[int, int], EdgeRoute] = {}
             for source, value, route in self.sources(call.outside, call.eqn.invars):
                 key = (source, value)
-                # A value may have several routes (in each step, and from the last iteration to the first
-                # step): the most frequent one counts; among equals, the least delayed.
+                # A value may have several routes: in each step, and from the last iteration to the first
+                # step. The route with the most crossings counts; among equals, the least delayed.
                 if key not in routes or _precedence(route) > _precedence(routes[key]):
                     routes[key] = route
             for (source, value), route in routes.items():
-                group = (source, target, route.crossings, route.delay, route.trips)
-                grouped.setdefault(group, []).append((value, route.bytes))
-        for (source, target, crossings, delay, _), values in sorted(grouped.items()):
+                edge_key = (source, target, route.crossings, route.delay, route.trips)
+                values_of_edge.setdefault(edge_key, []).append((value, route.bytes))
+        for (source, target, crossings, delay, _), values in sorted(values_of_edge.items()):
             numbers, sizes = zip(*sorted(values), strict=True)
             yield Edge(names[source], names[target], numbers, sum(sizes), crossings, delay)
 
@@ -148,8 +148,8 @@ class Reader:
         The operands are variables of `scope`. The search follows code between fragments, and ends at outputs
         of fragments. Code between fragments runs where its consumer runs, so what is transferred is the
         source's output. The number of transfers is the number of runs of the outermost jaxpr on the route.
-        Values from a loop's trips are stacked first. `nested`: also follow values through the borders of the
-        fragments that enclose `scope`.
+        One transfer has the values of all trips of a loop. `nested`: also follow values through the borders
+        of the fragments that enclose `scope`.
         """
         # In these scopes, a carry comes from an earlier trip.
         enclosing = {id(s) for s in _scopes_around(scope)}

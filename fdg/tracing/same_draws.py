@@ -20,7 +20,7 @@ _CONSTANT, _UNCHANGED, _NEW = range(3)
 class _Draw(NamedTuple):
     """A random draw whose key never changes."""
 
-    depends: int  # what the key depends on: `_CONSTANT` or `_UNCHANGED`
+    dependency: int  # what the key depends on: `_CONSTANT` or `_UNCHANGED`
     calls: tuple[core.JaxprEqn, ...]  # the draw, and the calls around it, outermost first
 
 
@@ -28,15 +28,15 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
     """Warns about each line of user code that draws the same numbers in every iteration."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    is_unchanged = [_source(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
+    is_unchanged = [_origin(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
     reported = set()
     draws = _follow(jaxpr, tuple(_UNCHANGED if fixed else _NEW for fixed in is_unchanged))[1]
     _follow.cache_clear()  # jaxprs may hold arrays
     for draw in draws:
-        if (line := _line(draw.calls)) is None or line in reported:
+        if (line := _user_line(draw.calls)) is None or line in reported:
             continue
         reason, fix = "a constant key", "use the key that step is given, or a key in the state"
-        if draw.depends == _UNCHANGED:
+        if draw.dependency == _UNCHANGED:
             paths = [
                 jax.tree_util.keystr(path)
                 for (path, leaf), is_same in zip(leaves, is_unchanged, strict=False)
@@ -52,7 +52,7 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
         )
 
 
-def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
+def _origin(jaxpr: core.Jaxpr, atom: Any) -> Any:
     """The variable that a value equals, through calls that return it unchanged."""
     for eqn in reversed(jaxpr.eqns):
         if atom in eqn.outvars:
@@ -63,12 +63,12 @@ def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
             if len(inner) != 1 or inner[0].carry or inner[0].sliced or inner[0].stacked:
                 return atom
             (body,) = inner
-            inner_source = _source(
+            inner_variable = _origin(
                 body.jaxpr, body.jaxpr.outvars[body.results.index(eqn.outvars.index(atom))]
             )
-            if inner_source not in body.jaxpr.invars:
+            if inner_variable not in body.jaxpr.invars:
                 return atom
-            atom = eqn.invars[body.operands[body.jaxpr.invars.index(inner_source)]]
+            atom = eqn.invars[body.operands[body.jaxpr.invars.index(inner_variable)]]
     return atom
 
 
@@ -82,13 +82,13 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
         return _CONSTANT if jaxprs.is_literal(atom) else dependency.get(atom, _CONSTANT)
 
     for eqn in jaxpr.eqns:
-        depends = [dependency_of(v) for v in eqn.invars]
-        if eqn.primitive.name in _DRAWS and depends[0] != _NEW:
-            draws.append(_Draw(depends[0], (eqn,)))
+        dependencies = [dependency_of(v) for v in eqn.invars]
+        if eqn.primitive.name in _DRAWS and dependencies[0] != _NEW:
+            draws.append(_Draw(dependencies[0], (eqn,)))
         inner = jaxprs.bodies(eqn)
-        results = [max(depends, default=_CONSTANT)] * len(eqn.outvars)
+        results = [max(dependencies, default=_CONSTANT)] * len(eqn.outvars)
         for body in inner:
-            outputs, inner_draws = _follow_loop(body, tuple(depends[i] for i in body.operands))
+            outputs, inner_draws = _follow_loop(body, tuple(dependencies[i] for i in body.operands))
             draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in inner_draws]
             if len(inner) == 1:
                 results = [outputs[i] for i in body.results]
@@ -108,21 +108,21 @@ def _follow_loop(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int,
         inputs = tuple(next_inputs)
 
 
-def _line(calls: Sequence[core.JaxprEqn]) -> str | None:
+def _user_line(calls: Sequence[core.JaxprEqn]) -> str | None:
     """The line of user code that makes a draw; None if a library or fdg makes it.
 
     Library functions are traced once and cached, so their equations name the first line that called them.
     """
-    last = calls[0]
-    for last in calls:
-        files = (getattr(body.jaxpr.debug_info, "func_filename", None) for body in jaxprs.bodies(last))
+    call = calls[0]
+    for call in calls:
+        files = (getattr(body.jaxpr.debug_info, "func_filename", None) for body in jaxprs.bodies(call))
         if "library" in map(whose_file, files):
             break
-    traceback: Any = last.source_info.traceback
+    traceback: Any = call.source_info.traceback
     for frame in traceback.frames if traceback else ():
-        whose = whose_file(frame.file_name)
-        if whose == "user" and not is_generated(frame.file_name, frame.function_name):
+        owner = whose_file(frame.file_name)
+        if owner == "user" and not is_generated(frame.file_name, frame.function_name):
             return line_text(frame.file_name, frame.line_num)
-        if whose == "ours":
+        if owner == "ours":
             break
     return None

@@ -23,7 +23,7 @@ from fdg.tracing.same_draws import warn_of_same_draws
 from fdg.tracing.unchanged import check_unchanged
 
 
-def weakness(tree: Any) -> list[bool]:
+def weak_types(tree: Any) -> list[bool]:
     """Whether each leaf is weakly typed."""
     return [bool(getattr(leaf, "weak_type", False)) for leaf in jax.tree.leaves(tree)]
 
@@ -79,7 +79,7 @@ def name_fragments(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return jaxprs.rewrite_blocks(jaxpr, name_block)
 
 
-WHOLE = "iteration"  # the role of an iteration without fragments
+WHOLE_ITERATION = "iteration"  # the role of an iteration without fragments
 
 
 @checked_names
@@ -108,7 +108,7 @@ def trace(algorithm: Any) -> FDG:
         with explained(name), check_unchanged(algorithm, name, warns=False):
             algorithm.check_when_traced(state)
     leaves, structure = jax.tree.flatten(state)
-    output: list[Any] = []
+    output_shapes: list[Any] = []  # of each trace
     returned_weak: list[bool] = []  # for each leaf, whether the last trace returned it weakly typed
 
     def iterate(*leaves):
@@ -120,21 +120,21 @@ def trace(algorithm: Any) -> FDG:
         new_state, metrics = jax.tree.map(jax.numpy.asarray, result)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (new_state, metrics))
         _check_fixed_point(name, state, shapes[0])
-        output.append(shapes)
-        returned_weak[:] = weakness(new_state)
+        output_shapes.append(shapes)
+        returned_weak[:] = weak_types(new_state)
         # Outputs are strongly typed; the next iteration gets weak types from `returned_weak`.
         typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
                   for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *typed, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
-        function_name, is_first = f"{name}.iterate", not output
+        function_name, is_first = f"{name}.iterate", not output_shapes
         with explained(function_name), check_unchanged(algorithm, function_name, "iteration", warns=is_first):
             return jaxprs.lowered(jax.make_jaxpr(function)(*with_weakness(leaves, weak)))
 
     def trace_graph(function: Any) -> FDG:
         nonlocal state
-        weak = weakness(leaves)
+        weak = weak_types(leaves)
         jaxpr, tried = jaxpr_of(function, weak), [weak]  # `tried`: the weak types of all traces so far
         while (weak_results := list(returned_weak)) not in tried:
             if not computes_alike(jaxpr, jaxpr_of(function, weak_results)):
@@ -146,12 +146,12 @@ def trace(algorithm: Any) -> FDG:
         except TypeError as error:
             line = str(error).strip().splitlines()[0]
             raise GraphError(f"{name}.iterate has a jaxpr that JAX rejects: {line}") from error
-        return read_graph(name, jaxpr, state, output[-1][1])
+        return read_graph(name, jaxpr, state, output_shapes[-1][1])
 
     graph = trace_graph(iterate)
     warn_of_same_draws(name, graph.jaxpr, state)
     if not graph.fragments:
-        graph = trace_graph(fragment(WHOLE, in_axes=None, out_axes=None, name="iterate")(iterate))
+        graph = trace_graph(fragment(WHOLE_ITERATION, in_axes=None, out_axes=None, name="iterate")(iterate))
     network = getattr(algorithm, "network", None)
     rules = getattr(algorithm, "parameter_rules", None) or getattr(network, "parameter_rules", None)
     between_agents = getattr(algorithm, "between_agents", None)
@@ -167,10 +167,10 @@ def side_by_side(graph: FDG, count: int | None) -> FDG:
 
 
 def vmapped_agents(graph: FDG, state: Any) -> FDG:
-    """Turns the graph of several agents into a graph without an axis of agents.
+    """Turns the graph of several agents into the graph of one algorithm that runs all of them.
 
-    Each operation is vmapped over agents and has an additional axis, so each agent's batch can be split.
-    `state` is the algorithm's state, whose leaves are the first of the graph's state.
+    Each operation is vmapped over the agents, so that each agent's batch can be split. `state` is the
+    algorithm's state, whose leaves are the first leaves of the graph's state.
     """
     agents = graph.agents
     assert agents is not None
@@ -199,7 +199,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
 
 
 def with_declarations(graph: FDG, source: FDG) -> FDG:
-    """The graph with the sharding rules, copies between agents and number of agents of `source`."""
+    """The graph with the `parameter_rules`, `between_agents` and `agents` of `source`."""
     return dataclasses.replace(
         graph,
         parameter_rules=source.parameter_rules,
@@ -209,7 +209,7 @@ def with_declarations(graph: FDG, source: FDG) -> FDG:
 
 
 def abstract_state(algorithm: Any) -> Any:
-    """The state's pytree of `jax.ShapeDtypeStruct`; leaves that `init` returns as Python numbers are weak."""
+    """The state's pytree of `jax.ShapeDtypeStruct`; Python numbers that `init` returns are weakly typed."""
     name = type(algorithm).__name__
 
     def init() -> Any:
@@ -221,7 +221,7 @@ def abstract_state(algorithm: Any) -> Any:
 
     with explained(f"{name}.init"), check_unchanged(algorithm, f"{name}.init", "iteration"):
         shapes = jax.eval_shape(init)
-    return with_weakness(shapes, weakness(shapes))
+    return with_weakness(shapes, weak_types(shapes))
 
 
 _MAX_LEAVES = 3  # the maximum number of leaves that a message names

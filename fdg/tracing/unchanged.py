@@ -36,8 +36,8 @@ _Snapshots = dict[str, tuple[Any, Any]]
 def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = True) -> Iterator[None]:
     """A context that raises if traced code changes attributes, objects or globals that a method reaches.
 
-    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. `every`
-    says for messages what the user expected to repeat the change ("call" or "iteration"). With `warns`, it
+    `root` is `self` of the traced method `what`; attributes of libraries' objects are not checked. In
+    messages, `every` is what the user expected to repeat the change: "call" or "iteration". With `warns`, it
     also warns about Python's and NumPy's random numbers, and about numbers in globals (possibly counters).
     """
     before, _alive = _reachable(root)
@@ -54,7 +54,7 @@ def check_unchanged(root: Any, what: str, every: str = "call", warns: bool = Tru
                 advice = "drawn once, while tracing, they are constants of the program: use jax.random with a"
                 _warn(f"{what} draws random numbers of {package}: {advice} key from the state")
         elif is_traced and _NESTED_ATTRIBUTE.fullmatch(path):
-            continue  # each trace may set it before reading it
+            continue  # each trace may set the attribute before reading it
         elif is_traced or (path in before and path.startswith("self")):
             value = ", a traced value without a number" if is_traced else f" = {quoted(new_value)}"
             old_text = (

@@ -28,7 +28,7 @@ def compiled(function, axes, devices, *arguments):
     jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*arguments))
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
     into = [batch_sharding(mesh, axis) for axis in axes]
-    ends = batch_flow.axes(jaxpr, axes)
+    ends = batch_flow.axes_of_outputs(jaxpr, axes)
     out = [batch_sharding(mesh, axis) for axis in ends]
     run = core.jaxpr_as_fun(constrain(jaxpr, mesh, axes, ends))
     placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
@@ -38,7 +38,7 @@ def compiled(function, axes, devices, *arguments):
 def assert_as_predicted(function, axes, devices, *arguments):
     """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted, _ = predict_exchanges(jaxpr, axes, len(devices), batch_flow.axes(jaxpr, axes))
+    predicted, _ = predict_exchanges(jaxpr, axes, len(devices), batch_flow.axes_of_outputs(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
     assert not unexplained(measured, predicted)

@@ -188,7 +188,7 @@ def test_calls_in_the_place_of_calls(seed):
         called = eqn.primitive.name in ("jit", "pjit", "custom_jvp_call")
         return jaxprs.bodies(eqn)[0].jaxpr if called else None
 
-    new = jaxprs.inlined(jaxprs.open_jaxpr(traced(seed)), body_of)
+    new = jaxprs.inline(jaxprs.open_jaxpr(traced(seed)), body_of)
     core.check_jaxpr(new)
     assert not {"jit", "pjit", "custom_jvp_call"} & {eqn.primitive.name for eqn in new.eqns}
     np.testing.assert_allclose(run(jaxprs.with_jaxpr(traced(seed), new)), run(traced(seed)), rtol=1e-6)

@@ -7,9 +7,15 @@ import pytest
 import policies
 from fdg import Group, PlanError
 from fdg.errors import FdgWarning
-from fdg.placing.assignment import assign, check_placement, fit_to_batches, merge_shared, warn_of_near_roles
+from fdg.placing.assignment import (
+    assign,
+    check_placement,
+    fit_to_batches,
+    merge_same_devices,
+    warn_of_near_roles,
+)
 from fdg.tracing.graph import FDG, Array, Edge, Fragment
-from fdg.tracing.trace import WHOLE
+from fdg.tracing.trace import WHOLE_ITERATION
 from tests.refusing import refuses
 
 POLICY = policies.GPUOnly()
@@ -123,7 +129,7 @@ def test_what_does_not_fit(group, words):
 def test_groups_on_the_same_devices_become_one():
     one, two = Group("one", (0, 1)), Group("two", (0, 1), exact=True, model=2, parameters="fsdp")
     apart, some = Group("apart", (0, 1), apart=True), Group("some", (1,))
-    merged = merge_shared({"f": one, "g": two, "h": apart, "i": some, "j": one}, POLICY)
+    merged = merge_same_devices({"f": one, "g": two, "h": apart, "i": some, "j": one}, POLICY)
     assert names(merged) == {"f": "one+two", "g": "one+two", "h": "apart", "i": "some", "j": "one+two"}
     both = merged["f"]
     assert (both.devices, both.exact, both.model, both.parameters) == ((0, 1), True, 2, two.parameters)
@@ -135,8 +141,8 @@ def test_not_if_they_shard_in_different_ways():
         Group(name, (0, 1), parameters=(("w", over),)) for name, over in (("x", "batch"), ("y", "model"))
     )
     with pytest.raises(PlanError, match="groups 'x' and 'y' are on the same devices"):
-        merge_shared({"f": one, "g": two}, POLICY)
-    merge_shared({"f": one, "g": Group("y", (0, 1), parameters=(("w", "batch"),))}, POLICY)
+        merge_same_devices({"f": one, "g": two}, POLICY)
+    merge_same_devices({"f": one, "g": Group("y", (0, 1), parameters=(("w", "batch"),))}, POLICY)
 
 
 # --- what a policy may answer ---
@@ -188,7 +194,7 @@ def test_what_a_policy_may_answer(placement):
 
 
 def test_an_algorithm_without_fragments_lives_with_the_first_group():
-    check_placement(graph(fragment("iterate", WHOLE)), POLICY, {"actor": A, "learner": B}, 3)
+    check_placement(graph(fragment("iterate", WHOLE_ITERATION)), POLICY, {"actor": A, "learner": B}, 3)
 
 
 @pytest.mark.parametrize(

@@ -57,16 +57,16 @@ def gathering(text):
 def test_what_is_predicted_is_what_xla_does(case, devices):
     before, after, kind, temporary, groups = CASES[case]
     way = change(COMMON, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
-    assert way.kind == kind and way.temporary(M) == temporary * M
+    assert way.kind == kind and way.temporary_bytes(M) == temporary * M
     program = compiled(way, devices)
     read = program.memory_analysis().temp_size_in_bytes
-    assert read <= way.temporary(M) + 64  # a few words for indices
+    assert read <= way.temporary_bytes(M) + 64  # a few words for indices
     if groups is None:
         assert gathering(program.as_text())
         return
     assert gathering(program.as_text()) == groups
-    assert read >= way.temporary(M)
-    assert way.neighbours == (np.prod(groups) if groups else 1)
+    assert read >= way.temporary_bytes(M)
+    assert way.gather_size == (np.prod(groups) if groups else 1)
 
 
 def parts(group, spec, length=64):
@@ -75,7 +75,7 @@ def parts(group, spec, length=64):
     size = length // layout.parts[0]
     return {
         device: range(part * size, (part + 1) * size)
-        for device, (part,) in zip(group.devices, layout.part_of, strict=True)
+        for device, (part,) in zip(group.devices, layout.part_of_device, strict=True)
     }
 
 
@@ -92,7 +92,7 @@ def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow
     assert all(set(batch[0][device]) <= set(batch[1][device]) for device in train.devices)
     mesh = common_mesh(train, generate)
     way = change(mesh, *(Layout((48,), (("model",),), group.mesh) for group in (train, generate)))
-    assert way.kind == "all-gather" and way.neighbours == wide // narrow
+    assert way.kind == "all-gather" and way.gather_size == wide // narrow
     assert way.arriving(48) == sum(len(large[d]) - len(small[d]) for d in train.devices)
     back = common_mesh(generate, train)
     assert (
@@ -108,7 +108,7 @@ def test_neighbours_in_the_order_of_devices_are_not_contained():
     train = Group("training", tuple(range(8)), model=4, parameters="declared")
     naive = Group("generation", tuple(range(8)), model=2, parameters="declared")
     way = change(common_mesh(train, naive), *(Layout((64,), (("model",),), g.mesh) for g in (train, naive)))
-    assert way.kind == "exchange" and way.temporary(256) == 256
+    assert way.kind == "exchange" and way.temporary_bytes(256) == 256
     small, large = (parts(group, (("model",),)) for group in (train, naive))
     assert not all(set(small[device]) <= set(large[device]) for device in train.devices)
 
@@ -151,7 +151,8 @@ def test_the_table_of_hybridflow(engine):
     common = CommonMesh(mesh, tuple(range(8)), *[tuple((name, (name,)) for name, _ in mesh)] * 2)
     way = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))
     assert (
-        way.arriving(M) == 8 * M * figures[0] and M // way.target.number + way.temporary(M) == M * figures[1]
+        way.arriving(M) == 8 * M * figures[0]
+        and M // way.target.number + way.temporary_bytes(M) == M * figures[1]
     )
 
 

@@ -210,7 +210,7 @@ def test_from_any_layout_to_any_other(way, case):
     size = 0
     for x, y, (_, b) in zip(arrays, transfer(placed), ends, strict=True):
         assert y.sharding.is_equivalent_to(layout_sharding(target, b), y.ndim)
-        for device, part in zip(target.devices.flat, b.part_of, strict=True):
+        for device, part in zip(target.devices.flat, b.part_of_device, strict=True):
             (shard,) = [s.data for s in y.addressable_shards if s.device == device]
             lengths = [n // k for n, k in zip(x.shape, b.parts, strict=True)]
             index = tuple(slice(p * n, (p + 1) * n) for p, n in zip(part, lengths, strict=True))
@@ -228,8 +228,8 @@ def test_a_route_by_hand():
     mesh = (("batch", 2), ("model", 3))
     source = Layout((4, 6), (("batch",), ("model",)), mesh)
     target = Layout((4, 6), ((), ("model",)), (("batch", 2), ("model", 2)))
-    assert source.part_of == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
-    assert target.part_of == ((0, 0), (0, 1), (0, 0), (0, 1))
+    assert source.part_of_device == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
+    assert target.part_of_device == ((0, 0), (0, 1), (0, 0), (0, 1))
     way = find_route(source, target)
     assert (way.cuts, way.joins) == ((1, 2), (2, 3))  # 2 x 6 chunks in all
     left, right = (

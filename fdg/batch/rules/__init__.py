@@ -2,7 +2,7 @@
 
 A rule maps (equation, axes of its operands, at least one of them not None) to a `RuleResult`. Operands of an
 operation without a rule are gathered. To add a rule, write it into the file of its kind, add its name to that
-file's `RULES`, and add a row to `tests/batch/operations.py`, which compares it with XLA's partitioner.
+file's `RULES`, and add a row to `tests/batch/operations.py`, which compares rules with XLA's partitioner.
 """
 
 from fdg.batch.rules import declared, elementwise, lookup, products, random, reduce, shape

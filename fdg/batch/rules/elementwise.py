@@ -18,7 +18,7 @@ _LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zet
 
 
 def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A narrower type adds a last axis, a wider type removes it."""
+    """A narrower type adds a last axis, and a wider type removes the last axis."""
     rank = len(shape_of(eqn.outvars[0]))
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 

@@ -22,8 +22,8 @@ def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         if axis in batch[side]:
             return "out", tuple(batch[side]).index(axis)
         free = [a for a in range(ranks[side]) if a not in contracting[side] and a not in batch[side]]
-        left = ranks[0] - len(contracting[0]) - len(batch[0]) if side else 0
-        return "out", len(batch[side]) + left + free.index(axis)
+        num_left = ranks[0] - len(contracting[0]) - len(batch[0]) if side else 0
+        return "out", len(batch[side]) + num_left + free.index(axis)
 
     return _product(eqn, role(0), role(1))
 
@@ -46,13 +46,13 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     features, batches = eqn.params["feature_group_count"], eqn.params["batch_group_count"]
     groups = max(features, batches)
     if groups == 1:
-        rows, inputs = (
+        left, right = (
             {lhs[0]: ("out", out[0]), lhs[1]: ("sum", 0)},
             {rhs[0]: ("out", out[1]), rhs[1]: ("sum", 0)},
         )
-        roles = [None if a is None else side.get(a) for a, side in zip(operands, (rows, inputs), strict=True)]
-        unknown = any(a is not None and role is None for a, role in zip(operands, roles, strict=True))
-        return None if unknown else _product(eqn, *roles)
+        roles = [None if a is None else side.get(a) for a, side in zip(operands, (left, right), strict=True)]
+        has_unknown = any(a is not None and role is None for a, role in zip(operands, roles, strict=True))
+        return None if has_unknown else _product(eqn, *roles)
     # `vmap` turns kernels that differ by row into groups: their axis is split, and so are the groups.
     if operands == [lhs[1] if features > 1 else lhs[0], rhs[0]]:
         return RuleResult((out[1],), local=True, divided=(groups,))

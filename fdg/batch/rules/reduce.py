@@ -10,10 +10,10 @@ from fdg.batch.rules.result import (
     RuleResult,
     every_result,
     except_axes,
-    first,
+    first_axis,
     locally,
+    position_without,
     shape_of,
-    without,
 )
 
 
@@ -37,7 +37,7 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     (axis,), reduced_axes = operands, eqn.params["axes"]
     if axis is None or axis in reduced_axes:
         return every_result(eqn, None, reduced=True) if has_all_reduce(eqn) else None
-    return every_result(eqn, without(axis, reduced_axes))
+    return every_result(eqn, position_without(axis, reduced_axes))
 
 
 def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -46,11 +46,11 @@ def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 def _reduce_by_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """A reduction with a user-defined function, whose operands are arrays and then their initial values."""
-    axis, reduced_axes = first(operands), eqn.params["dimensions"]
+    axis, reduced_axes = first_axis(operands), eqn.params["dimensions"]
     if axis is None or axis in reduced_axes:
         return None
     gathered = [i for i, a in enumerate(operands) if a not in (None, axis)]
-    return every_result(eqn, without(axis, reduced_axes), *gathered)
+    return every_result(eqn, position_without(axis, reduced_axes), *gathered)
 
 
 def window_covers(eqn: Any, axis: int) -> bool:
@@ -62,7 +62,7 @@ def window_covers(eqn: Any, axis: int) -> bool:
 
 def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Window reductions keep the batch axis if the window does not extend along it."""
-    axis = first(operands)
+    axis = first_axis(operands)
     if axis is None or window_covers(eqn, axis):
         return None
     return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
@@ -84,7 +84,7 @@ RULES: dict[str, Rule] = {
     "reduce": locally(_reduce_by_function),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
     "sort": except_axes("dimension"),
-    "top_k": locally(except_axes("axis")),  # the last axis if it has no such parameter
+    "top_k": locally(except_axes("axis")),  # the last axis if top_k has no such parameter
     "approx_top_k": locally(except_axes("reduction_dimension")),
     **dict.fromkeys(
         "reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add".split(), _window

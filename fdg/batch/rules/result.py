@@ -28,10 +28,10 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def first(axes: Sequence[Axis]) -> Axis:
+def first_axis(axes: Sequence[Axis]) -> Axis:
     """The first axis that is not None.
 
-    >>> first([None, 1, 0])
+    >>> first_axis([None, 1, 0])
     1
     """
     return next((axis for axis in axes if axis is not None), None)
@@ -47,7 +47,7 @@ def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
     All shapes are equal, or ().
     """
-    axis = first(operands)
+    axis = first_axis(operands)
     return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
 
 
@@ -73,10 +73,10 @@ def locally(rule: Rule) -> Rule:
     return mark_local
 
 
-def without(axis: int, removed: Sequence[int]) -> int:
+def position_without(axis: int, removed: Sequence[int]) -> int:
     """The position of an axis after the axes `removed` are removed.
 
-    >>> without(2, [0, 3])
+    >>> position_without(2, [0, 3])
     1
     """
     return axis - sum(a < axis for a in removed)

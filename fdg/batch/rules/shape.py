@@ -8,11 +8,11 @@ from fdg.batch.rules.result import (
     RuleResult,
     every_result,
     except_axes,
-    first,
+    first_axis,
     merged_axis,
+    position_without,
     same,
     shape_of,
-    without,
 )
 
 
@@ -26,7 +26,7 @@ def _transpose(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 def _squeeze(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     axis, removed = operands[0], eqn.params["dimensions"]
-    return None if axis is None or axis in removed else every_result(eqn, without(axis, removed))
+    return None if axis is None or axis in removed else every_result(eqn, position_without(axis, removed))
 
 
 def _unstack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -58,7 +58,7 @@ def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 def _unless_cut(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Slices, updates of slices and padding keep axes whose length they do not change."""
-    axis = first(operands)
+    axis = first_axis(operands)
     arrays = [v for v in (*eqn.invars, *eqn.outvars) if len(shape_of(v)) == len(shape_of(eqn.invars[0]))]
     if axis is None or len({shape_of(v)[axis] for v in arrays if shape_of(v)}) != 1:
         return None

@@ -44,7 +44,7 @@ def _unordered_effects() -> tuple[type, ...]:
 def has_effect(eqn: core.JaxprEqn) -> bool:
     """Whether an equation has a side effect whose order matters.
 
-    These are all effects of JAX but two: unordered prints, and accesses of a program's mutable arrays.
+    The order of two effects does not matter: unordered prints, and accesses of a program's mutable arrays.
     """
     return any(not isinstance(effect, _unordered_effects()) for effect in eqn.effects)
 
@@ -72,7 +72,7 @@ def host_calls_and_effects(
 
     Examples are an environment on the host, `io_callback`, `pure_callback`, or a foreign function
     (`jax.ffi.ffi_call`) with a side effect. Unordered prints do not count. A description has the call's name
-    and the fragment around it; `where` is used for calls outside fragments.
+    and the fragment around it, or `where` for calls outside fragments.
     """
     for eqn in equations:
         mark = FragmentMark.of(eqn)

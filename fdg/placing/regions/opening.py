@@ -31,8 +31,8 @@ def open_iteration(jaxpr: Any, assignment: Mapping[str, str], policy: Any) -> Op
     return _Opener(assignment, policy).open(jaxpr)
 
 
-class _Block:
-    """The items of a region, collected operation by operation, and the current token of effects, if any."""
+class _RegionBuilder:
+    """Collects the items of a region, one by one, and the current token of side effects, if any."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -54,18 +54,18 @@ class _Block:
             return atom
         return self.emit(lambda: jax.lax.convert_element_type(atom.val, atom.aval.dtype))
 
-    def distinct(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
-        """Copies outputs so that no carried value shares its array with another; it may be donated.
+    def unaliased(self, ends: list[core.Var], carried: Sequence[core.Var], count: int) -> list[core.Var]:
+        """Copies outputs so that no two share an array, because arrays that are carried may be donated.
 
-        The first `count` of the outputs `ends` are carried. A variable is used without a copy only once, and
-        only if an item of this block computes it, or if it is one of the `carried` inputs and carried again.
+        The first `count` of the outputs `ends` are carried. The first use of a variable needs no copy if an
+        item of this region computes it, or if it is one of the `carried` inputs and is carried again.
         """
         computed = {v for item in self.items for v in item.outputs}
         used: set[core.Var] = set()
         outputs = []
         for i, v in enumerate(ends):
-            is_own = v in computed or (v in carried and i < count)
-            outputs.append(v if v not in used and is_own else self.emit(jax.numpy.copy, v))
+            may_reuse = v in computed or (v in carried and i < count)
+            outputs.append(v if v not in used and may_reuse else self.emit(jax.numpy.copy, v))
             used.add(v)
         return outputs
 
@@ -75,13 +75,13 @@ class _Opener:
 
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
-        self.constants: dict[int, tuple[core.Var, Any]] = {}  # by the identity of the value
-        self.declared: dict[core.Var, int] = {}  # the batch axes that borders of opened fragments declare
+        self.constants: dict[int, tuple[core.Var, Any]] = {}  # by the id of the value
+        self.declared_axes: dict[core.Var, int] = {}  # batch axes from the borders of opened fragments
 
     def open(self, closed: Any) -> Opened:
         """Opens an iteration's jaxpr."""
         jaxpr = jaxprs.open_jaxpr(closed)
-        region = _Block()
+        region = _RegionBuilder()
         names: dict[Any, Any] = {v: core.Var(v.aval) for v in jaxpr.invars}
         inputs = [names[v] for v in jaxpr.invars]
         token = [core.Var(jax.typeof(START))] if any(map(has_effect, jaxpr.eqns)) else []
@@ -92,17 +92,17 @@ class _Opener:
         if region.token is not None:
             outputs.insert(len(inputs), region.token)
         inputs += token
-        opened = Region(inputs, region.items, region.distinct(outputs, inputs, len(inputs)))
+        body = Region(inputs, region.items, region.unaliased(outputs, inputs, len(inputs)))
         values = dict(self.constants.values())
-        return Opened(opened, [*([START] * len(token)), *(values[v] for v in opened.free)], self.declared)
+        return Opened(body, [*([START] * len(token)), *(values[v] for v in body.free)], self.declared_axes)
 
     def _name_constants(self, closed: Any, names: dict) -> None:
-        """Gives each constant of a jaxpr a free variable of the iteration; equal objects share one."""
+        """Gives each constant of a jaxpr a free variable of the iteration, one variable per object."""
         variables = jaxprs.open_jaxpr(closed).constvars
         for variable, value in zip(variables, jaxprs.constants_of(closed), strict=True):
             names[variable], _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
 
-    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _Block, inside: str | None) -> None:
+    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _RegionBuilder, inside: str | None) -> None:
         """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
         for eqn in jaxpr.eqns:
             fragments = fragments_in([eqn])
@@ -126,18 +126,18 @@ class _Opener:
         eqn: core.JaxprEqn,
         fragments: tuple[str, ...],
         names: dict,
-        region: _Block,
+        region: _RegionBuilder,
         inside: str | None,
     ) -> None:
         """Appends an equation without opening it."""
-        if eqn.primitive is boundary_p:  # the border of an opened fragment: its arrays follow their uses
+        if eqn.primitive is boundary_p:  # the border of an opened fragment only renames its array
             (outside,), (inner,), axis = eqn.invars, eqn.outvars, eqn.params["axis"]
             (names[inner],) = jaxprs.renamed([outside], names)
             if axis is not None and not jaxprs.is_literal(names[inner]):
-                self.declared.setdefault(names[inner], axis)
+                self.declared_axes.setdefault(names[inner], axis)
             return
         group = self.assignment.get(fragments[0]) if fragments else inside
-        (renamed,) = jaxprs.copied([eqn], names)
+        (renamed,) = jaxprs.copy_equations([eqn], names)
         operation = Operation(renamed, group, fragments)
         if region.token is not None and has_effect(eqn):
             token = region.token
@@ -156,7 +156,7 @@ class _Opener:
         )
 
     def _open_call(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _Block, group: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _RegionBuilder, group: str | None
     ) -> None:
         """Appends the equations of a call's body."""
         (closed,) = jaxprs.closed_bodies(eqn)
@@ -167,7 +167,7 @@ class _Opener:
 
     # --- scans ---
 
-    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _Block) -> None:
+    def _skip_scan(self, eqn: core.JaxprEqn, names: dict, region: _RegionBuilder) -> None:
         """Replaces a scan of length 0 by its initial carry, and by stacked outputs without rows."""
         (body,) = jaxprs.bodies(eqn)
         operands = jaxprs.renamed(eqn.invars, names)
@@ -176,11 +176,11 @@ class _Opener:
             names[v] = starts[k] if k in starts else region.emit_zeros(v.aval)
 
     def _open_scan(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _Block, group: str | None
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, around: _RegionBuilder, group: str | None
     ) -> None:
         """Appends a scan as a loop, whose body has operations that slice inputs and stack outputs."""
         outer = jaxprs.renamed(eqn.invars, names)
-        region = _Block()
+        region = _RegionBuilder()
         inner: dict[Any, Any] = {}
         starts: list[Any] = []
         carried: list[core.Var] = []
@@ -228,7 +228,7 @@ class _Opener:
             carried.append(counter)
             starts.append(around.emit(lambda: jax.lax.full((), 0, jax.numpy.int32)))
             results.append(core.Var(counter.aval))
-        next_carry = region.distinct(next_carry, carried, len(next_carry))
+        next_carry = region.unaliased(next_carry, carried, len(next_carry))
         around.items.append(Loop(body.trips, starts, Region(carried, region.items, next_carry), results))
 
 

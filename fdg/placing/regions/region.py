@@ -29,7 +29,7 @@ class Operation:
     eqn: core.JaxprEqn
     group: str | None = None  # the group of its fragments; None for code between fragments
     fragments: tuple[str, ...] = ()  # the names of its fragments
-    # if the operation writes one trip's row into the stacked result of a loop: the variable of the row
+    # the variable of the row, if the operation writes one trip's row into a stacked result of a loop
     row: Any = None
     # (input token, output token), if the operation has side effects
     token: tuple[core.Var, core.Var] | None = None
@@ -63,7 +63,7 @@ class Loop:
     def entering(self) -> list[tuple[core.Var, Any]]:
         """Pairs (variable in the body, outer variable) of the values that enter the loop.
 
-        Both are the same variable if it is a free variable of the body.
+        For a free variable of the body, both are the same variable.
         """
         return [*((v, v) for v in self.body.free), *zip(self.body.inputs, self.starts, strict=True)]
 
@@ -81,7 +81,7 @@ class Region:
 
     @functools.cached_property
     def free(self) -> list[core.Var]:
-        """The variables that it reads from outer regions, in order; for the iteration, the constants."""
+        """The variables that the region reads from outer regions, in order; constants for the iteration."""
         defined, variables = set(self.inputs), dict[core.Var, None]()
         for item in self.items:
             variables.update(dict.fromkeys(v for v in item.inputs if v not in defined))
@@ -112,7 +112,7 @@ class Opened:
     # effects, a token follows the leaves in both. Free variables are constants.
     region: Region
     constants: list[Any]  # the initial token if there is one, then the arrays of the free variables
-    declared: dict[core.Var, int]  # the batch axes that the borders of opened fragments declare
+    declared_axes: dict[core.Var, int]  # the batch axes that the borders of opened fragments declare
 
     @functools.cached_property
     def lengths(self) -> frozenset[int]:

@@ -25,8 +25,8 @@ Units = Mapping[frozenset[str], int]
 def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units) -> Axes:
     """The batch axis of every variable.
 
-    If a variable becomes another one, where it enters or leaves a loop or from trip to trip, both have the
-    same axis. `leaves` are the axes of the state's leaves.
+    If one variable becomes another, at the start or end of a loop or from trip to trip, both have the same
+    axis. `leaves` are the axes of the state's leaves.
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, leaves, strict=False))
@@ -37,11 +37,11 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units)
 
 def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> None:
     """Propagates batch axes from a region's inputs."""
-    declared = placement.opened.declared
+    declared_axes = placement.opened.declared_axes
 
     def set_axes(variables: Iterable[core.Var], new_axes: Iterable[int | None]) -> None:
         pairs = zip(variables, new_axes, strict=True)
-        axes.update((v, declared.get(v) if axis is None else axis) for v, axis in pairs)
+        axes.update((v, declared_axes.get(v) if axis is None else axis) for v, axis in pairs)
 
     # Each call to `set_axes` below replaces unknown axes by those that borders declare.
     set_axes(region.inputs, map(axes.get, region.inputs))
@@ -76,5 +76,5 @@ def _unify(region: Region, axes: Axes) -> None:
     for variables in {
         id(variable_set): variable_set for variable_set in connected_sets(pairs).values()
     }.values():
-        set_axes = {axis for v in variables if (axis := axes.get(v)) is not None}
-        axes.update(dict.fromkeys(variables, set_axes.pop() if len(set_axes) == 1 else None))
+        known_axes = {axis for v in variables if (axis := axes.get(v)) is not None}
+        axes.update(dict.fromkeys(variables, known_axes.pop() if len(known_axes) == 1 else None))

@@ -1,15 +1,15 @@
 """Combines the operations of each group into programs, and orders programs, transfers and loops.
 
 The level of an operation is the number of transfers and loops that must come before it. Operations of one
-group with the same level form one program. With `act` and `judge` on actors, `learn` on learners, and `judge`
-reading what `learn` computes:
+group with the same level form one program. Here `act` and `judge` run on actors, `learn` on learners, and
+`judge` reads the result of `learn`:
 
     a = act(x)        level 0, actors
     w = learn(a)      level 1, learners: `a` is transferred after level 0
     m = judge(a, w)   level 2, actors: `w` is transferred after level 1
 
-A program whose results no other group waits for is merged into its group's next program. An operation of
-level 1 on actors whose result only actors read becomes part of their program of level 2.
+A program whose results no other group waits for is merged into its group's next program. For example,
+an operation of level 1 on actors whose result only actors read joins the actors' program of level 2.
 """
 
 import collections
@@ -34,24 +34,24 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of an iteration; its programs have no names yet.
 
-    The first `num_leaves` carried values are the state's leaves; any further one (the token of side effects)
-    is initialised like a constant. `newer` are fragments that read newer parameters than earlier fragments.
-    An operation with such a fragment gets a higher level than all earlier operations of its group, and its
-    program is not merged into a program without such fragments.
+    The first `num_leaves` carried values are the state's leaves. A further carried value, the token of side
+    effects, is initialised like a constant. `newer` are fragments that read newer parameters than fragments
+    before them. An operation with such a fragment gets a higher level than all earlier operations of its
+    group, and its program is not merged into a program without such fragments.
     """
     region, origins = placement.region, Origins()
     _find_origins(region, origins)
-    block = _Block(placement, value_of, origins, region, newer)
-    metrics = tuple(block.on_producer(v) for v in region.outputs[len(region.inputs) :])
-    starts = [[value_of(v, group) for group in groups] for v, groups in block.carried.items()]
+    collector = _StepCollector(placement, value_of, origins, region, newer)
+    metrics = tuple(collector.on_producer(v) for v in region.outputs[len(region.inputs) :])
+    starts = [[value_of(v, group) for group in groups] for v, groups in collector.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
-        producer = block.producer(end)  # it has the primary copy, which is the first of `copies`
+        producer = collector.producer(end)  # it has the primary copy, which is the first of `copies`
         copies[:] = [v for v in copies if v.group == producer] + [v for v in copies if v.group != producer]
     tokens = starts[num_leaves:]
-    needed = [*tokens, *block.constants.values()]
+    needed = [*tokens, *collector.constants.values()]
     constants = tuple((i, value) for i, copies in enumerate(needed) for value in copies)
-    steps = block.steps(metrics, {value for copies in tokens for value in copies}, "iteration")
-    return Schedule(steps, tuple(map(tuple, starts[:num_leaves])), constants, block.carry, metrics)
+    steps = collector.steps(metrics, {value for copies in tokens for value in copies}, "iteration")
+    return Schedule(steps, tuple(map(tuple, starts[:num_leaves])), constants, collector.carry, metrics)
 
 
 @dataclasses.dataclass
@@ -60,12 +60,12 @@ class _Transfer:
 
     source: Value
     level: int  # the level of the step that defines the value; -1 for an input
-    users: list[str]  # the fragments that use it there
+    users: list[str]  # the fragments that use the value on the target
     for_next_trip: bool  # whether only the next trip (or iteration) uses it
 
 
-class _Block:
-    """Collects the steps of a region in one walk; its free variables are available on every group."""
+class _StepCollector:
+    """Collects the steps of a region in one walk; the region's free variables are on every group."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class _Block:
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
         holders = map(placement.ordered, placement.carry_groups[region])
         self.carried = dict(zip(region.inputs, holders, strict=True))  # the groups that hold each variable
-        # for each value: its level, and the kind of its source ("input", "program", "loop" or "move")
-        self._ready: dict[Value, tuple[int, str]] = {}
+        # for each value: its level, and the kind of its definition ("input", "program", "loop" or "move")
+        self._definitions: dict[Value, tuple[int, str]] = {}
         self._groups: dict[core.Var, list[str]] = {}  # the groups that have each variable, the producer first
         self._transfers: dict[Value, _Transfer] = {}  # by the value on the target
         self._programs: dict[tuple[str, int], list[Operation]] = {}  # by group and level
@@ -96,14 +96,14 @@ class _Block:
             for group in placement.ordered(placement.groups[item]):
                 self._add_operation(item, group)
         # for each carried input, its next value on each group that holds it
-        self.ends = [
-            {g: self._fetch(end, g, placement.read_by(region, v, g), True) for g in groups}
+        self.next_values = [
+            {g: self._fetch(end, g, placement.fragments_reading(region, v, g), True) for g in groups}
             for end, (v, groups) in zip(region.outputs, self.carried.items(), strict=False)
         ]
         # pairs (value at the end of a trip, value at the start of the next trip)
         self.carry = tuple(
             (value, start)
-            for v, end in zip(region.inputs, self.ends, strict=True)
+            for v, end in zip(region.inputs, self.next_values, strict=True)
             for group, value in end.items()
             if value is not (start := value_of(v, group))
         )
@@ -119,19 +119,19 @@ class _Block:
     def steps(self, live_out: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
         """The steps in order, with live ranges.
 
-        `live_out` are values that are needed afterwards, in addition to `ends`. `tokens` are never freed,
-        like constants. `delay` is the word for a trip of the region: "iteration", or "step" for a loop.
+        `live_out` are values that are needed afterwards, besides `next_values`. `tokens`, like constants, are
+        never freed. `delay` is the word for a trip of the region: "iteration", or "step" for a loop.
         """
-        while (pair := self._mergeable()) is not None:
+        while (pair := self._mergeable_pair()) is not None:
             group, early, late = pair
             self._programs[group, late] = self._programs.pop((group, early)) + self._programs[group, late]
         levels = self._levels_by_result()
         for transfer in self._transfers.values():
             key = transfer.source.variable, transfer.source.group
             transfer.level = levels.get(key, transfer.level)
-        needed = [*(value for end in self.ends for value in end.values()), *live_out]
+        needed = [*(value for end in self.next_values for value in end.values()), *live_out]
         constants = {value for copies in self.constants.values() for value in copies}.union(tokens)
-        return with_live_ranges(list(self._in_order(delay)), needed, constants)
+        return with_live_ranges(list(self._ordered_steps(delay)), needed, constants)
 
     # --- the walk ---
 
@@ -143,37 +143,37 @@ class _Block:
         if value in self._transfers:
             self._transfers[value].users.extend(users)
             self._transfers[value].for_next_trip &= for_next_trip
-        if value in self._ready:
+        if value in self._definitions:
             return value
         if variable in self.constants:
             self.constants[variable].append(value)
-            self._ready[value] = 0, "input"
+            self._definitions[value] = 0, "input"
             return value
         source = self.value_of(variable, self.producer(variable))
-        level, kind = self._ready[source]
+        level, kind = self._definitions[source]
         source_level = -1 if kind == "input" else level
         self._transfers[value] = _Transfer(source, source_level, list(users), for_next_trip)
         self._define(variable, group, source_level + 1, "move")
         return value
 
     def _define(self, variable: core.Var, group: str, level: int, kind: str) -> None:
-        self._ready[self.value_of(variable, group)] = level, kind
+        self._definitions[self.value_of(variable, group)] = level, kind
         self._groups.setdefault(variable, []).append(group)
 
     def _add_operation(self, operation: Operation, group: str) -> None:
         inputs = [self._fetch(v, group, operation.fragments) for v in operation.inputs]
-        ready = (self._ready[value] for value in inputs)
+        ready = (self._definitions[value] for value in inputs)
         level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
         if not self.newer.isdisjoint(operation.fragments):
-            level = max(level, 1 + max((at for g, at in self._programs if g == group), default=-1))
+            level = max(level, 1 + max((other for g, other in self._programs if g == group), default=-1))
         self._programs.setdefault((group, level), []).append(operation)
         for v in operation.outputs:
             self._define(v, group, level, "program")
 
     def _add_loop(self, loop: Loop) -> None:
         placement, value_of = self.placement, self.value_of
-        body = _Block(placement, value_of, self.origins, loop.body)
-        for end, v in zip(body.ends, loop.body.outputs, strict=True):  # the producer also has the last value
+        body = _StepCollector(placement, value_of, self.origins, loop.body)
+        for end, v in zip(body.next_values, loop.body.outputs, strict=True):  # the producer keeps it too
             last = body.on_producer(v)
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
@@ -185,10 +185,10 @@ class _Block:
                 groups = [value.group for value in body.constants[inner]]
             enter += [(self._fetch(outer, group, users), value_of(inner, group)) for group in groups]
         donated = frozenset(i for i, (_, inner) in enumerate(enter) if inner.variable in body.carried)
-        ready = (self._ready[outer] for outer, _ in enter)
+        ready = (self._definitions[outer] for outer, _ in enter)
         level = max((level + 1 if kind in ("program", "loop") else level for level, kind in ready), default=0)
         leave = []
-        for result, end in zip(loop.outputs, body.ends, strict=True):
+        for result, end in zip(loop.outputs, body.next_values, strict=True):
             for group, value in end.items():
                 self._define(result, group, level, "loop")
                 leave.append((value, value_of(result, group)))
@@ -201,7 +201,7 @@ class _Block:
     def _levels_by_result(self) -> dict[tuple[core.Var, str], int]:
         return {(v, g): level for (g, level), ops in self._programs.items() for op in ops for v in op.outputs}
 
-    def _mergeable(self) -> tuple[str, int, int] | None:
+    def _mergeable_pair(self) -> tuple[str, int, int] | None:
         """The group and the levels of two consecutive programs of a group that can be merged."""
         levels_by_result = self._levels_by_result()
         limit: dict[tuple[str, int], float] = {}  # a program must run before this level
@@ -233,24 +233,24 @@ class _Block:
 
     # --- the order ---
 
-    def _in_order(self, delay: str) -> Iterator[Step]:
+    def _ordered_steps(self, delay: str) -> Iterator[Step]:
         """Yields each level's programs and loops, then the transfers of their results."""
         last = max([-1, *(level for _, level in self._programs), *(level for level, _ in self._loops)])
         for level in range(-1, last + 1):
             for group in self.placement.order:
                 if (group, level) in self._programs:
-                    yield self._call(group, self._programs[group, level])
-            yield from (repeat for at, repeat in self._loops if at == level)
-            yield from self._moves(level, delay)
+                    yield self._make_call(group, self._programs[group, level])
+            yield from (repeat for loop_level, repeat in self._loops if loop_level == level)
+            yield from self._make_moves(level, delay)
 
-    def _call(self, group: str, operations: Sequence[Operation]) -> Call:
+    def _make_call(self, group: str, operations: Sequence[Operation]) -> Call:
         defined = dict.fromkeys(v for op in operations for v in op.outputs)
         read = dict.fromkeys(v for op in operations for v in op.inputs if v not in defined)
         fragments = dict.fromkeys(name for op in operations for name in op.fragments)
         inputs, outputs = (tuple(self.value_of(v, group) for v in side) for side in (read, defined))
         return Call("", group, tuple(fragments), tuple(op.eqn for op in operations), inputs, outputs)
 
-    def _moves(self, level: int, delay: str) -> Iterator[Move]:
+    def _make_moves(self, level: int, delay: str) -> Iterator[Move]:
         moves: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
         for value, transfer in self._transfers.items():
             if transfer.level == level:
@@ -274,9 +274,9 @@ def _find_origins(region: Region, origins: Origins) -> None:
     for _ in range(2):  # in the second pass, carried values have an origin too
         for item in region.items:
             if isinstance(item, Operation):
-                through = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))
+                inherited = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))
                 for v in item.outputs:
-                    origins[v] = item.fragments or tuple(through)
+                    origins[v] = item.fragments or tuple(inherited)
                 continue
             for inner, outer in item.entering:
                 origins.setdefault(inner, origins.get(outer, ()))

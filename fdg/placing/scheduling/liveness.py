@@ -20,8 +20,8 @@ def with_live_ranges(
 ) -> tuple[Step, ...]:
     """Removes unused results, and sets the values that each step frees, donates or copies.
 
-    The programs in `steps` have all results, and the `copied` values of a loop are all values that its body
-    may donate; of these, only values that are used after the loop or enter it twice remain. `live_out` are
+    In `steps`, programs return all results, and `copied` of a loop has all values that its body may donate.
+    Of those values, only the ones that are used after the loop or enter it twice are copied. `live_out` are
     the values that are used after the steps; `constants` are never freed.
     """
     live = set(live_out)
@@ -58,16 +58,16 @@ def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable
     return frozenset(donated)
 
 
-def with_names(steps: Sequence[Step], used: collections.Counter[str] | None = None) -> tuple[Step, ...]:
+def with_names(steps: Sequence[Step], counts: collections.Counter[str] | None = None) -> tuple[Step, ...]:
     """Gives each program a unique name; programs in loops are named first.
 
-    actors: act step fold_in     "act+step", after its outermost fragments
-    learners: split reshape      "before learn", after its group's next fragment; "after learn" if there is
-                                 only an earlier one
+    actors: act step fold_in     "act+step": its outermost fragments
+    learners: split reshape      "before learn": its group's next fragment; "after learn" if the group has
+                                 only an earlier fragment
     """
-    used = collections.Counter() if used is None else used
+    counts = collections.Counter() if counts is None else counts
     new_steps = [
-        dataclasses.replace(step, steps=with_names(step.steps, used)) if isinstance(step, Repeat) else step
+        dataclasses.replace(step, steps=with_names(step.steps, counts)) if isinstance(step, Repeat) else step
         for step in steps
     ]
     for i, step in enumerate(new_steps):
@@ -77,9 +77,9 @@ def with_names(steps: Sequence[Step], used: collections.Counter[str] | None = No
             name = "+".join(fragments) or (
                 f"before {later[0]}" if later else f"after {earlier[-1]}" if earlier else "between fragments"
             )
-            used[name] += 1
+            counts[name] += 1
             new_steps[i] = dataclasses.replace(
-                step, name=name if used[name] == 1 else f"{name} ({used[name]})"
+                step, name=name if counts[name] == 1 else f"{name} ({counts[name]})"
             )
     return tuple(new_steps)
 

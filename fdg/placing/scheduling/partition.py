@@ -36,8 +36,8 @@ def partition(
 
     `axes` are the batch axes of the state's leaves. `sizes` are the numbers of devices of the groups, in the
     policy's order; the first group runs operations that no rule assigns. Without `platforms`, all groups are
-    on the same platform. The fragments `newer` read newer parameters than earlier ones (`staleness.lag`), so
-    they are not merged into the programs of earlier ones.
+    on the same platform. The fragments `newer` read newer parameters than earlier fragments
+    (`staleness.lag`), so no program has fragments of both kinds.
     """
     order, platform_items = tuple(sizes), tuple((platforms or {}).items())
     placement = _PLACEMENTS(opened, (order, platform_items), lambda: Placement(opened, order, platforms))
@@ -48,7 +48,7 @@ def partition(
         for groups in dict.fromkeys(placement.groups[op] for op in placement.region.operations())
     }
 
-    def schedule() -> Schedule:
+    def compute_schedule() -> Schedule:
         axis_of = batch_axes(placement, axes, units)
 
         @functools.cache
@@ -58,7 +58,7 @@ def partition(
         new_schedule = make_schedule(placement, value_of, len(axes), newer)
         return dataclasses.replace(new_schedule, steps=with_names(new_schedule.steps))
 
-    return _SCHEDULES(placement, (tuple(axes), tuple(units.items()), newer), schedule)
+    return _SCHEDULES(placement, (tuple(axes), tuple(units.items()), newer), compute_schedule)
 
 
 _PLACEMENTS: IdentityCache[Placement] = IdentityCache(max_entries=16)

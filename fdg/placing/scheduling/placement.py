@@ -3,7 +3,7 @@
 The policy places fragments; other operations follow the data. An example with `act` on actors, `learn` on
 learners, and a carried key and weight:
 
-    key, k = split(key)      # actors and learners: both use it and it is exact, so both keep the key
+    key, k = split(key)      # actors and learners: both use the key, and split is exact, so both keep it
     a = act(weight, k)       # actors, by the policy; so actors keep the weight
     b = normalise(a)         # learners: code between fragments is placed where its results are used
     weight = learn(weight, b, split(k))    # learners, which keep it too; the new weight is sent to the actors
@@ -23,9 +23,9 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.placing.regions.region import Loop, Opened, Operation, Region
 
-CHEAP_FLOPS = 1_000_000  # up to this size, each group that uses the results of an operation computes them
+CHEAP_FLOPS = 1_000_000  # up to this cost, each group that uses the results of an operation computes them
 
-Held = dict[core.Var, set[str]]  # the groups that hold each variable without a transfer
+GroupsOf = dict[core.Var, set[str]]  # the groups that use each variable, or hold it without a transfer
 
 
 class Placement:
@@ -41,13 +41,13 @@ class Placement:
         self.groups: dict[Operation, frozenset[str]] = {}
         self.carry_groups: dict[Region, list[set[str]]] = {}  # groups that hold each carried value
         self._platforms = platforms or {}
-        self._fixed: dict[Operation, str] = {}  # the group of operations that run on one group only
+        self._fixed: dict[Operation, str] = {}  # the group of each operation that may run on one group only
         self._requested: dict[Loop, list[set[str]]] = {}  # the groups that use each result of a loop
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
             self._backward_all()
-            placed = self._compute_once() or self._forward(self.region, self._initial_holders(), {})
+            placed = self._choose_one_producer() or self._forward(self.region, self._initial_holders(), {})
             if not (placed or self._place_next_on_first()):
                 break
         self._place_unused_leaves()
@@ -57,7 +57,7 @@ class Placement:
         group_set = set(groups)
         return [group for group in self.order if group in group_set]
 
-    def read_by(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
+    def fragments_reading(self, region: Region, variable: core.Var, group: str) -> tuple[str, ...]:
         """The fragments of a group that read a variable, directly or through code between fragments."""
         names: dict[str, None] = {}
         variables = {variable}
@@ -69,7 +69,7 @@ class Placement:
                 continue
             for inner, outer in item.entering:
                 if outer in variables:
-                    names.update(dict.fromkeys(self.read_by(item.body, inner, group)))
+                    names.update(dict.fromkeys(self.fragments_reading(item.body, inner, group)))
         return tuple(names)
 
     def _first_group(self, groups: Collection[str]) -> str:
@@ -87,22 +87,22 @@ class Placement:
             leaves = new_leaves
         self.carry_groups[self.region] = leaves
 
-    def _backward(self, region: Region, requested: Sequence[set[str]]) -> Held:
+    def _backward(self, region: Region, requested: Sequence[set[str]]) -> GroupsOf:
         """Places operations by their results' users; returns the groups that use each variable.
 
         `requested` are the groups that use each carried output.
         """
-        need: Held = collections.defaultdict(set)
+        users_of: GroupsOf = collections.defaultdict(set)
         for variable, groups in zip(region.outputs, requested, strict=False):
-            need[variable] |= groups
+            users_of[variable] |= groups
         for item in reversed(region.items):
             if isinstance(item, Operation):
-                users = set().union(*(need[v] for v in item.outputs if not _is_token(item, v)))
+                users = set().union(*(users_of[v] for v in item.outputs if not _is_token(item, v)))
                 self.groups[item] = frozenset(self._groups_for(item, users))
                 for v in item.inputs:
-                    need[v] |= self.groups[item]
+                    users_of[v] |= self.groups[item]
                 continue
-            self._requested[item] = [set(need[v]) for v in item.outputs]
+            self._requested[item] = [set(users_of[v]) for v in item.outputs]
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
                 inner = self._backward(item.body, holders)
@@ -112,15 +112,15 @@ class Placement:
                 holders = grown
             self.carry_groups[item.body] = holders
             for v in item.body.free:
-                need[v] |= inner[v]
+                users_of[v] |= inner[v]
             for v, groups in zip(item.starts, holders, strict=True):
-                need[v] |= groups
-        return need
+                users_of[v] |= groups
+        return users_of
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
         """Places one carried value that the loop does not read, but only carries or exchanges with others.
 
-        Returns whether there was one.
+        Returns whether there was such a value.
         """
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
@@ -139,18 +139,18 @@ class Placement:
             return {self._fixed[operation]}
         if operation.row is not None:
             return set()  # wait until the row's groups are known
-        if len(users) > 1 and not self._may_copy(operation, users):
+        if len(users) > 1 and not self._may_run_on_several(operation, users):
             return {self._first_group(users)}
         return users
 
-    def _may_copy(self, operation: Operation, users: set[str]) -> bool:
+    def _may_run_on_several(self, operation: Operation, users: set[str]) -> bool:
         """Whether several groups may run an operation: it is cheap, has no effects, and results are equal."""
         same_result = len({self._platforms.get(group) for group in users}) == 1 or self._is_exact[operation]
         return same_result and not operation.eqn.effects and self._flops[operation] <= CHEAP_FLOPS
 
     # --- copies of a value on several groups must stay equal ---
 
-    def _compute_once(self) -> bool:
+    def _choose_one_producer(self) -> bool:
         """Lets only one group compute a carried value that several groups keep, if results may be rounded.
 
         The groups' programs may round differently, so copies would drift apart from trip to trip. Returns
@@ -186,29 +186,29 @@ class Placement:
 
     # --- forward pass: operations without users are placed where their inputs are ---
 
-    def _initial_holders(self) -> Held:
+    def _initial_holders(self) -> GroupsOf:
         carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
         return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
 
-    def _forward(self, region: Region, held: Held, preferred: Mapping[Operation, set[str]]) -> bool:
-        """Places operations that have no group yet by their inputs; returns whether one was placed.
+    def _forward(self, region: Region, holders_of: GroupsOf, preferred: Mapping[Operation, set[str]]) -> bool:
+        """Places operations that have no group yet by their inputs; returns whether it placed any.
 
-        Adds the region's variables to `held`. `preferred` maps operations whose result leaves the loop to the
-        groups that use it.
+        Adds the region's variables to `holders_of`. `preferred` maps operations whose result leaves the loop
+        to the groups that use the result.
         """
         has_placed = False
         for item in region.items:
             if isinstance(item, Operation):
                 if not self.groups[item]:
-                    choice = self._nearest(item, held, preferred.get(item, set()))
+                    choice = self._nearest_group(item, holders_of, preferred.get(item, set()))
                     if choice is not None:
                         self._fixed[item] = choice
                         self.groups[item] = frozenset({choice})
                         has_placed = True
-                held.update((v, set(self.groups[item])) for v in item.outputs)
+                holders_of.update((v, set(self.groups[item])) for v in item.outputs)
                 continue
-            inner_held = {inner: set(held[outer]) for inner, outer in item.entering}
-            inner_held.update(
+            inner_holders_of = {inner: set(holders_of[outer]) for inner, outer in item.entering}
+            inner_holders_of.update(
                 (v, groups)
                 for v, groups in zip(item.body.inputs, self.carry_groups[item.body], strict=True)
                 if groups
@@ -216,14 +216,14 @@ class Placement:
             writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
             ends = zip(item.body.outputs, self._requested[item], strict=True)
             users = {writers[end]: requested for end, requested in ends if end in writers}
-            has_placed |= self._forward(item.body, inner_held, users)
+            has_placed |= self._forward(item.body, inner_holders_of, users)
             for result, end, holders in zip(
                 item.outputs, item.body.outputs, self.carry_groups[item.body], strict=True
             ):
-                held[result] = inner_held[end] | holders
+                holders_of[result] = inner_holders_of[end] | holders
         return has_placed
 
-    def _nearest(self, operation: Operation, held: Held, preferred: set[str]) -> str | None:
+    def _nearest_group(self, operation: Operation, holders_of: GroupsOf, preferred: set[str]) -> str | None:
         """The group that holds the most bytes of an operation's inputs; None if no group holds any.
 
         An operation that writes a row of a stacked result is placed by the row only, if possible on a group
@@ -233,7 +233,7 @@ class Placement:
         inputs = inputs if operation.row is None else [operation.row]
         weight: collections.Counter[str] = collections.Counter()
         for v in inputs:
-            for group in held[v]:
+            for group in holders_of[v]:
                 weight[group] += 1 + jaxprs.bytes_of(v.aval)
         if operation.row is not None:
             weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
@@ -250,12 +250,12 @@ class Placement:
     # --- leaves that no group uses ---
 
     def _place_unused_leaves(self) -> None:
-        leaves, held = self.carry_groups[self.region], self._initial_holders()
-        self._forward(self.region, held, {})
+        leaves, holders_of = self.carry_groups[self.region], self._initial_holders()
+        self._forward(self.region, holders_of, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
             if not leaves[i]:
-                leaves[i] = {next((g for g in self.order if g in held[end]), self.order[0])}
-                held[variable] = leaves[i]
+                leaves[i] = {next((g for g in self.order if g in holders_of[end]), self.order[0])}
+                holders_of[variable] = leaves[i]
 
 
 _EXACT_OPERATIONS = frozenset(

@@ -92,8 +92,8 @@ class Move:
     target: str
     pairs: tuple[tuple[Value, Value], ...]
     sources: tuple[str, ...]  # the fragments that compute the values
-    targets: tuple[str, ...]  # the fragments that use them
-    delay: str = ""  # "" for values of the same trip, "step" or "iteration" for the next trip's
+    targets: tuple[str, ...]  # the fragments that use the values
+    delay: str = ""  # "" if used in the same trip; "step" or "iteration" if used in the next
     freed: frozenset[int] = frozenset()  # positions of the values that the source does not use afterwards
     # the resharding of each pair if both groups are on the same devices; else empty
     changes: tuple[Change, ...] = ()
@@ -250,5 +250,5 @@ class ScheduleWalk(Generic[Fact]):
                 self.rebind(step.leave)
 
     def rebind(self, pairs: Iterable[tuple[Value, Value]]) -> None:
-        """Sets the fact about the second value of each pair to that about the first, all at once."""
+        """Copies the fact about the first value of each pair to the second, for all pairs at once."""
         self.facts.update([(b, self.facts[a]) for a, b in pairs])

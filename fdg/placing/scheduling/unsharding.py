@@ -29,8 +29,8 @@ ChangeOf = Callable[[Value, Value], Change | None]
 def reshard(schedule: Schedule, groups: Sequence[Group], unshards: bool = True) -> Schedule:
     """Adds resharding between groups on the same devices to a schedule.
 
-    If `unshards` is True, a group may have parameters only while it uses them. It must be False if a group
-    reads older parameters.
+    If `unshards` is True, a group may have parameters only while it uses them. `unshards` must be False
+    if a group reads older parameters.
     """
     by_name = {group.name: group for group in groups}
     meshes = {(a, b): common_mesh(by_name[a], by_name[b]) for a in by_name for b in by_name if a != b}
@@ -65,24 +65,24 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     # Leave out leaves that the primary group uses between the two moves. The moves of the remaining leaves
     # may be closer to each other, so repeat.
     while pairs:
-        parts, whole = {a for a, _ in pairs}, {b for _, b in pairs}
-        positions = [i for i, step in enumerate(steps) if not whole.isdisjoint(uses(step))]
+        sharded, gathered = {a for a, _ in pairs}, {b for _, b in pairs}
+        positions = [i for i, step in enumerate(steps) if not gathered.isdisjoint(uses(step))]
         first, last = min(positions), max(positions)
-        used_between = parts.intersection(value for step in steps[first : last + 1] for value in uses(step))
+        used_between = sharded.intersection(value for step in steps[first : last + 1] for value in uses(step))
         if not used_between:
             break
         pairs = [(a, b) for a, b in pairs if a not in used_between]
     if not pairs:
         return schedule
     ends = {start: end for end, start in schedule.carry}
-    dropped = {ends[b] for _, b in pairs if b in ends} - whole  # transfers that are no longer needed
+    dropped = {ends[b] for _, b in pairs if b in ends} - gathered  # their transfers are no longer needed
     feeders = (step.sources for step in steps if isinstance(step, Move) for b in defs(step) if b in dropped)
     sources = tuple(dict.fromkeys(name for names in feeders for name in names))
     (a, b), all_pairs = pairs[0], frozenset(range(len(pairs)))
-    users, owners = _using_fragments(steps, whole), _using_fragments(steps, parts)
+    users, owners = _fragments_using(steps, gathered), _fragments_using(steps, sharded)
     gather = Move(a.group, b.group, tuple(pairs), sources, users, freed=all_pairs, donates=True)
     reversed_pairs = tuple((b, a) for a, b in pairs)
-    scatter = Move(b.group, a.group, reversed_pairs, users, owners, freed=all_pairs, donates=True)
+    slice_back = Move(b.group, a.group, reversed_pairs, users, owners, freed=all_pairs, donates=True)
     before, between, after = (
         [new for step in part if (new := _without_values(step, dropped)) is not None]
         for part in (steps[:first], steps[first : last + 1], steps[last + 1 :])
@@ -92,12 +92,12 @@ def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
         steps=(
             *before,
             gather,
-            *(_without_freeing(step, whole) for step in between),
-            scatter,
+            *(_without_freeing(step, gathered) for step in between),
+            slice_back,
             *after,
         ),
-        leaves=tuple(tuple(v for v in values if v not in whole) for values in schedule.leaves),
-        carry=tuple((end, start) for end, start in schedule.carry if start not in whole),
+        leaves=tuple(tuple(v for v in values if v not in gathered) for values in schedule.leaves),
+        carry=tuple((end, start) for end, start in schedule.carry if start not in gathered),
     )
 
 
@@ -128,7 +128,7 @@ def _gatherable_leaves(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Va
     return [(a, b) for a, b in pairs if (a.group, b.group) == (pairs[0][0].group, pairs[0][1].group)]
 
 
-def _using_fragments(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
+def _fragments_using(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
     """The fragments whose programs use some of the values."""
     calls = [step for step in steps if isinstance(step, Call) and not values.isdisjoint(uses(step))]
     return tuple(dict.fromkeys(name for call in calls for name in call.fragments))
@@ -167,19 +167,19 @@ def resharding_notes(schedule: Schedule) -> list[str]:
         replicated = [(c, a) for c, (a, _) in zip(move.changes, move.pairs, strict=True) if a.axis is None]
         kinds: dict[tuple[str, int], list[int]] = {}
         for c, a in replicated:
-            kinds.setdefault((c.kind, c.neighbours), []).append(c.temporary(a.bytes))
+            kinds.setdefault((c.kind, c.gather_size), []).append(c.temporary_bytes(a.bytes))
         parts = []
-        for (kind, neighbours), temporary in kinds.items():
-            number = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
+        for (kind, gather_size), temporary in kinds.items():
+            count_text = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
             parts.append(
-                f"{number} {_KIND_TEXTS[kind].format(neighbours)}, {max(temporary):,} B aside at most"
+                f"{count_text} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B aside at most"
             )
         if parts:
             verb = "lends to" if move.donates else "to"
             notes.append(f"resharding {move.source} {verb} {move.target}, x{times}: {'; '.join(parts)}")
         notes += [
             f"  not contained: {a.variable.aval.str_short()} as ({spec_text(c.source.spec)}) ->"
-            f" ({spec_text(c.target.spec)}), {c.temporary(a.bytes):,} B aside"
+            f" ({spec_text(c.target.spec)}), {c.temporary_bytes(a.bytes):,} B aside"
             for c, a in replicated
             if c.kind == EXCHANGE
         ]
@@ -190,5 +190,5 @@ _KIND_TEXTS = {
     STAYS: "as they are",
     GATHER: "gathered among {} neighbours",
     SLICE: "cut, which moves nothing",
-    EXCHANGE: "exchanged by way of the whole",
+    EXCHANGE: "exchanged through the whole array",
 }

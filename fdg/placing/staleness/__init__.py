@@ -54,18 +54,18 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     first iterations, its initial value. All other reads get the newest value: reads by other groups, of other
     leaves, and of values that another group computes in the same iteration.
 
-    A nested fragment reads the same versions as the fragment around it, on any group; but a group always
-    reads the newest version of the leaves that it computes itself. If the group needs the results of code
-    between fragments, that code is repeated with the old values. A fragment that returns an input unchanged
-    does not count as the fragment that computes it.
+    A nested fragment reads the same versions as the fragment around it, whatever its group is. But a group
+    always reads the newest version of the leaves that it computes itself. If a delayed group needs results of
+    code between fragments, that code is repeated with the old values. A fragment that returns an input as it
+    is does not count as its producer.
     """
     leaves = [Versioned(v.aval, frozenset({i})) for i, v in enumerate(jaxprs.open_jaxpr(graph.jaxpr).invars)]
     block, count = Block(graph.jaxpr, leaves), len(leaves)
     names = [
         f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(graph.state)
     ]
-    readers = Readers(graph.fragments, assignment, ages, block.ends[:count], names, str(policy))
-    rewriter = BlockRewriter(block, [{None}] * len(block.ends), readers)
+    readers = Readers(graph.fragments, assignment, ages, block.outputs[:count], names, str(policy))
+    rewriter = BlockRewriter(block, [{None}] * len(block.outputs), readers)
 
     old_readers = [
         {reader for reader in rewriter.need.get(v, ()) if readers.version(v, reader)} for v in leaves
@@ -83,10 +83,10 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
     if not delayed:
         return read_graph(graph.name, graph.jaxpr, state, graph.metrics), result
-    outputs = [rewriter.read(v, [None]) for v in block.ends]
+    outputs = [rewriter.read(v, [None]) for v in block.outputs]
     newest = [rewriter.read(v, [None]) for v in leaves]
     history = [(leaves[i], frozenset({(i, age)})) for age in range(staleness, 0, -1) for i in delayed]
-    history_variables = [rewriter.names.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
+    history_variables = [rewriter.vars.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
     next_history = [*history_variables[len(delayed) :], *(newest[i] for i in delayed)]
     inputs = [*((v, frozenset()) for v in leaves), *history]
     closed = rewriter.build(inputs, [*outputs[:count], *next_history, *outputs[count:]], checked=True)

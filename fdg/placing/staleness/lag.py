@@ -2,10 +2,10 @@
 
     scan 8 trips: act(w)        lag 3:  scan 3 trips: act(w of the previous iteration);  scan 5 trips: act(w)
 
-Micro-batches are the trips of the scan that calls the actors; an iteration has `M` of them. With lag `d`,
+Micro-batches are the trips of the scan that calls the actors; an iteration has `M` trips. With lag `d`,
 micro-batch `n` of the run reads the parameters after `(n - d) // M` updates (before the first update, the
 initial parameters). So in each iteration, the first `d mod M` trips read the parameters of `ceil(d / M)`
-iterations ago, and the other trips those of `d // M` iterations ago.
+iterations ago, and the other trips read those of `d // M` iterations ago.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ class Ages(NamedTuple):
         return -(-self.lag // self.micro_batches) if self.lag else max(self.by_fragment.values(), default=0)
 
     def __str__(self) -> str:
-        """The setting, written as a policy's field."""
+        """The setting as the policy's field: "lag=3"."""
         return f"lag={self.lag}" if self.lag else f"staleness={self.oldest}"
 
     @property
@@ -48,7 +48,7 @@ class Ages(NamedTuple):
         return "micro-batches" if self.lag else "iterations"
 
     @property
-    def without(self) -> str:
+    def off_setting(self) -> str:
         """The setting that turns the delay off."""
         return "lag=0" if self.lag else "staleness=0"
 
@@ -56,7 +56,7 @@ class Ages(NamedTuple):
 def micro_batches(graph: FDG) -> int | None:
     """`M`, the number of trips of the scan that calls actors, outside all fragments; None without a scan."""
     actors = {f.name for f in graph.fragments if f.role == "actor"}
-    scans = list(_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
+    scans = list(_actor_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors))
     if len(scans) > 1:
         trips = listed([eqn.params["length"] for eqn in scans], "and")
         raise PlanError(
@@ -69,7 +69,7 @@ def micro_batches(graph: FDG) -> int | None:
 def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     """Cuts the scan over micro-batches before trip `lag mod M`; returns the graph and the ages.
 
-    Fragments before the scan have the age of its first micro-batch, fragments after it that of its last one.
+    Fragments before the scan have the age of its first micro-batch; fragments after it, the age of its last.
     If `M` divides the lag, the scan is not cut. `where` names the policy in errors.
     """
     trips = micro_batches(graph)
@@ -83,25 +83,25 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     smallest_age, num_older = divmod(lag, trips)
     if not num_older:
         return graph, Ages({f.name: smallest_age for f in graph.fragments}, lag, trips)
-    cut, before, count = _CUT_GRAPHS(graph.jaxpr, num_older, lambda: _cut_graph(graph, num_older))
+    cut, num_before, num_inside = _CUT_GRAPHS(graph.jaxpr, num_older, lambda: _cut_graph(graph, num_older))
     cut = with_declarations(cut, graph)
     names = [fragment.name for fragment in cut.fragments]
-    ages = {name: smallest_age + (i < before) for i, name in enumerate(names)}
-    return cut, Ages(ages, lag, trips, frozenset(names[before : before + count]))
+    ages = {name: smallest_age + (i < num_before) for i, name in enumerate(names)}
+    return cut, Ages(ages, lag, trips, frozenset(names[num_before : num_before + num_inside]))
 
 
 _CUT_GRAPHS: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
 
 
-def _scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
-    """The outermost scans that are outside all fragments and call an actor."""
+def _actor_scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:
+    """The outermost scans that call an actor, outside all fragments."""
     for eqn in equations:
         if FragmentMark.of(eqn) is not None or actors.isdisjoint(fragments_in([eqn])):
             continue
         if eqn.primitive.name == "scan":
             yield eqn
         elif kind_of_control(eqn) == "call":
-            yield from _scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
+            yield from _actor_scans(jaxprs.bodies(eqn)[0].jaxpr.eqns, actors)
 
 
 def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
@@ -110,24 +110,24 @@ def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
     Returns the graph, and the numbers of fragments before the second scan and in it.
     """
     actors = {f.name for f in graph.fragments if f.role == "actor"}
-    (scan,) = _scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
+    (scan,) = _actor_scans(jaxprs.open_jaxpr(graph.jaxpr).eqns, actors)
     num_inside = len(fragments_in([scan]))
-    count, before = 0, 0
+    num_seen, num_before = 0, 0
 
     def rule(block: core.Jaxpr, context: Any, inside: jaxprs.Inside) -> Iterator[core.JaxprEqn]:
-        nonlocal count, before
+        nonlocal num_seen, num_before
         for eqn in block.eqns:
             if eqn is scan:
-                before = count + num_inside
+                num_before = num_seen + num_inside
                 yield from _split_scan(eqn, num_older)
-            elif list(_scans([eqn], actors)):
+            elif list(_actor_scans([eqn], actors)):
                 yield inside(eqn, context=object())
             else:
                 yield eqn
-                count += len(fragments_in([eqn]))
+                num_seen += len(fragments_in([eqn]))
 
     jaxpr = jaxprs.rewrite_blocks(graph.jaxpr, rule)
-    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), before, num_inside
+    return read_graph(graph.name, jaxpr, graph.state, graph.metrics), num_before, num_inside
 
 
 def _split_scan(eqn: core.JaxprEqn, first_trips: int) -> list[core.JaxprEqn]:

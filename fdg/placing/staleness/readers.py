@@ -14,7 +14,7 @@ from fdg.tracing.graph import Fragment
 Reader: TypeAlias = str | None  # the innermost fragment that reads; None for the next state, or a metric
 # The leaves of the state that have an older value, as pairs (position of the leaf, age in iterations).
 Version: TypeAlias = frozenset[tuple[int, int]]
-Need: TypeAlias = Mapping[Versioned, set[Reader]]  # the readers of each value
+ReadersByValue: TypeAlias = Mapping[Versioned, set[Reader]]  # the readers of each value
 
 NEWEST: Version = frozenset()
 
@@ -36,7 +36,7 @@ class Readers:
         `where` names the policy, for errors.
         """
         self.groups, self.leaf_names, self.ages = groups, leaf_names, ages.by_fragment
-        self.where, self.without, self.unit = f"{where}: {ages}", ages.without, ages.unit
+        self.where, self.off_setting, self.unit = f"{where}: {ages}", ages.off_setting, ages.unit
         self.parent_of = {f.name: f.parent for f in fragments}
         self.actors = {f.name for f in fragments if f.role == "actor"}
         self.delayed_groups = {groups[name] for name in self.actors}
@@ -47,12 +47,12 @@ class Readers:
         self.producers = [{groups[name] for name in names} for names in names_by_leaf]
         # Results of environments, such as an actor's next observation, are never read with a delay.
         environments = {f.name for f in fragments if f.role == "environment"}
-        self.other_producers = [
+        self.delaying_groups = [
             {groups[name] for name in names if name not in environments} for names in names_by_leaf
         ]
         self._delayed_leaves = {
             i
-            for i, producers in enumerate(self.other_producers)
+            for i, producers in enumerate(self.delaying_groups)
             if any(producers - {group} for group in self.delayed_groups)
         }
 
@@ -60,14 +60,14 @@ class Readers:
         """The version of the state that a fragment reads.
 
         A nested fragment reads the same versions as the fragment around it, except that it reads the newest
-        version of what its group computes.
+        version of the leaves that its own group computes.
         """
         if reader not in self._state_versions:
             assert reader is not None
             group, parent = self.groups[reader], self.parent_of[reader]
             delayed = {
                 i
-                for i, producers in enumerate(self.other_producers)
+                for i, producers in enumerate(self.delaying_groups)
                 if group in self.delayed_groups and producers - {group}
             }
             computed = {i for i, producers in enumerate(self.producers) if group in producers} - delayed
@@ -93,11 +93,11 @@ class Readers:
             readers_by_version.setdefault(self.version(value, reader), []).append(reader)
         return dict(sorted(readers_by_version.items(), key=lambda item: sorted(item[0])))
 
-    def is_alike(self, fragment: str, operands: Sequence[Versioned]) -> bool:
-        """Whether all fragments inside a fragment read the same versions of its operands as the fragment."""
+    def nested_read_same_versions(self, fragment: str, operands: Sequence[Versioned]) -> bool:
+        """Whether fragments nested in a fragment read the same versions of its operands as the fragment."""
         nested = [name for name, parent in self.parent_of.items() if parent == fragment]
         are_equal = (self.version(v, name) == self.version(v, fragment) for name in nested for v in operands)
-        return all(are_equal) and all(self.is_alike(name, operands) for name in nested)
+        return all(are_equal) and all(self.nested_read_same_versions(name, operands) for name in nested)
 
     def origins(self, value: Versioned) -> Origins:
         """The leaves and fragments that a value may come from."""
@@ -108,31 +108,31 @@ class Readers:
         return self._origins[value_origins]
 
     def delayed_leaves(self, values: Iterable[Versioned]) -> list[int]:
-        """The delayed leaves that the values may come from; a group reads an older version of these."""
+        """The delayed leaves (a group reads an older version of each) that the values may come from."""
         return sorted(self._delayed_leaves.intersection(frozenset().union(*map(self.origins, values))))
 
     # --- unsupported delays ---
 
-    def check_one_version(self, fragment: str, need: Need) -> None:
-        """Checks results of a fragment for which it is unknown whether it computes them or returns an input.
+    def check_one_version(self, fragment: str, need: ReadersByValue) -> None:
+        """Checks the readers of results that are either new values or unchanged inputs of a fragment.
 
-        Each reader of such a result must need the version that the fragment itself reads.
+        Each of these readers must need the version that the fragment itself reads.
         """
         for value, readers in need.items():
             own_version = self.version(value, fragment)
             for version, (reader, *_) in self.by_version(value, readers).items():
                 if version != own_version:
-                    needed = f"the one that {self.groups[str(reader)]} reads" if version else "the newest"
+                    needed = f"the version that {self.groups[str(reader)]} reads" if version else "the newest"
                     reader_text = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
                         f"{self.where}: fragment {self._label(fragment)} either computes a"
                         f" {value.aval.str_short()} or passes {self._leaves(value)} through: it reads"
                         f" {'an older version' if own_version else 'the newest'}, and {reader_text} needs"
                         f" {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
-                        f" {self.without}"
+                        f" {self.off_setting}"
                     )
 
-    def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: Need) -> None:
+    def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: ReadersByValue) -> None:
         """Checks that no reader needs old results of an equation between fragments with a side effect.
 
         The equation would have to run twice.
@@ -142,7 +142,7 @@ class Readers:
                 raise PlanError(
                     f"{self.where}: code between fragments ({eqn.primitive.name}) has an effect, and"
                     f" cannot be repeated with the older {self._leaves(*operands)} for"
-                    f" {self._label(reader)}: put it into a fragment, or use {self.without}"
+                    f" {self._label(reader)}: put it into a fragment, or use {self.off_setting}"
                 )
 
     def check_loop_updates(self, start: Versioned, end: Versioned, readers: Iterable[Reader]) -> None:
@@ -163,11 +163,11 @@ class Readers:
                     updater = parent
                 raise PlanError(
                     f"{self.where} counts {self.unit}, but within one iteration {self._label(actor)} and"
-                    f" {self._label(updater)} take turns with the same parameters: use {self.without}, or let"
-                    f" the loop around them end before the update"
+                    f" {self._label(updater)} take turns with the same parameters: use {self.off_setting}, or"
+                    f" let the loop around them end before the update"
                 )
 
-    def check_control(self, eqn: core.JaxprEqn, predicate: Versioned, need: Need) -> None:
+    def check_control(self, eqn: core.JaxprEqn, predicate: Versioned, need: ReadersByValue) -> None:
         """Checks that no reader needs an older version of the predicate of a branch or while loop.
 
         All groups share one predicate, so two versions of it could disagree.
@@ -179,11 +179,11 @@ class Readers:
                 raise PlanError(
                     f"{self.where}: a {kind} between fragments depends on {self._leaves(predicate)}."
                     f" {self._label(reader)} reads an older version of it than others, so they may disagree:"
-                    f" compute the condition in a fragment, or use {self.without}"
+                    f" compute the condition in a fragment, or use {self.off_setting}"
                 )
 
     def check_unknown(
-        self, eqn: core.JaxprEqn, operands: Sequence[Versioned], inside: Reader, need: Need
+        self, eqn: core.JaxprEqn, operands: Sequence[Versioned], inside: Reader, need: ReadersByValue
     ) -> None:
         """Checks that no older version passes through an equation of an unknown kind."""
         affected = [
@@ -195,7 +195,7 @@ class Readers:
             raise PlanError(
                 f"{self.where}: {self._leaves(*operands)} cannot be followed through {eqn.primitive.name} to"
                 f" {', '.join(map(repr, affected)) or 'its readers'}: use a scan, cond or while loop, or"
-                f" {self.without}"
+                f" {self.off_setting}"
             )
 
     def _label(self, fragment: str) -> str:

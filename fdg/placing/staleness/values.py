@@ -2,8 +2,8 @@
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
-`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and that of
-`w''` is `learn`. A value that is computed between fragments has the origins of its operands.
+`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and the
+origin of `w''` is `learn`. A value that is computed between fragments has the origins of its operands.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ class Versioned:
 
     aval: Any
     origins: Origins = frozenset()  # the leaves and fragments that it may come from
-    same: "Versioned | None" = None  # another value that it always equals, if one is known
-    literal: Any = None  # the literal, if the value is one
-    constant: Any = None  # the array, if it is a constant of the jaxpr
+    equal: "Versioned | None" = None  # another value that always equals this value, if known
+    literal: Any = None  # the literal, if the value is a literal
+    constant: Any = None  # the array, if the value is a constant of the jaxpr
 
 
 class Block:
     """A jaxpr at one place of the program; a jaxpr that is called twice has two blocks."""
 
-    def __init__(self, closed: Any, inputs: Sequence[Versioned], inside: str | None = None):
+    def __init__(self, closed: Any, inputs: Sequence[Versioned], fragment: str | None = None):
         self.jaxpr, self.inputs = jaxprs.open_jaxpr(closed), inputs
-        self.inside = inside  # the innermost fragment around it; None between fragments
+        self.fragment = fragment  # the innermost fragment around it; None between fragments
         constants = [
             Versioned(v.aval, constant=x)
             for v, x in zip(self.jaxpr.constvars, jaxprs.constants_of(closed), strict=True)
@@ -43,12 +43,12 @@ class Block:
         self._values = dict(
             zip([*self.jaxpr.invars, *self.jaxpr.constvars], [*inputs, *constants], strict=True)
         )
-        self.inner: list[list[Block]] = []  # for each equation, one block per body
+        self.inner_blocks: list[list[Block]] = []  # for each equation, one block per body
         for eqn in self.jaxpr.eqns:
-            results, blocks = _read_equation(eqn, self.of(eqn.invars), inside)
+            results, blocks = _analyse_equation(eqn, self.of(eqn.invars), fragment)
             self._values.update(zip(eqn.outvars, results, strict=True))
-            self.inner.append(blocks)
-        self.ends = self.of(self.jaxpr.outvars)
+            self.inner_blocks.append(blocks)
+        self.outputs = self.of(self.jaxpr.outvars)
 
     def of(self, atoms: Iterable[Any]) -> list[Versioned]:
         """The values of variables and literals."""
@@ -67,13 +67,13 @@ def kind_of_control(eqn: core.JaxprEqn) -> str | None:
     return "call" if exact and name != "custom_linear_solve" else None
 
 
-def _read_equation(
+def _analyse_equation(
     eqn: core.JaxprEqn, operands: list[Versioned], inside: str | None
 ) -> tuple[list[Versioned], list[Block]]:
     """The values of an equation's results, and the blocks of its bodies."""
     kind, mark = kind_of_control(eqn), FragmentMark.of(eqn)
     if jaxprs.is_identity(eqn):
-        return [Versioned(v.aval, v.origins, same=v) for v in operands], []
+        return [Versioned(v.aval, v.origins, equal=v) for v in operands], []
     if kind is None:
         origins = (
             {inside}
@@ -84,12 +84,12 @@ def _read_equation(
     if mark is not None:
         inside = mark.name
     if kind in ("scan", "while"):
-        return _read_loop(eqn, operands, inside)
+        return _analyse_loop(eqn, operands, inside)
     bodies = zip(jaxprs.bodies(eqn), jaxprs.closed_bodies(eqn), strict=True)
     blocks = [Block(closed, [operands[i] for i in body.operands], inside) for body, closed in bodies]
     predicate_origins = operands[0].origins if kind == "cond" and inside is None else frozenset()
     results = []
-    for results_of_bodies in zip(*(block.ends for block in blocks), strict=True):
+    for results_of_bodies in zip(*(block.outputs for block in blocks), strict=True):
         first, *others = (_resolve(end, operands) for end in results_of_bodies)
         is_same = all(first is other for other in others) and (kind == "call" or first in operands)
         results.append(
@@ -98,10 +98,10 @@ def _read_equation(
     return results, blocks
 
 
-def _read_loop(
+def _analyse_loop(
     eqn: core.JaxprEqn, operands: list[Versioned], inside: str | None
 ) -> tuple[list[Versioned], list[Block]]:
-    """The values of a loop's results, and the blocks of its condition (of a while loop) and body."""
+    """The values of a loop's results, and the blocks of its test (of a while loop) and body."""
     *tests, body = jaxprs.bodies(eqn)
     closed, fragment = jaxprs.closed_bodies(eqn), None if inside is None else frozenset({inside})
     inputs = [Versioned(v.aval) for v in body.jaxpr.invars]
@@ -117,27 +117,27 @@ def _read_loop(
     starts = {
         value: operands[body.operands[i]] for i, value in enumerate(inputs) if value in carried.values()
     }
-    body_block = Block(closed[-1], inputs, inside)
+    block = Block(closed[-1], inputs, inside)
     length = None if tests else eqn.params["length"]
     # The origins of carried values at the start of each trip, until they equal those of an earlier trip.
-    origins_by_trip = [{value: start.origins for value, start in starts.items()}]
+    trip_origins = [{value: start.origins for value, start in starts.items()}]
     first_equal_trip: int | None = None
-    while first_equal_trip is None and (length is None or len(origins_by_trip) <= length):
+    while first_equal_trip is None and (length is None or len(trip_origins) <= length):
         next_origins = {
-            v: _resolve_origins(body_block.ends[k].origins, origins_by_trip[-1]) for k, v in carried.items()
+            v: _resolve_origins(block.outputs[k].origins, trip_origins[-1]) for k, v in carried.items()
         }
-        if next_origins in origins_by_trip:
-            first_equal_trip = origins_by_trip.index(next_origins)
+        if next_origins in trip_origins:
+            first_equal_trip = trip_origins.index(next_origins)
         else:
-            origins_by_trip.append(next_origins)
-    executed_trips = origins_by_trip if length is None else origins_by_trip[: max(length, 1)]
+            trip_origins.append(next_origins)
+    executed_trips = trip_origins if length is None else trip_origins[: max(length, 1)]
     all_origins = {value: frozenset().union(*(trip[value] for trip in executed_trips)) for value in starts}
-    constants_of_tests = [
+    test_constants = [
         [operands[i] for i in test.operands[: len(test.operands) - len(carried)]] for test in tests
     ]
-    blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in constants_of_tests]
+    test_blocks = [Block(closed[0], [*constants, *carried.values()], inside) for constants in test_constants]
     test_origins = frozenset().union(
-        *(_resolve_origins(block.ends[0].origins, all_origins) for block in blocks if fragment is None)
+        *(_resolve_origins(b.outputs[0].origins, all_origins) for b in test_blocks if fragment is None)
     )
     if length is None:
         final_origins = {value: origins | test_origins for value, origins in all_origins.items()}
@@ -145,33 +145,33 @@ def _read_loop(
         last_trip = (
             length
             if first_equal_trip is None
-            else first_equal_trip + (length - first_equal_trip) % (len(origins_by_trip) - first_equal_trip)
+            else first_equal_trip + (length - first_equal_trip) % (len(trip_origins) - first_equal_trip)
         )
-        final_origins = origins_by_trip[min(length, last_trip)]
+        final_origins = trip_origins[min(length, last_trip)]
     for k, value in carried.items():
         # A scan must also carry the versions of its results that are read.
         value.origins = all_origins[value] if tests else all_origins[value] | final_origins[value]
-        value.same = starts[value] if _resolve(body_block.ends[k], [value]) is value else None
+        value.equal = starts[value] if _resolve(block.outputs[k], [value]) is value else None
     results = []
     for k, v in enumerate(eqn.outvars):
         if k in body.stacked:
             results.append(
-                Versioned(v.aval, fragment or _resolve_origins(body_block.ends[k].origins, all_origins))
+                Versioned(v.aval, fragment or _resolve_origins(block.outputs[k].origins, all_origins))
             )
             continue
         value = carried[k]
         same_value = (
-            value.same if tests else starts[value] if length == 0 else _resolve(body_block.ends[k], operands)
+            value.equal if tests else starts[value] if length == 0 else _resolve(block.outputs[k], operands)
         )
         results.append(same_value if same_value in operands else Versioned(v.aval, final_origins[value]))
-    return results, [*blocks, body_block]
+    return results, [*test_blocks, block]
 
 
 def _resolve(value: Versioned, among: Collection[Versioned]) -> Versioned:
     """The value in `among` that a value always equals; the value itself if there is none."""
     candidate: Versioned | None = value
     while candidate is not None and candidate not in among:
-        candidate = candidate.same
+        candidate = candidate.equal
     return candidate or value
 
 

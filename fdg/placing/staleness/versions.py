@@ -15,7 +15,7 @@ from jax.extend import core
 
 from fdg import jaxprs
 from fdg.fragment import FragmentMark, fragments_in
-from fdg.placing.staleness.readers import Need, Reader, Readers, Version
+from fdg.placing.staleness.readers import Reader, Readers, ReadersByValue, Version
 from fdg.placing.staleness.values import Block, Versioned, kind_of_control
 
 Pair: TypeAlias = tuple[Versioned, Version]
@@ -24,17 +24,17 @@ Pair: TypeAlias = tuple[Versioned, Version]
 class BlockRewriter:
     """Rewrites a block, from its last equation to its first."""
 
-    def __init__(self, block: Block, ends: Iterable[set[Reader]], readers: Readers):
-        """Takes the readers of each of the block's results (`ends`)."""
+    def __init__(self, block: Block, output_readers: Iterable[set[Reader]], readers: Readers):
+        """Takes the readers of each of the block's results (`output_readers`)."""
         self.block, self.readers = block, readers
         self.need: dict[Versioned, set[Reader]] = {}  # the readers of each value
-        self.names: dict[Pair, Any] = {}  # the variable of each version that is read
+        self.vars: dict[Pair, Any] = {}  # the variable of each version that is read
         self.computed: set[Pair] = set()  # the versions that the block computes; others are inputs
         # Rewritten equations, the last first. A tuple (function, operands, results) is traced by `build`.
         self._equations: list[Any] = []
-        for value, end_readers in zip(block.ends, ends, strict=True):
-            self.read(value, end_readers)
-        for eqn, inner in reversed(list(zip(block.jaxpr.eqns, block.inner, strict=True))):
+        for value, value_readers in zip(block.outputs, output_readers, strict=True):
+            self.read(value, value_readers)
+        for eqn, inner in reversed(list(zip(block.jaxpr.eqns, block.inner_blocks, strict=True))):
             self._write(eqn, inner)
 
     def read(self, value: Versioned, readers: Iterable[Reader]) -> Any:
@@ -42,7 +42,7 @@ class BlockRewriter:
         variable = value.literal
         for reader in readers if variable is None else ():
             self.need.setdefault(value, set()).add(reader)
-            variable = self.names.setdefault(
+            variable = self.vars.setdefault(
                 (value, self.readers.version(value, reader)), core.Var(value.aval)
             )
         return variable
@@ -51,10 +51,10 @@ class BlockRewriter:
         """The closed jaxpr of the rewritten equations."""
         equations: list[core.JaxprEqn] = []
         traced: dict[Any, Any] = {}  # results of traced equations, by placeholder
-        variables = [self.names.get(pair) or core.Var(pair[0].aval) for pair in inputs]
+        variables = [self.vars.get(pair) or core.Var(pair[0].aval) for pair in inputs]
         constants = [
             (v, x.constant)
-            for (x, _), v in self.names.items()
+            for (x, _), v in self.vars.items()
             if x.constant is not None and v not in variables
         ]
         for equation in reversed(self._equations):
@@ -70,12 +70,12 @@ class BlockRewriter:
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
     def _define(self, value: Versioned, version: Version) -> Any:
-        """The variable of a version that an equation computes; an unused one if nothing reads it."""
+        """The variable of a version that an equation computes; a new variable if nothing reads it."""
         pair = value, version
-        if pair not in self.names or pair in self.computed:
+        if pair not in self.vars or pair in self.computed:
             return core.Var(value.aval)
         self.computed.add(pair)
-        return self.names[pair]
+        return self.vars[pair]
 
     def _write(self, eqn: core.JaxprEqn, inner: list[Block]) -> None:
         """Writes an equation once for each version of its results that is read."""
@@ -87,16 +87,16 @@ class BlockRewriter:
         if mark is not None:
             self.readers.check_one_version(mark.name, need)
         if not fragments or not self.readers.delayed_leaves(operands):
-            self._copy(eqn, need, self.block.inside)
-        elif mark is not None and self.readers.is_alike(mark.name, operands):
+            self._copy(eqn, need, self.block.fragment)
+        elif mark is not None and self.readers.nested_read_same_versions(mark.name, operands):
             self._copy(eqn, need, mark.name)
         elif kind_of_control(eqn) is None:
-            self.readers.check_unknown(eqn, operands, self.block.inside, need)
-            self._copy(eqn, need, self.block.inside)
+            self.readers.check_unknown(eqn, operands, self.block.fragment, need)
+            self._copy(eqn, need, self.block.fragment)
         else:
             self._retrace(eqn, inner, need)
 
-    def _copy(self, eqn: core.JaxprEqn, need: Need, inside: Reader) -> None:
+    def _copy(self, eqn: core.JaxprEqn, need: ReadersByValue, inside: Reader) -> None:
         """Writes an equation once per version of its results; code inside a fragment only once."""
         readers: set[Reader] = set().union(*need.values())
         if inside is not None and not jaxprs.is_identity(eqn):
@@ -108,7 +108,7 @@ class BlockRewriter:
         for count, reader in enumerate(sorted(readers or {inside}, key=lambda reader: reader or "")):
             versions = {v: self.readers.version(v, reader) for v in need}
             missing = {
-                v for v in need if (v, versions[v]) in self.names and (v, versions[v]) not in self.computed
+                v for v in need if (v, versions[v]) in self.vars and (v, versions[v]) not in self.computed
             }
             pruned = self._without_unread(eqn, missing, reader)
             operands = [self.read(v, [reader]) for v in self.block.of(pruned.invars)]
@@ -118,7 +118,7 @@ class BlockRewriter:
                 self._equations.append(pruned.replace(invars=operands, outvars=results))
 
     def _without_unread(self, eqn: core.JaxprEqn, read: set[Versioned], reader: Reader) -> core.JaxprEqn:
-        """Removes results that are not in `read` from an equation, if only they depend on older values."""
+        """Removes results that are not in `read` from an equation, if the others need no older values."""
         values = self.block.of
         old = {v for v in values(eqn.invars) if self.readers.version(v, reader)}
         outputs = [v for v, value in zip(eqn.outvars, values(eqn.outvars), strict=True) if value in read]
@@ -130,26 +130,26 @@ class BlockRewriter:
             or not jaxprs.bodies(eqn)
         ):
             return eqn
-        inputs = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
+        inputs = list(dict.fromkeys(jaxprs.vars(eqn.invars)))
         live = jaxprs.without_dead_code(jaxprs.build(inputs, outputs, [eqn], checked=False))
         (pruned,) = jaxprs.open_jaxpr(live).eqns
         return eqn if old <= set(values(pruned.invars)) else pruned
 
-    def _retrace(self, eqn: core.JaxprEqn, blocks: list[Block], need: Need) -> None:
-        """Retraces an equation whose bodies read several versions, with an operand for each."""
+    def _retrace(self, eqn: core.JaxprEqn, blocks: list[Block], need: ReadersByValue) -> None:
+        """Retraces an equation whose bodies read several versions, with one operand per version."""
         kind, body, body_block = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
-        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), body_block.inside
+        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), body_block.fragment
         if FragmentMark.of(eqn) is not None:
             need = {v: {inside} if readers else set() for v, readers in need.items()}
         elif kind in ("cond", "while") and inside is None:
-            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].ends[0], need)
+            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].outputs[0], need)
 
         # Find the readers of each value in the bodies. A loop carries all versions that its body reads and
         # all versions that its results need.
         outside = {v: operands[j] for j, v in zip(body.operands, body_block.inputs, strict=True)}
-        carried = {k: body_block.inputs[i] for i, k in body.carry if body_block.inputs[i].same is None}
-        # The value whose version becomes the result.
-        source = {k: v if kind == "while" else body_block.ends[k] for k, v in carried.items()}
+        carried = {k: body_block.inputs[i] for i, k in body.carry if body_block.inputs[i].equal is None}
+        # For each carried position: the value whose version becomes the result.
+        source = {k: v if kind == "while" else body_block.outputs[k] for k, v in carried.items()}
         # Slicing and stacking of rows belongs to the fragment around the loop, if there is one.
         code_readers: set[Reader] | None = {inside} if inside is not None else None
         carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
@@ -171,7 +171,7 @@ class BlockRewriter:
             ]
             inner_readers: dict[Versioned, set[Reader]] = {}
             for rewriter in rewriters:
-                for v in (v for v, v_version in rewriter.names if (v, v_version) not in rewriter.computed):
+                for v in (v for v, v_version in rewriter.vars if (v, v_version) not in rewriter.computed):
                     inner_readers[v] = inner_readers.get(v, set()) | rewriter.need[v]
             new_carry_readers = {
                 k: carry_readers[k] | inner_readers.get(v, set()) for k, v in carried.items()
@@ -187,14 +187,14 @@ class BlockRewriter:
                 break
             carry_readers = new_carry_readers
         for k, v in carried.items():
-            self.readers.check_loop_updates(outside[v], body_block.ends[k], inner_readers.get(v, set()))
+            self.readers.check_loop_updates(outside[v], body_block.outputs[k], inner_readers.get(v, set()))
             inner_readers[v] = carry_readers[k]
 
         rows = [body_block.inputs[i] for i in sorted(body.sliced)]
         inputs: dict[Pair, Any] = {}
         if kind == "cond":
             inputs[operands[0], version(operands[0], inside)] = self.read(operands[0], [inside])
-        num_inputs = []
+        bounds = []
         for values in (
             [v for v in inner_readers if v not in (*carried.values(), *rows)],
             carried.values(),
@@ -205,7 +205,7 @@ class BlockRewriter:
                     inputs[v, v_version] = self.read(
                         outside.get(v, v), code_readers if code_readers and v in rows else users
                     )
-            num_inputs.append(len(inputs))
+            bounds.append(len(inputs))
         outputs: list[tuple[int, Reader, Any]] = []  # the bodies' outputs: position, a reader, the result
         for k, v in enumerate(results):
             needed = self.readers.by_version(v, need.get(v, ()))
@@ -224,10 +224,10 @@ class BlockRewriter:
             for rewriter in rewriters:
                 is_test = kind == "while" and rewriter is not rewriters[-1]
                 users = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
-                ends = [rewriter.read(rewriter.block.ends[k], [reader]) for k, reader in users]
+                ends = [rewriter.read(rewriter.block.outputs[k], [reader]) for k, reader in users]
                 function = core.jaxpr_as_fun(rewriter.build(inputs, ends))
                 functions.append(lambda values, function=function: function(*values))
-            start, end = num_inputs[:2]
+            start, end = bounds[:2]
             return jaxprs.control_flow(eqn, functions, operands[:start], operands[start:end], operands[end:])
 
         run_bodies.__name__ = run_bodies.__qualname__ = str(eqn.params.get("name", kind))
