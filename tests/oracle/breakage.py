@@ -12,8 +12,8 @@ from typing import Any
 def _old(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
     """Readers get other versions: `change` of the reader, what it should read, and what any actor should.
 
-    Relies on `placing.staleness.readers.Readers.state_version(reader)`, the version of the state that a fragment reads
-    (None: the state and metrics), and on its `actors`.
+    Relies on `placing.staleness.readers.Readers.state_version(reader)`, the version of the state that a
+    fragment reads (None: the state and metrics), and on its `actors`.
     """
     readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
     old = readers.state_version
