@@ -1,8 +1,9 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-`algos/value_decomposition.py` with a mixing network: a network of the agents' values, whose weights depend on
-the observations of all agents. The joint value never decreases if an agent's value increases.
+QMIX is `algos/value_decomposition.py` with a mixing network. The network maps the agents' values to a joint
+value; its weights depend on all agents' observations. If an agent's value increases, the joint value never
+decreases.
 
 Shapes: `N` rows, `A` agents, `S` components of a state, `H` units of a mixer.
 """
@@ -67,14 +68,14 @@ class QMIX(ValueDecomposition, presets="QMIX"):
 class MonotonicMixer(nn.Module):
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    Maps values `[N, A]` and a state `[N, S]` to the joint value `[N]`. It is monotonic in each agent's value,
-    since the weights are absolute values of a hypernetwork's outputs; biases may have any sign.
+    Maps values `[N, A]` and a state `[N, S]` to the joint value `[N]`, which is monotonic in each agent's
+    value: the weights are absolute values of a hypernetwork's outputs. Biases may have any sign.
     """
 
     units: int  # `H`, of the only hidden layer, whose activation is ELU
     hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; none in the paper
-    # Scale of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as in the
-    # authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
+    # Scale of the hypernetworks' initial weights; with 1 they are uniform within 1 / sqrt(inputs) of zero, as
+    # in the authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
     scale: float = 1.0
 
     @nn.compact

@@ -15,7 +15,7 @@ from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
-# Names that moved: "old=module:new", in short "module:name" or, of algos.rings, "name".
+# Names that moved: "old=module:new"; "module:name" if the name is the same; "name" if it is in algos.rings.
 _MOVED = "in_parts of_parts time_first time_major algos.evaluation:evaluate"
 _MOVED += " algos.losses:values_after chosen=algos.rollout:choose_actions algos.on_policy:without_memory"
 _MOVED += " algos.on_policy:environment_major"
@@ -46,11 +46,11 @@ class Actor(_Actor):
 
     def __new__(cls, memory: Any, act: Any) -> "Actor":
         """Checks the arguments of both functions."""
-        return super().__new__(cls, memory, registry.option("checks").checked_actor(memory, act))
+        return super().__new__(cls, memory, registry.option("checks").check_and_wrap_act(memory, act))
 
 
 def choose_actions(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-    """The most probable action of each of `[N]` distributions, or one sampled with each key."""
+    """The most probable action of each of `[N]` distributions, or an action sampled with each key."""
     return policy.mode() if greedy else policy.sample(keys)
 
 

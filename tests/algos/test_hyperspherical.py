@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 from algos import layers, networks
-from algos.layers import Trunk, UnitHead, projected, unit
+from algos.layers import Trunk, UnitHead, project_kernels, unit
 from algos.values import Layers
 
 
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return layers.block(x, self.depth)
+        return layers.residual_block(x, self.depth)
 
 
 class Embedding(nn.Module):
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return layers.embedding(x, self.width)
+        return layers.embed_inputs(x, self.width)
 
 
 def length(x, axis=-1):
@@ -87,7 +87,7 @@ def test_columns_have_length_one_at_first_and_after_a_projection():
     for kernel in kernels:
         np.testing.assert_allclose(length(kernel, axis=0), 1.0, rtol=1e-5)
     moved = jax.tree.map(lambda p: p + 0.3, parameters)
-    after = projected(moved)
+    after = project_kernels(moved)
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(moved), jax.tree.leaves(after), strict=True
     ):

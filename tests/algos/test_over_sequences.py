@@ -10,7 +10,7 @@ import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
 from algos.rings import ActorMemory, Recollection
-from algos.sequences import SequenceReplay, Sequences, WithMemory, over_sequences
+from algos.sequences import MemoryNetworks, SequenceReplay, Sequences, over_sequences
 
 
 def unroll(parameters, memory, observation, start, *more):
@@ -84,11 +84,11 @@ def test_further_inputs_join_each_step():
 
 
 def test_one_step_is_a_sequence_of_one():
-    memory = WithMemory((SUMS,), (), sequence_length=4, burn_in=0)
+    memory = MemoryNetworks((SUMS,), (), sequence_length=4, burn_in=0)
     before = Recollection(ActorMemory(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
-    seen = memory.seen(jnp.array([[2.0], [3.0]]), before)
+    seen = memory.as_sequences(jnp.array([[2.0], [3.0]]), before)
     assert over_sequences(SUMS).apply(1.0, seen).tolist() == [12, 3]
-    assert memory.after(1.0, seen).tolist() == [12, 3]
+    assert memory.next_memory(1.0, seen).tolist() == [12, 3]
 
 
 def test_a_priority_is_mostly_the_largest_error():
