@@ -111,7 +111,7 @@ moved.keep_names(
 
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
-    """The names of all algorithms, or of those for environments, or of those that train language models.
+    """The names of all algorithms, or of one kind: those for environments, or those for language models.
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',

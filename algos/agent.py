@@ -47,10 +47,10 @@ class Agent(HasPresets):
     module with methods that several algorithms share (such as `algos.off_policy`).
 
     Attributes:
-      action_spaces: the kinds of action spaces that it supports.
+      action_spaces: the supported kinds of action spaces.
       several_agents: True for multi-agent environments.
-      values_novelty: True if it has a separate value function for novelty (`algos.rnd`); other algorithms add
-        the novelty to rewards.
+      values_novelty: True if novelty (`algos.rnd`) has its own value function; otherwise it is added to
+        rewards.
       bonus: an additional reward; the metric `bonus` is the mean of all additional rewards.
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision

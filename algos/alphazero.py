@@ -2,8 +2,8 @@
 et al. 2022, "Policy improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
 
 The agent plays both sides. A tree search with the game's rules and the network chooses each move; the network
-learns the search's policy and the outcome of the game. `search` is the actor's fragment, `learn` the
-learner's.
+learns the search's policy and the outcome of the game. `search` is a fragment of the actor, `learn` of the
+learner.
 
 Shapes: `T` moves of a rollout, `B` games, `N` samples of a minibatch, `n` possible moves.
 """
@@ -63,8 +63,8 @@ class Sample(NamedTuple):
 class AlphaZero(Agent, presets="AlphaZero"):
     """Gumbel AlphaZero, for two-player games of perfect information with alternating moves.
 
-    `env` is an agent against an opponent (`envs.games.Against`). The agent learns its game by self-play; only
-    evaluations play against the opponent, by the network without search. `player(state)` searches.
+    `env` is a game against an opponent (`envs.games.Against`). The agent learns by self-play. Only
+    evaluations play against the opponent; they use the network without search. `player(state)` searches.
 
     >>> import envs
     >>> AlphaZero(env=envs.make("game:tic_tac_toe")).steps_per_iteration

@@ -1,4 +1,4 @@
-"""Replay buffers of one environment, each a value of four pure functions: `ReplayBuffer`.
+"""Replay buffers of one environment; each is a tuple of pure functions, a `ReplayBuffer`.
 
 `replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function from a `BufferSpec` to a
 buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
@@ -125,8 +125,8 @@ def hindsight(
     """Hindsight experience replay: most windows get a goal that the episode reached later.
 
     Andrychowicz et al. 2017, arXiv 1707.01495, section 3.3 and algorithm 1, with the strategy "future" of
-    section 4.5: the goal is the one achieved at a step drawn uniformly from this one to the end of the
-    episode. Observations are dictionaries with `achieved_goal` and `desired_goal`, as in Gymnasium-Robotics.
+    section 4.5: the goal was achieved at a step drawn uniformly from the current step to the episode's end.
+    Observations are dictionaries with `achieved_goal` and `desired_goal`, as in Gymnasium-Robotics.
 
     Args:
       share: fraction of windows that get another goal; k of the paper is `share / (1 - share)`.

@@ -115,9 +115,9 @@ def _algorithms_with(condition: Callable[[Any], bool]) -> list[str]:
 def check_divides(
     self: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
 ) -> None:
-    """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
+    """Refuses `num_minibatches` unless it divides the number of samples, `per_env` of each environment.
 
-    `of_env` and `of_all` name the numbers of samples of one environment, and of all, in messages.
+    In messages, `of_env` and `of_all` name the numbers of samples of one and of all environments.
     """
     count, name_of_count = per_env, of_env
     if self.epochs.shuffle != "time":

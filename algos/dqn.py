@@ -47,7 +47,7 @@ class Exploration(Part):
 
     epsilon_start: float = hyperparameter(1.0, "initial probability of a random action")
     epsilon_end: float = hyperparameter(0.05, "final probability of a random action")
-    exploration_fraction: float = hyperparameter(0.5, "share of the run over which it falls, linearly")
+    exploration_fraction: float = hyperparameter(0.5, "share of the run over which it falls linearly")
 
     def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
@@ -126,7 +126,7 @@ class Learned(NamedTuple):
 
 
 def initial_learned(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
-    """The state of learning, from initial parameters."""
+    """The initial `Learned`, with copied parameters as targets."""
     return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer.init(parameters), jnp.int32(0))
 
 
@@ -139,10 +139,8 @@ class TargetUpdates(Part):
         1.0, "step size of each update: 1 copies; a small one with target_period=1 is Polyak averaging"
     )
 
-    def after_step(
-        self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array
-    ) -> Learned:
-        """The state after a gradient step, which returned these arguments; unchanged unless `ready`."""
+    def advance(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
+        """The state after a gradient step to these parameters; unchanged unless the buffer is `ready`."""
         updates = learned.updates + ready
         rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
         target_parameters = optax.incremental_update(parameters, learned.target_parameters, rate)
@@ -175,7 +173,7 @@ def gradient_steps(
         learned, error, losses = self.learn(
             learned, state.observation_statistics, sample.transition, weight, ready
         )
-        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        # Proportional prioritisation, equation 1 of Schaul et al.; 1e-6 keeps priorities above zero.
         return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
     # If errors do not change priorities, all minibatches are drawn at once.
@@ -278,7 +276,7 @@ class DQN(Agent, presets="DQN"):
         return iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
-        """The actor with these parameters: epsilon-greedy, as in this iteration, or by the explorer."""
+        """The actor with these parameters: epsilon-greedy, as in this iteration, or with the explorer."""
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress
@@ -296,14 +294,16 @@ class DQN(Agent, presets="DQN"):
     @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
     def learn(self, learned, statistics, minibatch, weight, ready):
         """One gradient step on a minibatch `[N]`, if the buffer is `ready`; also errors `[N]`, and losses."""
-        minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+        minibatch = self.buffer.map_observations(
+            functools.partial(self.normalizers.seen, statistics), minibatch
+        )
         gradient, error, losses = self.gradient(
             learned.parameters, learned.target_parameters, minibatch, weight
         )
         parameters, optimizer_state = self.update(
             gradient, learned.optimizer_state, learned.parameters, ready
         )
-        return self.targets.after_step(learned, parameters, optimizer_state, ready), error, losses
+        return self.targets.advance(learned, parameters, optimizer_state, ready), error, losses
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
     def gradient(self, parameters, target_parameters, minibatch, weight):
@@ -327,7 +327,7 @@ class DQN(Agent, presets="DQN"):
         return epsilon_greedy(policy.logits, amount).sample(keys)
 
     def _loss(self, parameters, target_parameters, minibatch, weight):
-        """`loss` over a minibatch of steps or sequences; returns one error for each sample, its priority."""
+        """`loss` over a minibatch of steps or sequences; each sample's error is its new priority."""
         transition, weights = self.buffer.transitions(minibatch, weight)
         assert weights is not None
         loss, (error, metrics) = self.loss(parameters, target_parameters, transition, weights)
@@ -365,7 +365,7 @@ class DQN(Agent, presets="DQN"):
         return action_values(self._network, parameters, observation, action_space_of(self.env))
 
     def check_when_traced(self, state: Any) -> None:
-        """Refuses a network without a number for each output."""
+        """Refuses a network with a wrong number of outputs."""
         registry.option("checks").check_q_network(self, state)
 
     @property

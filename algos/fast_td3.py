@@ -46,7 +46,7 @@ class FastTD3(TD3, presets="FastTD3"):
     exploration_noise: float = hyperparameter(
         0.4, "largest standard deviation of exploration noise, for actions in [-1, 1]: the last environment's"
     )
-    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
+    smallest_noise: float = hyperparameter(0.001, "smallest exploration noise: the first environment's")
     grid = ReturnGrid(atoms=101)
     normalizers = Normalizers(normalize_observation=True)
     layers = Layers(hidden=(512, 256, 128), activation="relu")

@@ -31,7 +31,7 @@ _VECTOR_HIDDEN = (64, 64)
 _SMALL_IMAGE_CONVOLUTIONS = ((16, 3, 1),)
 _SMALL_IMAGE_HIDDEN = (128,)
 # For large images, those of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
-# Nature 518, Methods, "Model architecture"), for 84 x 84 pixels, or at least 36 x 36.
+# Nature 518, Methods, "Model architecture"): made for 84 x 84 pixels, used from 36 x 36 on.
 _LARGE_IMAGE_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LARGE_IMAGE_HIDDEN = (512,)
 _MIN_LARGE_SIDE = 36
@@ -309,7 +309,7 @@ def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> 
 
 @checked
 def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """As `gru`, with an LSTM."""
+    """Like `gru`, but with an LSTM."""
     return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
 
 
@@ -333,15 +333,15 @@ def _architecture(**settings: Any) -> Architecture:
 # observations (`normalize_observation`), and distributional critics (`atoms`).
 
 _SHIFT = 3.0  # c_shift, appended to the inputs before they are projected to the sphere
-_EXPANSION = 4  # ratio of the hidden width of a block
+_EXPANSION = 4  # ratio of a block's hidden width to its output width
 _KERNEL = "unit_kernel"
 _MIN_SQUARED_LENGTH = 1e-16
 
 
-def unit(x: jax.Array, axis: int = -1) -> jax.Array:
+def to_unit_length(x: jax.Array, axis: int = -1) -> jax.Array:
     """Normalises vectors along an axis to unit length; zero stays zero, with a gradient of zero.
 
-    >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
+    >>> to_unit_length(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     squared_length = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
@@ -352,7 +352,7 @@ def project_kernels(parameters: Any) -> Any:
     """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to unit length."""
 
     def project(path: Any, x: Any) -> Any:
-        return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
+        return to_unit_length(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
 
     return jax.tree_util.tree_map_with_path(project, parameters)
 
@@ -365,7 +365,7 @@ class UnitDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
         def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-            return unit(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
+            return to_unit_length(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
 
         return x @ self.param(_KERNEL, init, (x.shape[-1], self.width))
 
@@ -404,15 +404,15 @@ class UnitHead(nn.Module):
 def embed_inputs(x: jax.Array, width: int) -> jax.Array:
     """Embeds inputs `[N, F]` as features of unit length, `[N, width]`."""
     shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT, jnp.float32)], axis=-1)
-    return unit(_scale_features(UnitDense(width)(unit(shifted))))
+    return to_unit_length(_scale_features(UnitDense(width)(to_unit_length(shifted))))
 
 
 def residual_block(x: jax.Array, depth: int) -> jax.Array:
     """One of `depth` residual blocks, on features of unit length `[N, D]`."""
     width = x.shape[-1]
     inner = nn.relu(_scale_features(UnitDense(_EXPANSION * width)(x)))
-    difference = unit(UnitDense(width)(inner)) - x
-    return unit(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(difference))
+    difference = to_unit_length(UnitDense(width)(inner)) - x
+    return to_unit_length(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(difference))
 
 
 def _scale_features(x: jax.Array) -> jax.Array:

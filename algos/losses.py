@@ -63,7 +63,7 @@ class ProximalLoss(Part):
     def of(
         self, policy: Distribution, value: jax.Array, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a minibatch, and its terms; `policy` and `value [...]` are the current ones.
+        """The loss over a minibatch, and its terms; `policy` and `value [...]` are from the current network.
 
         `minibatch` has the fields `action [..., *action]`, `decision` (a `Decision [...]`), `advantage` and
         `target`, the regression target of the value, both `[...]` float32.
@@ -144,7 +144,7 @@ def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """Fraction of the target's variance that the value explains: 1 is all of it, 0 is none; a metric."""
+    """A metric: the fraction of the target's variance that the value explains (1: all of it, 0: none)."""
     return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)
 
 

@@ -24,7 +24,7 @@ from fdg.settings.fields import hyperparameter, require
 class MultiAgentPPO(RecurrentPPO):
     """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    `central_value` chooses the critic's input: the agent's own observation, or those of all agents.
+    `central_value` chooses the critic's input: an agent's own observation, or all agents' observations.
     `total_steps` counts steps of the environment, in each of which all agents act.
     """
 

@@ -73,7 +73,7 @@ class MuZero(Agent, presets="MuZero"):
     unroll_steps: int = hyperparameter(5, "K: steps for which the model is unrolled in the loss")
     searching = SearchSettings(num_simulations=8, value_coefficient=0.25)
     least_range: float = hyperparameter(
-        10.0, "a search divides values by the range of those of its actions, but at least by this"
+        10.0, "a search divides the values of a node's actions by their range, but at least by this"
     )
     rescale: bool = hyperparameter(
         True, "learn signed square roots of values and rewards: for rewards of unknown size"
@@ -258,7 +258,7 @@ class MuZero(Agent, presets="MuZero"):
 def windows(x: jax.Array, count: int) -> jax.Array:
     """Rows `t` to `t + count - 1` of `x [T, B, ...]`, for each `t`: `[T, B, count, ...]`.
 
-    After the last row, windows continue with the first one.
+    After the last row, windows continue with the first row.
 
     >>> windows(jnp.array([[1], [2], [3]]), 2)[:, 0].tolist()
     [[1, 2], [2, 3], [3, 1]]
@@ -276,15 +276,15 @@ def playing_and_known(terminated: jax.Array, truncated: jax.Array, steps: int) -
     """
     row = jax.lax.broadcasted_iota(jnp.int32, terminated.shape, 0)
     is_last_row = row == terminated.shape[0] - 1
-    playing_by_step, over_by_step = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
+    playing_by_step, terminated_by_step = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
     for step in range(steps):
         terminates, truncates, is_last = (
             jnp.roll(x, -step, axis=0) for x in (terminated, truncated, is_last_row)
         )
-        over_by_step.append(over_by_step[-1] | (playing_by_step[-1] & terminates))
+        terminated_by_step.append(terminated_by_step[-1] | (playing_by_step[-1] & terminates))
         playing_by_step.append(playing_by_step[-1] & ~(terminates | truncates | is_last))
-    playing, over = jnp.stack(playing_by_step, axis=2), jnp.stack(over_by_step, axis=2)
-    return {"playing": playing, "known": playing | over}
+    playing, has_terminated = jnp.stack(playing_by_step, axis=2), jnp.stack(terminated_by_step, axis=2)
+    return {"playing": playing, "known": playing | has_terminated}
 
 
 # --- the model ---

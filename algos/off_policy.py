@@ -59,7 +59,7 @@ class ReturnGrid(Part):
     def reading(self) -> Any:
         """How to interpret the critics' outputs: an `algos.distributional.Values` or `Distributions`.
 
-        It computes the `lower` value of two critics, their `target`, and their loss (`errors`).
+        Both compute the `lower` value of two critics, their `target`, and their loss (`errors`).
         """
         distributional = registry.option("atoms")
         if self.atoms is None:
@@ -187,7 +187,9 @@ def learn(self, learned, statistics, minibatches, key, is_learning):
         learned, error, losses = self._learn_from(learned, *minibatch_and_keys)
         return learned, (losses, error)
 
-    new, (losses, error) = jax.lax.scan(one_step, learned, (self.buffer.seen(normalize, minibatches), keys))
+    new, (losses, error) = jax.lax.scan(
+        one_step, learned, (self.buffer.map_observations(normalize, minibatches), keys)
+    )
     # Before learning starts, gradient steps are computed and discarded: fragments inside a `cond` could not
     # be placed on different devices.
     learned = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), new, learned)

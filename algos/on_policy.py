@@ -46,14 +46,14 @@ class State(NamedTuple):
     parameters: Any
     optimizer_state: Any
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part; None if not normalised
-    return_statistics: Any  # of the discounted return that scales rewards, or None
+    return_statistics: Any  # of discounted returns, whose deviation divides rewards; or None
     running_return: jax.Array | None  # [B] float32, the discounted return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
     known: Any = None  # the state of novelty in PPO, an `algos.rnd.NoveltyState`; None without `rnd`
-    running_novelty: jax.Array | None = None  # [B] float32, its discounted return so far; None without `rnd`
+    running_novelty: jax.Array | None = None  # [B] float32, discounted novelty so far; None without `rnd`
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if the network has a memory
     past: Any = None  # `algos.recurrent_ppo.Past [B]`, with burn-in
@@ -129,10 +129,10 @@ def iteration(
     """Makes a rollout of all environments and learns from it; returns the new state, and metrics.
 
     Args:
-      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
-        for the algorithm's.
-      learn: `(learned, running, Trajectory [T, B], key) -> (learned, running, metrics)`; None for the
-        algorithm's. `learned` has the fields `LEARNED` of the state; `running` is `(running_return,
+      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; by
+        default `algorithm.act`.
+      learn: `(learned, running, Trajectory [T, B], key) -> (learned, running, metrics)`; by default
+        `algorithm.learn`. `learned` has the fields `LEARNED` of the state; `running` is `(running_return,
         running_novelty)`.
     """
     act, learn = act or algorithm.act, learn or algorithm.learn

@@ -154,7 +154,7 @@ def actor(self: Any, state: on_policy.State) -> Actor:
 
 
 def memory_of(self: Any) -> MemoryNetworks | None:
-    """The network with its memory: the user's, or the default by the setting `memory`; None without one."""
+    """The network with its memory: the user's, or the default by the setting `memory`. None: no memory."""
     if not (self.memory if self.network is None else hasattr(networks.own(self, "network"), "unroll")):
         return None
     kind = None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)

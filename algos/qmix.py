@@ -1,9 +1,8 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-QMIX is `algos/value_decomposition.py` with a mixing network. The network maps the agents' values to a joint
-value; its weights depend on all agents' observations. If an agent's value increases, the joint value never
-decreases.
+QMIX adds a mixing network to `algos/value_decomposition.py`: from the agents' values to a joint value, with
+weights that depend on all agents' observations. If an agent's value increases, the joint value does not fall.
 
 Shapes: `N` rows, `A` agents, `S` components of a state, `H` units of a mixer.
 """
@@ -53,11 +52,11 @@ class QMIX(ValueDecomposition, presets="QMIX"):
         )
 
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation):
-        return self._mixer.init(key, values, self._state_of(observation))
+        return self._mixer.init(key, values, self._mixer_state(observation))
 
     def _mix(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
         """The joint value, by the mixing network (`MonotonicMixer`)."""
-        return self._mixer.apply(mixer, values, self._state_of(observation))
+        return self._mixer.apply(mixer, values, self._mixer_state(observation))
 
     @property
     def _mixer(self) -> Network:

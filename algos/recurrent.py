@@ -157,7 +157,7 @@ without_memory = as_recurrent  # deprecated name
 
 
 class Memory(NamedTuple):
-    """The memories of actor and critic; two empty tuples if they have none."""
+    """The memories of actor and critic; if there is no memory, two empty tuples."""
 
     actor: Any  # [B, ...] or [B, A, ...]; for a GRU `[..., H]` float32
     critic: Any  # as `actor`; a central critic has one memory for all agents, [B, ...]
@@ -194,10 +194,10 @@ class RecurrentActorCritic(nn.Module):
         )
         actor = with_log_std(self, actor)
         if self.central:
-            team = jax.tree.map(
+            team_inputs = jax.tree.map(
                 lambda x: _concatenate_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), critic_inputs
             )
-            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team, start)
+            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team_inputs, start)
         else:
             value, critic_memory = trunk(1, 1.0, name="critic")(
                 _merge_agents(memory.critic, leading[1:]), by_agent(critic_inputs), start_of_agents

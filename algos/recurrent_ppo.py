@@ -54,7 +54,7 @@ class Minibatch(NamedTuple):
 
     memory: Any  # [S, ...], the actor's before the burn-in; without a burn-in, before the sequence
     burn_in: tuple[Observation, jax.Array] | None  # observation [S, K, *obs] and start [S, K]
-    observation: Observation  # [S, L, *obs], normalised if observations are
+    observation: Observation  # [S, L, *obs], normalised if the settings say so
     start: jax.Array  # [S, L] bool, an episode starts at this step
     action: jax.Array  # [S, L, *action]
     decision: Decision  # [S, L]

@@ -3,8 +3,8 @@
 Each environment has a buffer (`algos/buffers.py`), by default a flashbax ring buffer in time order. This
 module maps the buffer over the environments, stores steps and samples transitions:
 
-- Each step is stored with its final observation, *before* the automatic reset, and with how the episode
-  ended. So truncated episodes bootstrap, and terminated ones do not (`algos.losses`).
+- Each step is stored with its final observation, *before* the automatic reset, and with `terminated` and
+  `truncated`. So truncated episodes bootstrap, and terminated episodes do not (`algos.losses`).
 - A window of `n_step` steps ends with its episode (`summarize`).
 
 **Under a distribution policy**, a minibatch takes equally many windows from each environment's ring. Each
@@ -102,10 +102,10 @@ class Replay:
 
     Attributes:
       num_envs: B.
-      buffer_size: capacity in steps of all environments, rounded down to the same for each.
+      buffer_size: capacity in steps of all environments; rounded down to equal rings.
       batch_size: N, a multiple of `num_envs`.
       learning_starts: steps of all environments after which `is_ready` is true.
-      n_step, discount: length of sampled windows; gamma.
+      n_step, discount: the length of sampled windows, and gamma.
       priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): an environment's
         windows are sampled with probability proportional to `priority ** alpha`. Zero is uniform.
       make: makes the buffer of one environment `env` (`algos.buffers`); None: chosen by `priority_exponent`.
@@ -148,14 +148,14 @@ class Replay:
 
     # --- overridden where rows are sequences (`algos/sequences.py`) ---
 
-    def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
+    def as_rows(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
         """Converts a rollout `[T, B]` for `add`; single steps have no memory."""
         return steps
 
-    def seen(self, see: Callable[[Observation], Observation], minibatch: Any) -> Any:
+    def map_observations(self, function: Callable[[Observation], Observation], minibatch: Any) -> Any:
         """Applies a function, such as normalisation, to the observations of a minibatch."""
         return minibatch._replace(
-            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
+            observation=function(minibatch.observation), next_observation=function(minibatch.next_observation)
         )
 
     def transitions(self, minibatch: Any, weight: jax.Array | None) -> tuple[Transition, jax.Array | None]:
@@ -365,7 +365,7 @@ def prioritized_steps(
         learned, error, losses = self.learn(
             learned, state.observation_statistics, minibatch, keys[1], is_learning
         )
-        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        # Proportional prioritisation, equation 1 of Schaul et al.; 1e-6 keeps priorities above zero.
         priority = jnp.abs(error[0]) + 1e-6
         replay_state = replay.prioritize(replay_state, sample.indices, priority, is_learning)
         return (learned, replay_state), losses

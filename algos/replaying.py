@@ -310,7 +310,7 @@ def collect(
         "bonus": bonus,
         "returns": registry.option("running").update_returns(self, state.returns, time_steps),
     }
-    rows = self.buffer.cut(*memory_and_start, steps)
+    rows = self.buffer.as_rows(*memory_and_start, steps)
     return rows, observations_and_actions[0], new_fields, {**episode_metrics(time_steps), **bonus_metrics}
 
 

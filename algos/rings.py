@@ -42,7 +42,7 @@ def rollout(
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`algos.rollout.rollout_with_memory`, given its `keys [T, 2, B]`.
+    """`algos.rollout.rollout_with_memory`, with the keys of all steps, `keys [T, 2, B]`.
 
     `carry` is the environments' state, observation and `Recollection` before the first step. `segment`, or
     None, is a function in which the environments' workers act and step:
@@ -98,8 +98,8 @@ def compute_actions(
 def replay_rollout(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
     """`rollout_with_memory` of an algorithm with replay.
 
-    The extras are the first two arguments of `Replay.cut`: the network's memory before each of C sequences,
-    `[C, B, ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
+    The extras are the first two arguments of `Replay.as_rows`: the network's memory before each of C
+    sequences, `[C, B, ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
     """
     first, length = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
     one_sequence = length == algorithm.num_steps  # if so, only the memory before the rollout is stored
@@ -133,7 +133,7 @@ def network_memory(memory: Any) -> Any:
 
 
 class _RunningStep(NamedTuple):
-    """A running step of one part of the environments; leading axis `B / R`."""
+    """A started step of one part of the environments, not yet finished; leading axis `B / R`."""
 
     sent: Any  # what `send` returned
     observation: Any
@@ -145,7 +145,7 @@ class _RunningStep(NamedTuple):
 def _rollout_in_rings(
     act: Callable, step: Callable | tuple[Callable, ...], keys: jax.Array, carry: Any, rings: int
 ) -> tuple[Any, ...]:
-    """`rollout_with_memory` in R parts, given its `keys [T, 2, B]`.
+    """`rollout_with_memory` in R parts, with the keys of all steps, `keys [T, 2, B]`.
 
     First, a step of every part is started (`send`). Then, repeatedly, the step of one part is finished
     (`recv`), actions are computed for that part, and its next step is started. Parts take turns, or with
@@ -167,7 +167,7 @@ def _rollout_in_rings(
         record = (step.observation, step.action), step.extras, time_step._replace(observation=None)
         return (env_state, time_step.observation, recollection), record
 
-    def one_turn(running, keys):
+    def step_each_part(running, keys):
         def one_part(_, step_and_keys):
             step, keys = step_and_keys
             part_carry, record = finish_step(step)
@@ -176,7 +176,7 @@ def _rollout_in_rings(
         _, (running, record) = jax.lax.scan(one_part, None, (running, keys))
         return running, record
 
-    def one_ready(carry, _):
+    def step_ready_part(carry, _):
         running, received = carry  # `received [R]`: the number of finished steps of each part
         part = ready[0](running.sent, received < num_steps - 1)
         part_carry, record = finish_step(_take_row(running, part))
@@ -197,12 +197,12 @@ def _rollout_in_rings(
         running_and_received = running, jnp.zeros(rings, jnp.int32)
         trips = (num_steps - 1) * rings
         (running, _), (records, row_indices) = jax.lax.scan(
-            one_ready, running_and_received, None, length=trips
+            step_ready_part, running_and_received, None, length=trips
         )
         order = jnp.zeros(trips, jnp.int32).at[row_indices].set(jnp.arange(trips, dtype=jnp.int32))
         records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
     else:
-        running, records = jax.lax.scan(one_turn, running, keys[1:])  # [T - 1, R, B / R, ...]
+        running, records = jax.lax.scan(step_each_part, running, keys[1:])  # [T - 1, R, B / R, ...]
     _, (parts, last) = jax.lax.scan(lambda _, step: (None, finish_step(step)), None, running)
     records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
     records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)

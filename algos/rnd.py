@@ -218,7 +218,7 @@ class Distillation:
             parameters.predictor, known, running, step
         )
         steps, num_envs = step.reward.shape
-        never = jnp.zeros((steps, num_envs), bool)
+        no_end = jnp.zeros((steps, num_envs), bool)
 
         def value_of(observation: Any) -> jax.Array:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
@@ -227,7 +227,7 @@ class Distillation:
         # The value after a step is that of the next row, even if that row belongs to another episode.
         next_value = jnp.concatenate([value[1:], value_of(seen[1])[None]])
         advantage, target = generalized_advantage_estimation(
-            reward, value, next_value, never, never, self.discount, self.lambda_
+            reward, value, next_value, no_end, no_end, self.discount, self.lambda_
         )
         trains = jax.random.uniform(key, (steps, num_envs)) < self.share
         samples = Novelty(inputs, time_major(features, steps), trains, target)
@@ -311,7 +311,7 @@ class BonusState(NamedTuple):
 
 
 def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
-    """Novelty as an `algos.Bonus`; only its `init` uses the key.
+    """Novelty as an `algos.Bonus`; only `init` uses the key.
 
     After each rollout the predictor takes one step of Adam, with the algorithm's step size.
     """

@@ -64,9 +64,9 @@ def gumbel_search(
 ) -> Search:
     """A search as in Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 
-    At the root it samples moves without replacement by the Gumbel top-k trick, and divides the simulations
-    among them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
-    (equation 11).
+    At the root, the search samples moves without replacement by the Gumbel top-k trick, and divides the
+    simulations among them by sequential halving (algorithm 2); `policy` is the softmax of logits and
+    completed values (equation 11).
 
     `evaluate(parameters, ...)` evaluates leaves. `position` is not terminal. The tree gets `simulations`
     positions; at most `considered` moves are considered at the root. `scale` multiplies the Gumbel noise.

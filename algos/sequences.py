@@ -221,7 +221,7 @@ class SequenceReplay(Replay):
         start, steps = jax.tree.map(lambda x: jnp.stack([x] * self.sequence_length, axis=1), (ended, steps))
         return self.init_of_rows(Sequences(memory, start, steps))
 
-    def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
+    def as_rows(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
         """Cuts a rollout into sequences `[C, B]`, for `add`.
 
         `memory [C, B, ...]` is the memory before each sequence; `start [T, B]` bool; `steps [T, B]`.
@@ -233,12 +233,12 @@ class SequenceReplay(Replay):
 
         return Sequences(memory, *jax.tree.map(sequences, (start, steps)))
 
-    def seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
+    def map_observations(self, function: Callable[[Any], Any], minibatch: Sequences) -> Sequences:
         """Applies a function, such as normalisation, to the observations of a minibatch."""
         steps = minibatch.steps
         return minibatch._replace(
             steps=steps._replace(
-                observation=see(steps.observation), final_observation=see(steps.final_observation)
+                observation=function(steps.observation), final_observation=function(steps.final_observation)
             )
         )
 

@@ -65,7 +65,7 @@ class DelayedTargets(PolyakTargets):
         0.1, "standard deviation of exploration noise, for actions in [-1, 1]"
     )
     target_noise: float = hyperparameter(0.2, "standard deviation of the noise of target actions")
-    target_noise_clip: float = hyperparameter(0.5, "bound to which that noise is clipped")
+    target_noise_clip: float = hyperparameter(0.5, "bound to which the noise of target actions is clipped")
     policy_delay: int = hyperparameter(2, "critic updates per update of the actor and the targets")
 
     def check(self, algorithm: Any) -> None:
@@ -104,7 +104,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, targets, is_due, minibatch, keys):
-        """Gradients over a minibatch `[N]` with `keys [1, N]`; the actor's is zero unless `is_due`."""
+        """Gradients over a minibatch `[N]` with `keys [1, N]`; the actor's are zero unless `is_due`."""
         transition, keys = self.buffer.transitions_and_keys(minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]

@@ -252,7 +252,7 @@ class ValueDecomposition(Agent):
         rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
         return time_major(self._mix(mixer, *rows), values.shape[0])
 
-    def _state_of(self, observation: Observation) -> jax.Array:
+    def _mixer_state(self, observation: Observation) -> jax.Array:
         """Concatenates all agents' observations, `privileged` parts included: `[N, S]` float32."""
         features, _ = features_and_mask(observation)
         agents = jax.tree.map(merge_axes, features)

@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 from algos import layers, networks
-from algos.layers import Trunk, UnitHead, project_kernels, unit
+from algos.layers import Trunk, UnitHead, project_kernels, to_unit_length
 from algos.values import Layers
 
 
@@ -56,7 +56,7 @@ def test_an_embedding_by_hand():
 
 def test_a_block_by_hand():
     """Width 2, 8 within: in NumPy, from parameters as they are drawn."""
-    x = unit(jax.random.normal(jax.random.key(1), (5, 2)))
+    x = to_unit_length(jax.random.normal(jax.random.key(1), (5, 2)))
     parameters = jax.jit(Block(depth=2).init)(jax.random.key(0), x)["params"]
     up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))
     assert up.shape == (2, 8) and down.shape == (8, 2)
@@ -70,7 +70,7 @@ def test_a_block_by_hand():
 
 def test_features_that_are_all_off_have_a_gradient():
     """Zero has no direction: no NaN comes of it."""
-    gradient = jax.grad(lambda x: jnp.sum(unit(x)))(jnp.zeros((2, 3)))
+    gradient = jax.grad(lambda x: jnp.sum(to_unit_length(x)))(jnp.zeros((2, 3)))
     assert jnp.all(jnp.isfinite(gradient))
 
 

@@ -103,7 +103,7 @@ def test_samples_with_burn_in_are_neighbours_end_to_end():
     time = jnp.arange(16.0)[:, None]
     never = jnp.zeros((16, 1), bool)
     steps = Step(time[..., None], time.astype(jnp.int32), time, never, never, time[..., None] + 1)
-    state = buffer.add(state, buffer.cut(time[::4] + 100, never, steps))
+    state = buffer.add(state, buffer.as_rows(time[::4] + 100, never, steps))
     drawn = buffer.sample(state, jax.random.key(0)).transition
     assert np.unique(drawn.memory).tolist() == [100, 104, 108]
     np.testing.assert_array_equal(drawn.steps.reward, drawn.memory[:, None] - 100 + jnp.arange(8.0)[None])
