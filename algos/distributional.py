@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from algos import networks
 from algos.distributions import allowed_only, sizes
-from algos.dqn import DQN, action_space_of
+from algos.dqn import DQN, discrete_space
 from algos.replaying import Transition
 from envs import Discrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -238,7 +238,7 @@ class DistributionalDQN(DQN):
 
     @property
     def _outputs(self) -> Discrete:
-        return Discrete(sum(sizes(action_space_of(self.env))) * self.outputs_per_action)
+        return Discrete(sum(sizes(discrete_space(self.env))) * self.outputs_per_action)
 
 
 def select_outputs(outputs: jax.Array, action: jax.Array) -> jax.Array:

@@ -79,7 +79,7 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
 # --- values of actions ---
 
 
-def action_space_of(env: Environment) -> Discrete | MultiDiscrete:
+def discrete_space(env: Environment) -> Discrete | MultiDiscrete:
     """The environment's action space; the algorithm's constructor has checked it."""
     space = env.action_space
     assert isinstance(space, Discrete | MultiDiscrete)
@@ -125,7 +125,7 @@ class Learned(NamedTuple):
     updates: jax.Array  # int32, gradient steps so far
 
 
-def initial_learned(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
+def init_learned(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
     """The initial `Learned`, with copied parameters as targets."""
     return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer.init(parameters), jnp.int32(0))
 
@@ -268,7 +268,7 @@ class DQN(Agent, presets="DQN"):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
-        learned = initial_learned(parameters, self._optimizer)
+        learned = init_learned(parameters, self._optimizer)
         return replaying.initial_state(self, learned, env_state, observation, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -362,7 +362,7 @@ class DQN(Agent, presets="DQN"):
         return transition.reward + transition.discount * mean_over_choices(next_value)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        return action_values(self._network, parameters, observation, action_space_of(self.env))
+        return action_values(self._network, parameters, observation, discrete_space(self.env))
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network with a wrong number of outputs."""
@@ -370,7 +370,7 @@ class DQN(Agent, presets="DQN"):
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
-        return action_space_of(self.env)
+        return discrete_space(self.env)
 
     @property
     def _heads(self) -> tuple[Any, ...]:

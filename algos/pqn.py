@@ -19,7 +19,7 @@ from algos import dqn, networks, on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.checks import check_action_values, check_divides
 from algos.distributions import Categorical, sizes
-from algos.dqn import Exploration, action_space_of, broadcast_to_choices, epsilon_greedy, mean_over_choices
+from algos.dqn import Exploration, broadcast_to_choices, discrete_space, epsilon_greedy, mean_over_choices
 from algos.losses import values_after
 from algos.networks import select_values
 from algos.normalize import normalize_rollout
@@ -143,16 +143,16 @@ class PQN(Agent, presets="PQN"):
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
         """Q of every action, for observations `[N, *obs]` (`dqn.action_values`)."""
-        return dqn.action_values(self._network, parameters, observation, action_space_of(self.env))
+        return dqn.action_values(self._network, parameters, observation, discrete_space(self.env))
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(self._network.apply, state.parameters, features)
-        check_action_values(output, sum(sizes(action_space_of(self.env))), (self.num_envs,))
+        check_action_values(output, sum(sizes(discrete_space(self.env))), (self.num_envs,))
 
     _memory = None
-    _outputs = property(lambda self: action_space_of(self.env))
+    _outputs = property(lambda self: discrete_space(self.env))
     _network = property(networks.q_network_of)
 
     @property

@@ -452,7 +452,6 @@ class _MemoryNetwork(nn.Module):
         return distributions.dueling(output, self.dueling) if self.dueling else output, memories
 
     def initial_memory(self, num_envs: int) -> Any:
-        """The initial memory."""
         return self.memory_kind.empty((num_envs,))
 
 
@@ -483,7 +482,6 @@ class _MemoryCritics(nn.Module):
         return first, second, (first_memory, second_memory)
 
     def initial_memory(self, num_envs: int) -> Any:
-        """The initial memories of both critics."""
         return (self.memory_kind.empty((num_envs,)),) * 2
 
 

@@ -25,15 +25,7 @@ from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
 from algos.checks import check_recurrent_values, check_sequences
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.dqn import (
-    DQN,
-    Exploration,
-    TargetUpdates,
-    action_space_of,
-    epsilon_greedy,
-    initial_learned,
-    iteration,
-)
+from algos.dqn import DQN, Exploration, TargetUpdates, discrete_space, epsilon_greedy, init_learned, iteration
 from algos.layers import with_widths
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes, of_module, step_types
 from algos.networks import actor_features, select_values
@@ -131,7 +123,7 @@ class ValueDecomposition(Agent):
         action = jnp.zeros((*reward.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=initial_learned(
+            learned=init_learned(
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
@@ -177,7 +169,7 @@ class ValueDecomposition(Agent):
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action of each agent."""
         types = step_types(self._network, state.learned.parameters.agents, state)
-        actions = sum(sizes(action_space_of(self.env)))
+        actions = sum(sizes(discrete_space(self.env)))
         check_recurrent_values(types, actions, (1, self.num_envs, self._num_agents))
 
     # --- defined by subclasses ---
@@ -268,7 +260,7 @@ class ValueDecomposition(Agent):
         """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
-        return allowed_values(action_space_of(self.env), values, action_mask), memories
+        return allowed_values(discrete_space(self.env), values, action_mask), memories
 
     def _one_step(self, agents, observation, recollection: Recollection):
         """Values of all actions `[B, A, ..., n]` at observations `[B, A, *obs]`, and the next memory."""
@@ -307,7 +299,7 @@ class ValueDecomposition(Agent):
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
         module = AgentQNetwork(
-            space, sizes(action_space_of(self.env)), self._num_agents, with_widths(layers, space),
+            space, sizes(discrete_space(self.env)), self._num_agents, with_widths(layers, space),
             memory, self.dueling, self.agent_identity,
         )  # fmt: skip
         return networks.computing(self, of_module(module))
