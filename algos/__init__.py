@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, able, public
+from algos.registry import IN_ENVIRONMENTS, MODULES, OF_TEXT, algorithms_where, public
 from envs import Environment, check_spec, user_code
 from fdg import aliases
 from fdg.arguments import checked, checked_names, quoted
@@ -111,7 +111,7 @@ moved.keep_names(
 
 
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
-    """The names of all algorithms, or of those for environments, or of those that train language models.
+    """The names of all algorithms, or of one kind: those for environments, or those for language models.
 
     >>> names("environments")
     ('ppo', 'recurrent_ppo', 'ippo', 'mappo', 'a2c', 'a3c', 'impala', 'dqn', 'pqn', 'sac', 'td3', 'fast_td3',
@@ -135,7 +135,7 @@ def able_in(env: Environment) -> list[str]:
     >>> able_in(envs.make("MPE_simple_spread_v3"))
     ['ippo', 'mappo', 'vdn', 'qmix']
     """
-    return able(lambda cls: cls.can_act_in(env))
+    return algorithms_where(lambda cls: cls.can_act_in(env))
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ class A2C(Agent, driver=one_update, presets="A2C"):
     def act(self, parameters, statistics, observation, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed.
 
-        If the network has a memory, the observations are an `algos.sequences.Observed`.
+        If the network has a memory, the observations are an `algos.sequences.ObservedSequences`.
         """
         policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None
@@ -71,8 +71,8 @@ class A2C(Agent, driver=one_update, presets="A2C"):
         )
         time_step = trajectory.time_step
         fixed_parameters, fixed_value = jax.lax.stop_gradient((parameters, value))
-        # With a lambda of 1, the longest returns that the rollout allows, as in algorithm S3 of the paper; a
-        # lambda below 1 averages them with shorter ones.
+        # With lambda 1, returns are as long as the rollout allows (algorithm S3 of the paper). A smaller
+        # lambda averages them with shorter returns.
         advantage, target = self.advantages.of(
             time_step.reward,
             fixed_value,
@@ -82,8 +82,8 @@ class A2C(Agent, driver=one_update, presets="A2C"):
             time_step,
         )
         # The policy loss and the entropy term are those of section 4 of the paper ("Asynchronous advantage
-        # actor-critic"), the value loss is that of algorithm S3. The paper sums over the rollout; here,
-        # losses are means.
+        # actor-critic"); the value loss is that of algorithm S3. The paper sums losses over the rollout; here
+        # they are means.
         policy_loss = -jnp.mean(policy.log_prob(trajectory.action) * advantage)
         value_loss = jnp.mean(jnp.square(target - value))
         return self.objective.of(policy_loss, value_loss, jnp.mean(policy.entropy()))
@@ -95,8 +95,8 @@ class State(NamedTuple):
     parameters: Any  # shared by all workers
     optimizer_state: Any  # shared by all workers
     worker_parameters: Any  # leading axis W
-    observation_statistics: Any  # of all workers' observations; None if they are not normalised
-    return_statistics: Any  # of the discounted return that scales rewards, or None
+    observation_statistics: Any  # from all workers' observations; None if they are not normalised
+    return_statistics: Any  # from the discounted returns, whose deviation divides rewards; or None
     running_return: jax.Array | None  # [W, E] float32, the discounted return so far
     env_state: Any  # leading axes W, E
     observation: Observation  # [W, E, *obs]
@@ -110,7 +110,7 @@ class A3C(A2C, presets="A3C"):
     """A3C for discrete, multi-discrete and continuous actions; fields, loss and optimiser are those of `A2C`.
 
     The workers share RMSProp's statistics ("Shared RMSProp" in the paper). By default a worker has four
-    environments; in the paper it has one. So gradients are fewer, each over more samples.
+    environments (in the paper one), so there are fewer gradients, each over more samples.
 
     >>> import envs
     >>> A3C(env=envs.make("CartPole-v1"), num_workers=8).envs_per_worker
@@ -223,14 +223,14 @@ class A3C(A2C, presets="A3C"):
     def update(self, gradients, optimizer_state, parameters):
         """The shared parameters after all gradients `[W, ...]`, and after each gradient, `[W, ...]`."""
 
-        def one_update(carry, gradient):
+        def apply_gradient(carry, gradient):
             parameters, optimizer_state = carry
             parameters, optimizer_state = self._one_update(gradient, optimizer_state, parameters)
             return (parameters, optimizer_state), parameters
 
-        learned, worker_parameters = jax.lax.scan(one_update, (parameters, optimizer_state), gradients)
+        learned, worker_parameters = jax.lax.scan(apply_gradient, (parameters, optimizer_state), gradients)
         return *learned, worker_parameters
 
     def _split_by_worker(self, tree):
-        """Splits the leading axis `B` into `W, E`."""
+        """Splits the leading axis `B` into the axes `W, E`."""
         return jax.tree.map(lambda x: x.reshape(-1, self.envs_per_worker, *x.shape[1:]), tree)

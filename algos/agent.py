@@ -29,7 +29,7 @@ class Rollouts(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts below 1, and a number of rings that does not divide the environments."""
+        """Refuses counts below 1, and a number of rings that does not divide `num_envs`."""
         require_positive(algorithm, "num_envs", "num_steps", "total_steps", "rings")
         require(
             algorithm,
@@ -47,18 +47,18 @@ class Agent(HasPresets):
     module with methods that several algorithms share (such as `algos.off_policy`).
 
     Attributes:
-      action_spaces: the kinds of action spaces that it supports.
+      action_spaces: the supported kinds of action spaces.
       several_agents: True for multi-agent environments.
-      values_novelty: True if it has a separate value function for novelty (`algos.rnd`); other algorithms add
-        the novelty to rewards.
-      bonus: an additional reward; the mean of all such rewards is the metric `bonus`.
+      values_novelty: True if novelty (`algos.rnd`) has its own value function; otherwise it is added to
+        rewards.
+      bonus: an additional reward; the metric `bonus` is the mean of all additional rewards.
       precision: the dtype of the operands of matrix products in networks. Parameters, optimisers, losses,
         normalisers, and networks' outputs are always float32 ([decision
         061](docs/decisions/061-precision.md)).
 
     Raises:
       FdgError: at construction, if a field is out of range, a size does not divide another, or the
-        environment or data set does not fit. All subclasses raise it likewise.
+        environment or data set does not fit.
     """
 
     action_spaces: ClassVar[tuple[type, ...]]
@@ -84,7 +84,7 @@ class Agent(HasPresets):
 
     @property
     def learns_until(self) -> int | None:
-        """The iteration after which the step size is zero; None if it never is."""
+        """The iteration after which the step size is zero; None if the step size is constant."""
         return self.num_iterations if self.anneal_learning_rate else None
 
     @checked_names
@@ -137,9 +137,9 @@ class Agent(HasPresets):
 
     @property
     def _rollout_arguments(self) -> dict[str, Any]:
-        """The environment arguments of `algos.rollout.rollout`."""
+        """The arguments of `algos.rollout.rollout` that define how environments are stepped."""
         if self.rings > 1 or getattr(self.env, "acts", False):
-            return {"num_steps": self.num_steps, **registry.option("rings").of(self)}
+            return {"num_steps": self.num_steps, **registry.option("rings").rollout_arguments(self)}
         return {"num_steps": self.num_steps, "step": self.step}
 
     def _for_environment(self, action):
@@ -150,8 +150,8 @@ class Agent(HasPresets):
         return self._for_environment(choose_actions(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:
-        step = registry.option("optimizers").apply_update
-        return step(self._optimizer, gradient, optimizer_state, parameters)
+        apply_update = registry.option("optimizers").apply_update
+        return apply_update(self._optimizer, gradient, optimizer_state, parameters)
 
     @property
     def _optimizer(self) -> Any:

@@ -2,8 +2,8 @@
 et al. 2022, "Policy improvement by planning with Gumbel" (ICLR, openreview.net/forum?id=bERaNdoegnO).
 
 The agent plays both sides. A tree search with the game's rules and the network chooses each move; the network
-learns the search's policy and the outcome of the game. `search` is the actor's fragment, `learn` the
-learner's.
+learns the search's policy and the outcome of the game. `search` is a fragment of the actor, `learn` of the
+learner.
 
 Shapes: `T` moves of a rollout, `B` games, `N` samples of a minibatch, `n` possible moves.
 """
@@ -22,7 +22,7 @@ from algos.losses import Distribution, value_error, values_after
 from algos.on_policy import Epochs, environment_major, without_memory
 from algos.returns import lambda_returns
 from algos.rollout import Actor, episode_metrics, rollout
-from algos.search import Search, Searching, SearchSettings, gumbel_search
+from algos.search import Search, SearchPlayer, SearchSettings, gumbel_search
 from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network
 from envs import (
     Discrete,
@@ -63,8 +63,8 @@ class Sample(NamedTuple):
 class AlphaZero(Agent, presets="AlphaZero"):
     """Gumbel AlphaZero, for two-player games of perfect information with alternating moves.
 
-    `env` is an agent against an opponent (`envs.games.Against`). The agent learns its game by self-play; only
-    evaluations play against the opponent, by the network without search. `player(state)` searches.
+    `env` is a game against an opponent (`envs.games.Against`). The agent learns by self-play. Only
+    evaluations play against the opponent; they use the network without search. `player(state)` searches.
 
     >>> import envs
     >>> AlphaZero(env=envs.make("game:tic_tac_toe")).steps_per_iteration
@@ -116,7 +116,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
         parameter_key, env_key, key = jax.random.split(key, 3)
-        env_state, observation = self._turns.reset(jax.random.split(env_key, self.num_envs))
+        env_state, observation = self._self_play_env.reset(jax.random.split(env_key, self.num_envs))
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
         optimizer_state = self._optimizer.init(parameters)
         return State(parameters, optimizer_state, env_state, observation, key, jnp.int32(0))
@@ -154,9 +154,9 @@ class AlphaZero(Agent, presets="AlphaZero"):
             lambda observation: self._policy(state.parameters, observation), self._for_environment
         )
 
-    def player(self, state: State, simulations: int | None = None) -> Searching:
+    def player(self, state: State, simulations: int | None = None) -> SearchPlayer:
         """An `envs.games.Player` that searches, by default with `num_simulations`."""
-        return Searching(
+        return SearchPlayer(
             self._game,
             self._evaluate,
             state.parameters,
@@ -170,12 +170,12 @@ class AlphaZero(Agent, presets="AlphaZero"):
     @fdg.fragment("environment")
     def step(self, keys, env_state, action):
         """`keys [B]`, `action [B]` -> the games' next state and a `TimeStep [B]`."""
-        return self._turns.step(keys, env_state, action)
+        return self._self_play_env.step(keys, env_state, action)
 
     @fdg.fragment("actor", in_axes=(None, 0, 0))
     def search(self, parameters, position, keys):
         """Positions `[B, ...]`, `keys [B]` -> `Search [B]`; rows are searched independently."""
-        scale_and_discount = self.gumbel_scale, self.discount  # arguments, because a sweep traces them
+        scale_and_discount = self.gumbel_scale, self.discount  # passed as arguments: a sweep traces them
         search = fdg.rowwise(self._search, in_axes=(None, None, 0, 0))
         return search(scale_and_discount, parameters, position, keys)
 
@@ -190,8 +190,8 @@ class AlphaZero(Agent, presets="AlphaZero"):
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
         metrics = episode_metrics(time_step)
-        # In self-play, the return is that of the winner: 1, or 0 for a draw. Its mean is the share of games
-        # that were decided.
+        # In self-play, an episode's return is the winner's: 1, or 0 for a draw. So its mean is the share of
+        # games with a winner.
         metrics["decided"] = metrics.pop("episode_return")
         return (parameters, optimizer_state), {**metrics, **losses}
 
@@ -203,8 +203,8 @@ class AlphaZero(Agent, presets="AlphaZero"):
     def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
         """The value targets `[T, B]` float32, for the player of each move.
 
-        The outcome of the game, or the value of the last position if the game did not end in the rollout.
-        Since the player changes with each move, the targets are lambda-returns with a negative discount.
+        A target is the game's outcome, or the value of the last position if the game did not end in the
+        rollout. Since the player changes with each move, it is a lambda-return with a negative discount.
         `value [T, B]` is the search's value of each position.
         """
         next_value = values_after(
@@ -270,5 +270,5 @@ class AlphaZero(Agent, presets="AlphaZero"):
         return env.single.game
 
     @property
-    def _turns(self) -> Vectorized:
+    def _self_play_env(self) -> Vectorized:
         return vectorize(Turns(self._game, self.random_moves))

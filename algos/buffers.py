@@ -1,4 +1,4 @@
-"""Replay buffers of one environment, each a value of four pure functions: `ReplayBuffer`.
+"""Replay buffers of one environment; each is a tuple of pure functions, a `ReplayBuffer`.
 
 `replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function from a `BufferSpec` to a
 buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
@@ -47,8 +47,8 @@ class ReplayBuffer(NamedTuple):
 
     `init(row) -> state`: an empty buffer; only shapes and dtypes of the row are used.
     `add(state, rows [T]) -> state`: appends a rollout, which continues the last one.
-    `sample(state, key) -> Windows [n]`: while the buffer has too few rows for a window, the values are
-    arbitrary, but have the right shapes.
+    `sample(state, key) -> Windows [n]`: the values are arbitrary while the buffer has too few rows for a
+    window.
     `update(state, indices [n], priority [n], ready) -> state`: receives the absolute errors of samples as
     priorities. If `ready` (bool) is false, learning has not begun, and the state must not change. Without
     `update`, all samples of an iteration are drawn at once.
@@ -62,8 +62,8 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# New steps get the largest priority so far, which flashbax 0.1.3 rounds down to an integer. So priorities are
-# multiplied by this number, to make the rounding small; only their ratios matter.
+# flashbax 0.1.3 gives new steps the largest priority so far, rounded down to an integer. This factor of all
+# priorities makes the rounding small; only ratios of priorities matter.
 _PRIORITY_UNIT = 1024.0
 
 
@@ -125,16 +125,16 @@ def hindsight(
     """Hindsight experience replay: most windows get a goal that the episode reached later.
 
     Andrychowicz et al. 2017, arXiv 1707.01495, section 3.3 and algorithm 1, with the strategy "future" of
-    section 4.5: the goal is the one achieved at a step drawn uniformly from this one to the end of the
-    episode. Observations are dictionaries with `achieved_goal` and `desired_goal`, as in Gymnasium-Robotics.
+    section 4.5: the goal was achieved at a step drawn uniformly from the current step to the episode's end.
+    Observations are dictionaries with `achieved_goal` and `desired_goal`, as in Gymnasium-Robotics.
 
     Args:
       share: fraction of windows that get another goal; k of the paper is `share / (1 - share)`.
-      horizon: the number of rows in which a goal is looked for; None: a whole episode.
+      horizon: the number of rows from which a goal is drawn; None: a whole episode.
       base: the buffer that samples windows, such as `prioritized`.
       reward: `(achieved_goal [*goal], desired_goal [*goal]) -> []`; None: the environment's `compute_reward`.
-      terminated: likewise, a bool; None: the environment's `compute_terminated`. Without either, a step with
-        another goal terminates as it did with its own.
+      terminated: as `reward`, but returns a bool; None: the environment's `compute_terminated`. If there is
+        neither, a step with another goal terminates where the stored step did.
 
     Raises:
       FdgError: the environment has no goals, or `length` is less than `horizon`.
@@ -159,19 +159,19 @@ def hindsight(
             f"hindsight: environment '{env.name}' has no compute_reward(achieved_goal, desired_goal): give"
             " functools.partial(algos.buffers.hindsight, reward=...)"
         )
-    ahead = env.max_episode_steps if horizon is None else horizon
-    if ahead is None:
+    rows_ahead = env.max_episode_steps if horizon is None else horizon
+    if rows_ahead is None:
         raise FdgError(
             f"hindsight: environment '{env.name}' has no time limit: give"
             " functools.partial(algos.buffers.hindsight, horizon=100)"
         )
-    ahead = max(ahead, spec.window)
-    if ahead > spec.length:
+    rows_ahead = max(rows_ahead, spec.window)
+    if rows_ahead > spec.length:
         raise FdgError(
-            f"hindsight looks {ahead} steps ahead, but the buffer keeps {spec.length} of each"
+            f"hindsight looks {rows_ahead} steps ahead, but the buffer keeps {spec.length} of each"
             " environment: raise buffer_size, or lower num_envs"
         )
-    base_buffer = base(spec._replace(window=ahead))
+    base_buffer = base(spec._replace(window=rows_ahead))
 
     def init(row: Any) -> Any:
         if not hasattr(row, "final_observation"):
@@ -187,11 +187,11 @@ def hindsight(
         relabel = jax.vmap(lambda rows, key: _relabel(rows, key, share, reward, terminated, spec.window))
         return windows._replace(rows=relabel(windows.rows, jax.random.split(goal_key, spec.num_windows)))
 
-    return base_buffer._replace(init=init, sample=sample, least_rows=max(ahead, base_buffer.least_rows))
+    return base_buffer._replace(init=init, sample=sample, least_rows=max(rows_ahead, base_buffer.least_rows))
 
 
 def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: Any, window: int) -> Any:
-    """The first `window` of the steps `[w, ...]`, with probability `share` with another goal."""
+    """The first `window` of the steps `[w, ...]`; with probability `share` they get another goal."""
     step_key, share_key = jax.random.split(key)
     ended = rows.terminated | rows.truncated
     steps = len(ended)
@@ -210,18 +210,18 @@ def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: A
     relabeled = rows._replace(
         observation=with_new_goal(rows.observation),
         final_observation=with_new_goal(rows.final_observation),
-        reward=jnp.where(is_relabeled, jax.vmap(_scalar(reward, False))(achieved, goals), rows.reward),
+        reward=jnp.where(is_relabeled, jax.vmap(_wrap_scalar(reward, False))(achieved, goals), rows.reward),
     )
     if terminated is None:
         return relabeled
-    reached = jax.vmap(_scalar(terminated, True))(achieved, goals)
+    reached = jax.vmap(_wrap_scalar(terminated, True))(achieved, goals)
     terminates = jnp.where(is_relabeled, reached, rows.terminated)
     # A step that terminated only by its original goal is truncated: the next row belongs to another episode.
     truncated = (rows.terminated | rows.truncated) & ~terminates
     return relabeled._replace(terminated=terminates, truncated=truncated)
 
 
-def _scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
+def _wrap_scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
     """Wraps a function of one step's goals; checks that it returns one number, or if `is_flag` one bool."""
 
     def checked(achieved: Any, desired: Any) -> Any:
@@ -348,7 +348,7 @@ def n_step_sums(
 ) -> NStep:
     """Discounted rewards of up to `n >= 1` steps from each row; fewer at the end of an episode or trajectory.
 
-    It needs no values, so learners with replay compute only the value at `last`.
+    The sums contain no values, so learners with replay compute only the value at `last`.
 
     >>> reward, never = jnp.ones((3, 1)), jnp.zeros((3, 1), bool)
     >>> sums = n_step_sums(reward, never, never, 0.5, n=2)
@@ -357,7 +357,7 @@ def n_step_sums(
     """
     row = jax.lax.broadcasted_iota(jnp.int32, reward.shape, 0)
     one_step = NStep(reward, discount * (1.0 - terminated.astype(jnp.float32)), row)
-    # After these rows there is no further step (`roll` wraps around after the last one).
+    # The last row counts too, because `roll` wraps around there.
     is_last = jnp.logical_or(jnp.logical_or(terminated, truncated), row == reward.shape[0] - 1)
 
     def extend(_, sums: NStep) -> NStep:

@@ -37,7 +37,7 @@ from fdg.settings.user_results import check_same
 
 # --- settings ---
 
-# The metadata `holds` of fields whose value consists of functions, or is the `module:name` of such a value.
+# Values of the metadata `holds` of fields that take functions, or their `module:name`.
 _KINDS_OF_FUNCTIONS = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
@@ -83,7 +83,7 @@ def check_types(self: Any) -> None:
 
 
 def _expand_architecture(self: Any, field: str) -> None:
-    """Sets the fields that an `Architecture` in a network's field stands for, and that field to None."""
+    """Copies settings of an `Architecture` in a network's field to the algorithm; the field becomes None."""
     network = getattr(self, field, None)
     if not isinstance(network, Architecture):
         return
@@ -109,15 +109,15 @@ def _suitable_algorithms(self: Any) -> str:
 
 def _algorithms_with(condition: Callable[[Any], bool]) -> list[str]:
     """The names of the algorithm classes that meet a condition."""
-    return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.able(condition))
+    return sorted(registry.IN_ENVIRONMENTS[name] for name in registry.algorithms_where(condition))
 
 
 def check_divides(
     self: Any, per_env: int, of_env: str = "num_steps", of_all: str = "num_envs * num_steps"
 ) -> None:
-    """Refuses a number of minibatches that does not divide the samples, `per_env` per environment.
+    """Refuses `num_minibatches` unless it divides the number of samples, `per_env` of each environment.
 
-    Messages call the number of samples of one environment `of_env`, and that of all environments `of_all`.
+    In messages, `of_env` and `of_all` name the numbers of samples of one and of all environments.
     """
     count, name_of_count = per_env, of_env
     if self.epochs.shuffle != "time":
@@ -130,7 +130,7 @@ def check_divides(
 
 
 def check_replay(choice: Any, algorithm: Any) -> None:
-    """Refuses settings of `algos.replaying.ReplayChoice` that are out of range, and two buffers at once."""
+    """Refuses settings of a `ReplayChoice` that are out of range, or that name two buffers."""
     require_within(algorithm, 0, 1, "importance_exponent")
     exponent, replay = choice.priority_exponent, choice.replay
     require(
@@ -139,7 +139,7 @@ def check_replay(choice: Any, algorithm: Any) -> None:
         f"priority_exponent={exponent} and replay={quoted(replay)}: give one of them;"
         " functools.partial(algos.buffers.prioritized, exponent=0.6) is a replay with priorities",
     )
-    make_buffer = getattr(replay, "func", replay)  # of a `functools.partial`
+    make_buffer = getattr(replay, "func", replay)  # unwraps a `functools.partial`
     is_hindsight = make_buffer is registry.option("buffers").hindsight or (
         isinstance(make_buffer, str) and make_buffer == "hindsight"
     )
@@ -202,7 +202,7 @@ def check_off_policy(self: Any) -> None:
         f"num_envs={num_envs} does not divide batch_size={batch_size}: use a divisor",
     )
     rows = self.buffer.least_rows
-    has_dataset = getattr(self, "dataset", None) is not None  # then the buffer is full from the start
+    has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start
     require(
         self,
         rows == 1 or has_dataset or self.learning_starts >= rows * num_envs,
@@ -212,7 +212,7 @@ def check_off_policy(self: Any) -> None:
 
 
 def check_state(self: Any, state: Any) -> None:
-    """Raises an `FdgError` if a state is not that of one agent."""
+    """Refuses a value that is not the state of one agent."""
     if not hasattr(state, "iteration") and hasattr(state, "state"):
         fix = "engine.algorithm_state(state)"
         raise FdgError(f"{type(self).__name__}: this state holds older parameters as well: give {fix}")
@@ -227,8 +227,8 @@ def check_state(self: Any, state: Any) -> None:
         )
 
 
-def checked_actor(memory: Any, act: Any) -> Any:
-    """Wraps `act` of an `algos.Actor` to check its result; refuses functions that take other arguments."""
+def check_and_wrap_act(memory: Any, act: Any) -> Any:
+    """Refuses functions of an `algos.Actor` with wrong arguments; wraps `act` to check its results."""
     check_takes(memory, ("num_envs",), "memory of algos.Actor")
     check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
 
@@ -252,34 +252,36 @@ def check_actor_critic(self: Any, network: Network, parameters: Any) -> None:
     """Refuses an actor-critic whose outputs do not fit the action space."""
     features = composite.types(self.env.observation_space, (self.num_envs,))
     output = jax.eval_shape(network.apply, parameters, features)
-    check_actor_and_critic(output, self.env.action_space, (self.num_envs,))
+    check_actor_critic_output(output, self.env.action_space, (self.num_envs,))
 
 
-def check_actor_and_critic(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
-    """Refuses an actor-critic unless it returns `(policy [..., P], value [...])`, `...` being `leading`."""
-    policy, value = pair(output, leading)
+def check_actor_critic_output(output: Any, action_space: Space, leading: tuple[int, ...]) -> None:
+    """Refuses an actor-critic's output unless it is `(policy [*leading, P], value [*leading])`."""
+    policy, value = check_policy_and_value(output, leading)
     size = for_space(action_space).size
     why = f"{size} numbers for {action_space}"
     check_shape("the network gives the policy as", policy, (*leading, size), why)
     check_value("the network gives values as", value, leading, "one for each observation")
 
 
-def pair(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
+def check_policy_and_value(output: Any, leading: tuple[int, ...]) -> tuple[Any, Any]:
     """Checks that an actor-critic's output is a pair, and returns `(policy, value)`."""
-    expected = f"an actor-critic gives a pair, (policy {_text((*leading, 'P'))}, value {_text(leading)})"
-    return check_two("the network", output, expected)
+    expected = (
+        f"an actor-critic gives a pair, (policy {_shape_text((*leading, 'P'))}, value {_shape_text(leading)})"
+    )
+    return check_pair("the network", output, expected)
 
 
 def check_action_values(values: Any, actions: int, leading: tuple[int, ...], agents: bool = False) -> None:
-    """Refuses outputs other than a value for each action, `[..., n]`, `...` being `leading`."""
+    """Refuses outputs other than a value for each action, `[*leading, actions]`."""
     why = f"one for each of {actions} actions{' of each agent' if agents else ''}"
     check_shape("the network gives values of actions as", values, (*leading, actions), why)
 
 
 def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) -> None:
     """Refuses outputs other than a pair: values `[T, B, (A,) n]` (see `check_action_values`) and a memory."""
-    expected = f"it gives a pair, (values {_text((*leading, actions))}, memory)"
-    values, _ = check_two("the network", output, expected)
+    expected = f"it gives a pair, (values {_shape_text((*leading, actions))}, memory)"
+    values, _ = check_pair("the network", output, expected)
     check_action_values(values, actions, leading, agents=True)
 
 
@@ -309,7 +311,7 @@ def check_actor_and_critics(self: Any, state: Any) -> None:
     if hasattr(self, "_check_critics"):
         return self._check_critics(output)
     atoms = registry.option("networks").critic_outputs(self)
-    for value in check_two("critic_network", output, f"it gives two values, each [{count}]"):
+    for value in check_pair("critic_network", output, f"it gives two values, each [{count}]"):
         if atoms > 1:
             why = f"{atoms} numbers (atoms) for each sample"
             check_shape("critic_network gives a distribution as", value, (count, atoms), why)
@@ -322,13 +324,13 @@ def _network_input_types(self: Any, state: Any) -> Any:
     observation = composite.types(self.env.observation_space, (self.num_envs,))
     if self._memory is None:
         return observation
-    return jax.eval_shape(self._memory.seen, observation, state.recollection)
+    return jax.eval_shape(self._memory.as_sequences, observation, state.recollection)
 
 
-def check_two(who: str, output: Any, expected: str) -> tuple[Any, Any]:
-    """The two results of a network; refuses another number of results."""
+def check_pair(who: str, output: Any, expected: str) -> tuple[Any, Any]:
+    """The two results of a network or function; refuses another number of results."""
     if not isinstance(output, tuple | list) or len(output) != 2:
-        raise FdgError(f"{who} gives {_shapes(output)}: {expected}")
+        raise FdgError(f"{who} gives {_describe_output(output)}: {expected}")
     return output[0], output[1]
 
 
@@ -341,18 +343,18 @@ def check_value(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None
 def check_shape(what: str, value: Any, shape: tuple[Any, ...], why: str) -> None:
     """Refuses results of another shape, or not floating-point."""
     if not hasattr(value, "shape") or value.shape != shape:
-        raise FdgError(f"{what} {_shapes(value)}: it must be {_text(shape)}, {why}")
+        raise FdgError(f"{what} {_describe_output(value)}: it must be {_shape_text(shape)}, {why}")
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise FdgError(f"{what} {_shapes(value)}: it must be of a floating dtype")
+        raise FdgError(f"{what} {_describe_output(value)}: it must be of a floating dtype")
 
 
-def _shapes(value: Any) -> str:
+def _describe_output(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return f"{len(value)} results ({', '.join(map(_shapes, value))})"
+        return f"{len(value)} results ({', '.join(map(_describe_output, value))})"
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
 
 
-def _text(shape: tuple[Any, ...]) -> str:
+def _shape_text(shape: tuple[Any, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
@@ -378,7 +380,7 @@ def _total_bonus(self: Any, key: jax.Array | None = None) -> Bonus:
 
 def _apply_bonus(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
     output = bonus.apply(state, rows)
-    after, reward = check_two("apply of bonus", output, "give a pair, (state, reward)")
+    after, reward = check_pair("apply of bonus", output, "give a pair, (state, reward)")
     check_same("apply of bonus gives state", state, after)
     check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
     return after, reward
@@ -391,22 +393,22 @@ def initial_bonus_state(self: Any, observation: Observation, key: jax.Array) -> 
 
 def add_bonus(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
     """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
-    state, time_step, mean = _pay.__get__(self)(state, time_step)
+    state, time_step, mean = _pay_bonus.__get__(self)(state, time_step)
     return state, time_step, {"bonus": mean}
 
 
 @fdg.fragment("learner", in_axes=(None, 1), out_axes=(None, 1, None), name="pay")
-def _pay(self, state, time_step):
+def _pay_bonus(self, state, time_step):
     """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and the mean bonus."""
-    axes = time_step.terminated.ndim  # A3C has one more axis: workers
+    axes = time_step.terminated.ndim  # 2, or 3 in A3C, whose second axis is that of workers
     rows = jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[axes:]), time_step)
     state, reward = _apply_bonus(_total_bonus(self), state, rows)
     reward = reward.reshape(time_step.reward.shape)
     return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
 
 
-def transformed(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> Any:
-    """Rows of a rollout, or from replay, after the user's `algos.Transform`."""
+def apply_transform(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> Any:
+    """Applies the user's `algos.Transform` to the rows of a rollout or from replay."""
     function: Any = by_name("--transform", transform)
     check_takes(function, ("rows", "parameters", "key"), "transform")
 
@@ -417,5 +419,5 @@ def transformed(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> A
         check_same("transform gives rows", rows, new_rows, fix)
         return new_rows
 
-    # Not `fold_in(key, 1)`: the learner splits `key` as well, which could give the same key.
+    # A large number ("row" in ASCII): the learner splits `key`, which could give the key of a small number.
     return apply(rows, parameters, jax.random.fold_in(key, 0x726F77))

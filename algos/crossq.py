@@ -1,7 +1,7 @@
 """CrossQ (Bhatt, Palenicek, Belousov, Argus, Amiranashvili, Brox and Peters 2024, ICLR, arXiv 1902.05605).
 
-Soft actor-critic without target networks. Critics use batch renormalisation, and process (observation,
-action) and the next pair in one minibatch, so that both have the same statistics; this prevents divergence.
+Soft actor-critic without target networks. Critics use batch renormalisation. Each pair (observation, action)
+and the next pair are in one minibatch, so that both have the same statistics; this prevents divergence.
 The actor and the temperature are those of SAC, updated less often.
 
 Shapes: `N` samples of a minibatch.
@@ -21,7 +21,7 @@ import fdg
 from algos import networks, off_policy, optimizers, sac
 from algos.agent import Agent, Rollouts
 from algos.distributions import TanhNormal
-from algos.layers import head, hidden_layers, sized
+from algos.layers import head, hidden_layers, with_widths
 from algos.networks import GaussianActor, TwinCritics
 from algos.off_policy import ReturnGrid
 from algos.redq import PolicyDelay, SplitState, split_update
@@ -43,8 +43,8 @@ class NormedNetwork(NamedTuple):
 
     `init(key, *inputs) -> (parameters, statistics)`; only shapes and dtypes of the inputs are used.
     `apply(parameters, statistics, *inputs, in_training, renormalize) -> (output, statistics)`: in training,
-    inputs are a minibatch, normalised by its own statistics; the running statistics are updated with it.
-    `renormalize` (bool, may be traced) corrects towards the running statistics.
+    a minibatch of inputs is normalised by its own statistics, and updates the running statistics.
+    `renormalize` (bool, may be traced) corrects the normalisation towards the running statistics.
     """
 
     init: Callable[..., tuple[Any, Any]]
@@ -112,12 +112,12 @@ class _NormedTrunk(nn.Module):
     head_scale: float
 
     @nn.compact
-    def __call__(self, inputs: Any, more: jax.Array | None = None, *, mode: _RenormMode) -> jax.Array:
+    def __call__(self, inputs: Any, extra_inputs: jax.Array | None = None, *, mode: _RenormMode) -> jax.Array:
         if self.layers.torso != "dense":
             raise FdgError(
                 f"torso='{self.layers.torso}': CrossQ normalises dense layers only: set torso='dense'"
             )
-        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), more), *mode)
+        x = BatchRenorm()(hidden_layers(inputs, self.layers, (), extra_inputs), *mode)
         for width in self.layers.hidden or ():
             x = BatchRenorm()(hidden_layers(x, self.layers, (width,)), *mode)
         return head(x, self.outputs, self.head_scale)
@@ -133,8 +133,8 @@ def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwor
     ) -> tuple[Any, Any]:
         variables = {"params": parameters, "batch_stats": statistics}
         mode = _RenormMode(in_training, renormalize, decay)
-        output, changed = module.apply(variables, *inputs, mode=mode, mutable=["batch_stats"])
-        return output, changed["batch_stats"]
+        output, new_variables = module.apply(variables, *inputs, mode=mode, mutable=["batch_stats"])
+        return output, new_variables["batch_stats"]
 
     return NormedNetwork(init, apply)
 
@@ -203,7 +203,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @fdg.fragment("gradient", in_axes=(None, None, None, None, 0, 1), out_axes=(None, None, 0, None))
     def gradient(self, parameters, statistics, is_due, renormalize, transition, keys):
-        """Gradients of the losses over a minibatch `[N]`, `keys [2, N]`; the actor's is zero unless `is_due`.
+        """Gradients over a minibatch `[N]` with `keys [2, N]`; the actor's are zero unless `is_due`.
 
         Also returns the updated statistics, and the terms of the loss.
         """
@@ -322,14 +322,14 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     @property
     def _normed_actor(self) -> NormedNetwork:
         network, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
-        size, layers = math.prod(self.env.action_space.shape), sized(self.layers, space)
+        size, layers = math.prod(self.env.action_space.shape), with_widths(self.layers, space)
         module = GaussianActor(space, 2 * size, layers, _NormedTrunk)
         return self._with_statistics(network, module)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
         network, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
-        layers = sized(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
+        layers = with_widths(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
         module = TwinCritics(space, layers, self.grid.reading.outputs, _NormedTrunk)
         return self._with_statistics(network, module)
 

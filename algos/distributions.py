@@ -1,7 +1,7 @@
 """Distributions over actions, parameterised by network outputs.
 
-Each is a pytree, so it passes through `jit`, `vmap` and `scan`. Parameters have any leading batch axes,
-written `[...]` below; the last axis holds the distribution's parameters.
+A distribution is a pytree, so it passes through `jit`, `vmap` and `scan`. The last axis of its arrays holds
+the parameters; any leading batch axes are written `[...]` below.
 
 **Keys.** `sample(keys)` takes one key for the whole batch, or one key per batch element: keys of shape `[B]`
 for parameters `[B, ...]`. With a key per element, element i of the result depends only on key i and
@@ -23,9 +23,14 @@ from fdg.errors import FdgError
 from fdg.settings.moved import moved
 
 # Names that moved to `algos.checks`.
-_CHECKS = "actor_and_critic action_values recurrent_values gaussian two value shape"
+_CHECKS = "action_values recurrent_values gaussian value shape"
 _MOVED = " ".join(f"check_{name}" for name in _CHECKS.split())
-__getattr__ = moved(__name__, "algos.checks", f"{_MOVED} pair check_remembered_values=check_recurrent_values")
+__getattr__ = moved(
+    __name__,
+    "algos.checks",
+    f"{_MOVED} check_remembered_values=check_recurrent_values pair=check_policy_and_value"
+    " check_two=check_pair check_actor_and_critic=check_actor_critic_output",
+)
 
 # Up to this many categories, the cumulative sum of probabilities is unrolled (see `Categorical.sample`).
 _MAX_UNROLLED_CATEGORIES = 64
@@ -50,8 +55,8 @@ class Categorical:
         (Devroye 1986, "Non-Uniform Random Variate Generation", section III.2). The Gumbel-max trick of
         `jax.random.categorical` needs `n` random numbers and `2 n` logarithms. On a CPU, n = 6: 1.6 us
         against 2.3 us for 4 environments, 26 us against 135 us for 1,024. The sum runs in order, so it never
-        decreases, and an action of probability zero, whose interval is empty, is never drawn. For many
-        categories, where the sum would lose precision, Gumbel-max is used.
+        decreases, and an action of probability zero has an empty interval and is never drawn. For many
+        categories, the sum would lose precision, so Gumbel-max is used.
         """
         count = self.logits.shape[-1]
         if count > _MAX_UNROLLED_CATEGORIES:
@@ -71,7 +76,7 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability `[...]` float32 of `action [...]`, integers in [0, n)."""
         category = jax.lax.broadcasted_iota(jnp.int32, self.logits.shape, self.logits.ndim - 1)
-        # A mask instead of an index, whose gradient would be a scatter.
+        # A mask, because the gradient of indexing would be a scatter.
         return jnp.sum(
             jnp.where(category == action[..., None], jax.nn.log_softmax(self.logits), 0.0), axis=-1
         )
@@ -114,7 +119,7 @@ class MultiCategorical:
 
     def _choices(self) -> Categorical:
         """The choices as one padded categorical `[..., M, max(nvec)]`."""
-        return Categorical(choices(self.logits, self.nvec))
+        return Categorical(split_choices(self.logits, self.nvec))
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., M]` int32 (`keys`: one, or one per element of the leading axes)."""
@@ -166,20 +171,20 @@ class Normal:
         """Log-density `[...]` float32 of `action [..., *shape]`."""
         deviation = (action.reshape(self.mean.shape) - self.mean) * jnp.exp(-self.log_std)
         density = -0.5 * jnp.square(deviation) - self.log_std - 0.5 * math.log(2.0 * math.pi)
-        return jnp.sum(self._masked(density), axis=-1)
+        return jnp.sum(self._mask_unused(density), axis=-1)
 
     def entropy(self) -> jax.Array:
         """Differential entropy in nats, `[...]` float32."""
-        return jnp.sum(self._masked(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)), axis=-1)
+        return jnp.sum(self._mask_unused(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)), axis=-1)
 
     def kl(self, other: "Normal | TanhNormal") -> jax.Array:
         """KL(self || other) in nats, `[...]` float32."""
         ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
         deviation = (self.mean - other.mean) * jnp.exp(-other.log_std)
         terms = 0.5 * (ratio + jnp.square(deviation) - 1.0) + other.log_std - self.log_std
-        return jnp.sum(self._masked(terms), axis=-1)
+        return jnp.sum(self._mask_unused(terms), axis=-1)
 
-    def _masked(self, components: jax.Array) -> jax.Array:
+    def _mask_unused(self, components: jax.Array) -> jax.Array:
         return components if self.counts is None else jnp.where(self.counts, components, 0.0)
 
     def mode(self) -> jax.Array:
@@ -225,7 +230,7 @@ class TanhNormal:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density `[...]` float32 of `action [..., *shape]`.
 
-        It is infinite or undefined at -1 and 1: for these, the nearest number inside is used.
+        The density is infinite or undefined at -1 and 1; the nearest number inside replaces these actions.
         """
         inside = 1.0 - float(jnp.finfo(jnp.float32).epsneg)
         return self._log_density(jnp.arctanh(jnp.clip(action, -inside, inside)))
@@ -237,7 +242,7 @@ class TanhNormal:
     def mode(self) -> jax.Array:
         """`tanh(mean)`, `[..., *shape]` float32: the median, which evaluations use.
 
-        It has the highest density if standard deviations are small; with large ones density accumulates at -1
+        The density is highest there only if standard deviations are small; if large, it is highest near -1
         and 1.
         """
         return jnp.tanh(self._normal.mode())
@@ -254,9 +259,9 @@ class TanhNormal:
 
 
 def allowed_values(space: Discrete | MultiDiscrete, values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Values `[..., n]` of a space's actions, with `-inf` where `mask [..., n]` does not allow one.
+    """Values `[..., n]` of a space's actions, with `-inf` where `mask [..., n]` is False.
 
-    For several choices, values `[..., sum(nvec)]` become `[..., M, max(nvec)]`, as in `choices`.
+    For several choices, values `[..., sum(nvec)]` become `[..., M, max(nvec)]`, as in `split_choices`.
 
     >>> allowed_values(MultiDiscrete((1, 2)), jnp.arange(3.0), jnp.array([True, False, True])).tolist()
     [[0.0, -inf], [-inf, 2.0]]
@@ -265,8 +270,8 @@ def allowed_values(space: Discrete | MultiDiscrete, values: jax.Array, mask: jax
         return allowed_only(values, mask)
     if mask is not None:
         _check_mask(values, mask)
-        mask = choices(mask, space.nvec, False)
-    return allowed_only(choices(values, space.nvec), mask)
+        mask = split_choices(mask, space.nvec, False)
+    return allowed_only(split_choices(values, space.nvec), mask)
 
 
 def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distribution:
@@ -300,8 +305,8 @@ def masked(distribution: Distribution, action_mask: jax.Array | None) -> Distrib
 def allowed_only(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
     """Logits, or values of actions, `[..., n]`, with `-inf` where the action is not allowed.
 
-    If no action is allowed, the values are unchanged. No action is chosen for such an observation, for
-    example after the end of an episode; but a row of `-inf` times a weight of zero would be NaN.
+    If no action is allowed, for example after the end of an episode, the values are unchanged: no action is
+    chosen there, and `-inf` times a weight of zero would be NaN.
 
     >>> allowed_only(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
     [1.0, -inf]
@@ -338,12 +343,12 @@ def dueling(head: jax.Array, choices: tuple[int, ...]) -> jax.Array:
     return branches[0] if len(branches) == 1 else jnp.concatenate(branches, axis=-1)
 
 
-def choices(values: jax.Array, nvec: tuple[int, ...], filler: float | bool = -jnp.inf) -> jax.Array:
+def split_choices(values: jax.Array, nvec: tuple[int, ...], filler: float | bool = -jnp.inf) -> jax.Array:
     """Splits `[..., sum(nvec)]` into `M = len(nvec)` choices, `[..., M, max(nvec)]`.
 
     Shorter choices are padded.
 
-    >>> choices(jnp.array([1.0, 2.0, 3.0]), (1, 2)).tolist()
+    >>> split_choices(jnp.array([1.0, 2.0, 3.0]), (1, 2)).tolist()
     [[1.0, -inf], [2.0, 3.0]]
     """
     max_count, start, rows = max(nvec), 0, []

@@ -3,16 +3,15 @@
 Options: double Q-learning, dueling networks, n-step returns, prioritised replay.
 
 For `MultiDiscrete` actions, the network has one value for each option of each choice, so the number of values
-is the sum of the numbers of options, not their product. Each choice is a branch that is valued and explored
-by itself (Tavakoli et al. 2018, arXiv 1711.08946). All branches are fitted to one target, the mean of their
-best values (equation 6).
+is the sum of the numbers of options, not their product. Each choice is a branch with its own values and its
+own exploration (Tavakoli et al. 2018, arXiv 1711.08946). All branches are fitted to one target, the mean of
+their best values (equation 6).
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch, `M` choices.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -37,7 +36,7 @@ from envs import Discrete, Environment, MultiDiscrete, Observation, features_and
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
 
-linear = replaying.linear  # for users of `algos.exploration.linear`, its name in the previous release
+linear = replaying.linear  # its name in the previous release was `algos.exploration.linear`
 
 # --- acting: epsilon-greedy ---
 
@@ -48,7 +47,7 @@ class Exploration(Part):
 
     epsilon_start: float = hyperparameter(1.0, "initial probability of a random action")
     epsilon_end: float = hyperparameter(0.05, "final probability of a random action")
-    exploration_fraction: float = hyperparameter(0.5, "share of the run over which it falls, linearly")
+    exploration_fraction: float = hyperparameter(0.5, "share of the run over which it falls linearly")
 
     def epsilon(self, iteration: jax.Array, num_iterations: int) -> jax.Array:
         """Probability of a random action in an iteration: `[]` float32."""
@@ -61,12 +60,10 @@ class Exploration(Part):
 
 
 def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
-    """A distribution: the best action, or with probability `epsilon` a uniformly random allowed one.
+    """The distribution that takes the best action, or with probability `epsilon` a random allowed one.
 
-    Watkins 1989, section 8.1.
-
-    `values [..., n]` float32 are `-inf` where an action is not allowed. `mode()` of the result is the best
-    action if `epsilon` is below one.
+    Watkins 1989, section 8.1. `values [..., n]` float32 are `-inf` where an action is not allowed. If
+    `epsilon` is below one, `mode()` of the result is the best action.
 
     >>> policy = epsilon_greedy(jnp.array([[1.0, 3.0, 2.0, -jnp.inf]]), 0.3)
     >>> [round(float(p), 3) for p in jnp.exp(policy.logits[0])]
@@ -82,19 +79,19 @@ def epsilon_greedy(values: jax.Array, epsilon: float | jax.Array) -> Any:
 # --- values of actions ---
 
 
-def choices(env: Environment) -> Discrete | MultiDiscrete:
+def discrete_space(env: Environment) -> Discrete | MultiDiscrete:
     """The environment's action space; the algorithm's constructor has checked it."""
     space = env.action_space
     assert isinstance(space, Discrete | MultiDiscrete)
     return space
 
 
-def values(
+def action_values(
     network: Any, parameters: Any, observation: Observation, space: Discrete | MultiDiscrete
 ) -> jax.Array:
     """Q of every action `[N, n]`, for observations `[N, *obs]` after normalisation.
 
-    With several choices `[N, M, n]`, where n is the number of options of the largest choice. Values are
+    With several choices the values are `[N, M, n]`, where n is the largest number of options. Values are
     `-inf` for actions that are not allowed, and for padding.
     """
     features, action_mask = features_and_mask(observation)
@@ -102,18 +99,18 @@ def values(
     return registry.option("distributions").allowed_values(space, outputs, action_mask)
 
 
-def over_choices(each: jax.Array, reduced: Callable[[jax.Array, int], jax.Array] = jnp.mean) -> jax.Array:
+def mean_over_choices(values: jax.Array) -> jax.Array:
     """Averages values of several choices `[N, M]` to `[N]`; values of one choice, `[N]`, are unchanged.
 
-    >>> over_choices(jnp.array([[1.0, 3.0]])).tolist(), over_choices(jnp.array([1.0, 3.0])).tolist()
+    >>> mean_over_choices(jnp.array([[1.0, 3.0]])).tolist(), mean_over_choices(jnp.array([1.0, 3.0])).tolist()
     ([2.0], [1.0, 3.0])
     """
-    return each if each.ndim == 1 else reduced(each, -1)
+    return values if values.ndim == 1 else jnp.mean(values, -1)
 
 
-def for_each_choice(one: jax.Array, values: jax.Array) -> jax.Array:
-    """Reshapes `[N]` to broadcast with `values`, `[N]` or `[N, M]`."""
-    return one if values.ndim == 1 else one[:, None]
+def broadcast_to_choices(x: jax.Array, values: jax.Array) -> jax.Array:
+    """Reshapes `x [N]` to broadcast with `values`, `[N]` or `[N, M]`."""
+    return x if values.ndim == 1 else x[:, None]
 
 
 # --- replay with a target network: `DQN` and its variants, `VDN` and `QMIX` ---
@@ -128,8 +125,8 @@ class Learned(NamedTuple):
     updates: jax.Array  # int32, gradient steps so far
 
 
-def begin(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
-    """The state of learning, from initial parameters."""
+def init_learned(parameters: Any, optimizer: optax.GradientTransformation) -> Learned:
+    """The initial `Learned`, with copied parameters as targets."""
     return Learned(parameters, jax.tree.map(jnp.copy, parameters), optimizer.init(parameters), jnp.int32(0))
 
 
@@ -142,8 +139,8 @@ class TargetUpdates(Part):
         1.0, "step size of each update: 1 copies; a small one with target_period=1 is Polyak averaging"
     )
 
-    def after(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
-        """The state after a gradient step to these parameters; unchanged unless the buffer was `ready`."""
+    def advance(self, learned: Learned, parameters: Any, optimizer_state: Any, ready: jax.Array) -> Learned:
+        """The state after a gradient step to these parameters; unchanged unless the buffer is `ready`."""
         updates = learned.updates + ready
         rate = jnp.where(ready & (updates % self.target_period == 0), self.target_rate, 0.0)
         target_parameters = optax.incremental_update(parameters, learned.target_parameters, rate)
@@ -170,19 +167,19 @@ def gradient_steps(
         sample = buffer.sample(replay, key_or_sample) if buffer.has_priorities else key_or_sample
         if buffer.has_priorities:
             minibatches = jax.tree.map(lambda x: x[None], sample.transition)
-            minibatches = replaying.to_learn_from(self, state, minibatches, learned, key_or_sample)
+            minibatches = replaying.transform_and_scale(self, state, minibatches, learned, key_or_sample)
             sample = sample._replace(transition=jax.tree.map(lambda x: x[0], minibatches))
         weight = buffer.weight(sample, beta)
         learned, error, losses = self.learn(
             learned, state.observation_statistics, sample.transition, weight, ready
         )
-        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        # Proportional prioritisation, equation 1 of Schaul et al.; 1e-6 keeps priorities above zero.
         return (learned, buffer.prioritize(replay, sample.indices, jnp.abs(error) + 1e-6)), losses
 
     # If errors do not change priorities, all minibatches are drawn at once.
     keys_or_samples: Any = keys if buffer.has_priorities else buffer.samples(replay, keys)
     if not buffer.has_priorities:
-        rows = replaying.to_learn_from(self, state, keys_or_samples.transition, state.learned, keys[0])
+        rows = replaying.transform_and_scale(self, state, keys_or_samples.transition, state.learned, keys[0])
         keys_or_samples = keys_or_samples._replace(transition=rows)
     (learned, replay), losses = jax.lax.scan(one_step, (state.learned, replay), keys_or_samples)
     return learned, replay, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
@@ -191,8 +188,8 @@ def gradient_steps(
 def iteration(self: Any, state: Any, parameters: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Steps all environments into the buffer, then takes gradient steps on minibatches.
 
-    `parameters` are those that act. The `amount` of exploration, an argument of the fragment `act`, is the
-    probability of a random action, or with a user's explorer the fraction of the run that is done.
+    `parameters` are the actor's. The exploration `amount` that `act` takes is the probability of a random
+    action, or with a user's explorer the completed fraction of the run.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
     epsilon, statistics = (
@@ -271,38 +268,42 @@ class DQN(Agent, presets="DQN"):
         parameter_key, env_key, key = jax.random.split(key, 3)
         env_state, observation = self._reset(env_key)
         parameters = self._network.init(parameter_key, features_and_mask(observation)[0])
-        learned = begin(parameters, self._optimizer)
-        return replaying.first_state(self, learned, env_state, observation, key)
+        learned = init_learned(parameters, self._optimizer)
+        return replaying.initial_state(self, learned, env_state, observation, key)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Steps all environments into the buffer, then takes gradient steps on minibatches."""
         return iteration(self, state, state.learned.parameters)
 
     def actor(self, state: State) -> Actor:
-        """The actor with these parameters: epsilon-greedy, as in this iteration, or by the explorer."""
+        """The actor with these parameters: epsilon-greedy, as in this iteration, or with the explorer."""
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
         progress = state.iteration / self.num_iterations
         amount = epsilon if self.explore is None else progress
-        return replaying.actor_of(self, state, state.learned.parameters, amount)
+        return replaying.make_actor(self, state, state.learned.parameters, amount)
 
     # --- fragments; `step` and `observe` are inherited from `Agent` ---
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, parameters, statistics, amount, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`."""
-        return replaying.choose(self, parameters, statistics, observation, recollection, keys, amount)
+        return replaying.compute_actions(
+            self, parameters, statistics, observation, recollection, keys, amount
+        )
 
     @fdg.fragment("learner", in_axes=(None, None, 0, 0, None), out_axes=(None, 0, None))
     def learn(self, learned, statistics, minibatch, weight, ready):
-        """One gradient step on a minibatch `[N]`, if the buffer is `ready`; then errors `[N]`, and losses."""
-        minibatch = self.buffer.seen(functools.partial(self.normalizers.seen, statistics), minibatch)
+        """One gradient step on a minibatch `[N]`, if the buffer is `ready`; also errors `[N]`, and losses."""
+        minibatch = self.buffer.map_observations(
+            functools.partial(self.normalizers.seen, statistics), minibatch
+        )
         gradient, error, losses = self.gradient(
             learned.parameters, learned.target_parameters, minibatch, weight
         )
         parameters, optimizer_state = self.update(
             gradient, learned.optimizer_state, learned.parameters, ready
         )
-        return self.targets.after(learned, parameters, optimizer_state, ready), error, losses
+        return self.targets.advance(learned, parameters, optimizer_state, ready), error, losses
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
     def gradient(self, parameters, target_parameters, minibatch, weight):
@@ -314,7 +315,7 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, optimizer_state, parameters, ready):
-        """One step of Adam with clipping by global norm; changes nothing unless the buffer is `ready`."""
+        """One step of the optimiser, by default clipped Adam; no change unless the buffer is `ready`."""
         new = self._one_update(gradient, optimizer_state, parameters)
         return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, (parameters, optimizer_state))
 
@@ -326,7 +327,7 @@ class DQN(Agent, presets="DQN"):
         return epsilon_greedy(policy.logits, amount).sample(keys)
 
     def _loss(self, parameters, target_parameters, minibatch, weight):
-        """`loss` over a minibatch of steps or sequences; returns one error for each sample, its priority."""
+        """`loss` over a minibatch of steps or sequences; each sample's error is its new priority."""
         transition, weights = self.buffer.transitions(minibatch, weight)
         assert weights is not None
         loss, (error, metrics) = self.loss(parameters, target_parameters, transition, weights)
@@ -336,16 +337,16 @@ class DQN(Agent, presets="DQN"):
         self, parameters: Any, target_parameters: Any, transition: Transition, weight: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
         """The loss over a minibatch `[N]` with weights `[N]`, each sample's error `[N]`, and metrics."""
-        value_of = registry.option("networks").of_action
+        value_of = registry.option("networks").select_values
         value = value_of(self._values(parameters, transition.observation), transition.action)
         target = jax.lax.stop_gradient(self._target(parameters, target_parameters, transition))
-        error = for_each_choice(target, value) - value
+        error = broadcast_to_choices(target, value) - value
         # The loss L_i of Mnih et al. ("Training algorithm for deep Q-networks"), halved, with the weights of
         # Schaul et al., algorithm 1, line 12. Clipping the error, as Mnih et al. do, makes it a Huber loss.
         squared = 0.5 * jnp.square(error)
         if self.max_error is not None:
             squared = optax.losses.huber_loss(error, delta=self.max_error)
-        loss = jnp.mean(weight * over_choices(squared))
+        loss = jnp.mean(weight * mean_over_choices(squared))
         # Priorities with several choices: Tavakoli et al., section "Error for experience prioritization".
         error = error if error.ndim == 1 else jnp.sum(jnp.abs(error), axis=-1)
         return loss, (error, {"loss": loss, "value": jnp.mean(value)})
@@ -355,21 +356,21 @@ class DQN(Agent, presets="DQN"):
         next_values = self._values(target_parameters, transition.next_observation)
         if self.double:  # van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4
             best = jnp.argmax(self._values(parameters, transition.next_observation), axis=-1)
-            next_value = registry.option("networks").of_action(next_values, best)
+            next_value = registry.option("networks").select_values(next_values, best)
         else:  # the same paper, equation 2, with a target network
             next_value = jnp.max(next_values, axis=-1)
-        return transition.reward + transition.discount * over_choices(next_value)
+        return transition.reward + transition.discount * mean_over_choices(next_value)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        return values(self._network, parameters, observation, choices(self.env))
+        return action_values(self._network, parameters, observation, discrete_space(self.env))
 
     def check_when_traced(self, state: Any) -> None:
-        """Refuses a network without a number for each output."""
+        """Refuses a network with a wrong number of outputs."""
         registry.option("checks").check_q_network(self, state)
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:
-        return choices(self.env)
+        return discrete_space(self.env)
 
     @property
     def _heads(self) -> tuple[Any, ...]:

@@ -17,11 +17,11 @@ def evaluate(
     greedy: bool = True,
     max_steps: int = 10_000,
 ) -> dict[str, Any]:
-    """Plays `episodes` whole episodes, each in its own environment with an empty memory at first.
+    """Plays `episodes` whole episodes, each in its own environment, beginning with an empty memory.
 
     Args:
-      greedy: take the most probable actions, else sample them as in training.
-      max_steps: the length after which episodes are scored if the environment has no time limit.
+      greedy: take the most probable actions; if False, sample actions as in training.
+      max_steps: the length at which episodes are stopped if the environment has no time limit.
 
     Returns:
       `return`, `return_std`, `length`: statistics over the episodes, scalars; `returns` `[B]` float32,
@@ -34,24 +34,24 @@ def evaluate(
     reset_key, run_key = jax.random.split(key)
     env_state, observation = env.reset(jax.random.split(reset_key, episodes))
 
-    def continues(carry):
+    def is_any_playing(carry):
         time, _, _, _, playing, *_ = carry
         return (time < limit) & jnp.any(playing)
 
     def one_step(carry):
-        time, env_state, observation, (memory, begins), playing, total, length, infos = carry
+        time, env_state, observation, (memory, starts), playing, total, length, infos = carry
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
-        action, memory = actor.act(memory, observation, begins, keys[0], greedy)
+        action, memory = actor.act(memory, observation, starts, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
         total += jnp.where(playing, _mean_over_agents(step.reward), 0.0)
         # `episode_return` is the sum of rewards that no wrapper has changed.
         total = jnp.where(playing & step.done, step.episode_return, total)
         length += playing
-        memory_and_begins = memory, step.done
+        memory_and_starts = memory, step.done
         ended = playing & step.done
         infos = {name: jnp.where(ended, step.episode_info[name], old) for name, old in infos.items()}
         playing &= ~step.done
-        return time + 1, env_state, step.observation, memory_and_begins, playing, total, length, infos
+        return time + 1, env_state, step.observation, memory_and_starts, playing, total, length, infos
 
     start = (
         jnp.int32(0),
@@ -63,7 +63,7 @@ def evaluate(
         jnp.zeros(episodes, jnp.int32),
         {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in names},
     )
-    *_, total, length, infos = jax.lax.while_loop(continues, one_step, start)
+    *_, total, length, infos = jax.lax.while_loop(is_any_playing, one_step, start)
     return {
         "return": jnp.mean(total),
         "return_std": jnp.std(total),

@@ -1,7 +1,7 @@
 """Exploration strategies as values.
 
 `explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions that
-replaces the algorithm's own exploration. Its state, one for each environment, is carried from step to step.
+replaces the algorithm's own exploration. Each environment has its own explorer state.
 """
 
 import jax
@@ -37,9 +37,9 @@ def boltzmann(temperature: float = 1.0) -> Explorer:
 def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
     """Adds time-correlated (Ornstein-Uhlenbeck) noise to the best action.
 
-    `noise' = decay * noise + deviation * sqrt(1 - decay ** 2) * normal`, zero where an episode starts
+    `noise' = decay * noise + deviation * sqrt(1 - decay ** 2) * normal`; `noise` is 0 at an episode's start
     (Lillicrap et al. 2016, "Continuous control with deep reinforcement learning", arXiv 1509.02971, section
-    3, in discrete time). Its stationary standard deviation is `deviation`.
+    3, in discrete time). The stationary standard deviation is `deviation`.
     """
 
     def init(action):

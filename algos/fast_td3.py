@@ -46,7 +46,7 @@ class FastTD3(TD3, presets="FastTD3"):
     exploration_noise: float = hyperparameter(
         0.4, "largest standard deviation of exploration noise, for actions in [-1, 1]: the last environment's"
     )
-    smallest_noise: float = hyperparameter(0.001, "smallest of these deviations: the first environment's")
+    smallest_noise: float = hyperparameter(0.001, "smallest exploration noise: the first environment's")
     grid = ReturnGrid(atoms=101)
     normalizers = Normalizers(normalize_observation=True)
     layers = Layers(hidden=(512, 256, 128), activation="relu")
@@ -66,26 +66,26 @@ class FastTD3(TD3, presets="FastTD3"):
         require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
         require_not_negative(self, "weight_decay")
 
-    def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+    def act(self, actor, statistics, is_learning, progress, observation, recollection, keys):
         """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory.
 
-        Noise deviations are evenly spaced from the smallest to the largest, one for each environment. The
-        authors' code samples one for each episode, uniformly between the two.
+        Each environment has its own noise deviation; they are evenly spaced from the smallest to the largest.
+        The authors' code samples a deviation for each episode, uniformly between these two.
         """
         if recollection is not None:  # a user's explorer replaces the noise
-            return super().act(actor, statistics, learning, progress, observation, recollection, keys)
+            return super().act(actor, statistics, is_learning, progress, observation, recollection, keys)
         noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
-        return self.spread(actor, statistics, learning, observation, keys, noise), None
+        return self.act_with_noise(actor, statistics, is_learning, observation, keys, noise), None
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
-    def spread(self, actor, statistics, learning, observation, keys, noise):
-        """Actions as in `act`, with noise of the standard deviations `noise [B]`."""
+    def act_with_noise(self, actor, statistics, is_learning, observation, keys, noise):
+        """Actions as in `act`; `noise [B]` are the standard deviations."""
         policy = self._policy(actor, self.normalizers.seen(statistics, observation))
         policy = policy._replace(noise=noise[:, None])
-        # Both branches share a key, since only one result is used.
+        # Noise and `uniform` may share a key, since only one of the two is used.
         shape = self.env.action_space.shape
         uniform = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))(keys)
-        return jnp.where(learning, policy.sample(keys), uniform)
+        return jnp.where(is_learning, policy.sample(keys), uniform)
 
     def _update_targets(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
         """The current actor, and moving averages of the critics."""

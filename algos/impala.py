@@ -1,7 +1,7 @@
 """IMPALA, importance-weighted actor-learners (Espeholt et al. 2018, arXiv 1802.01561).
 
-Actors record the log-probability of their actions. The learner's policy is newer; V-trace corrects for the
-difference by importance weights. The distribution policy's `staleness` is the age of the actors' parameters
+Actors record the log-probability of their actions. The learner's policy is newer; V-trace corrects for this
+difference with importance weights. The distribution policy's `staleness` is the age of the actors' parameters
 in iterations. With `staleness=0` both policies are equal, and V-trace targets are lambda-returns.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
@@ -91,8 +91,8 @@ class IMPALA(Agent, driver=one_update, presets="IMPALA"):
             time_step.terminated, time_step.truncated,
             self.discount, self.trace_lambda, self.rho_clip, self.c_clip,
         )  # fmt: skip
-        # The three terms of section 4.2. The paper's code sums over the rollout; here, losses are means.
+        # The three terms of section 4.2. The paper's code sums losses over the rollout; here they are means.
         policy_loss = -jnp.mean(log_prob * advantage)
         loss, terms = self.objective.of(policy_loss, value_error(value, target), jnp.mean(policy.entropy()))
-        # This divergence shows how much the actors' policy differs from the learner's.
+        # `approx_kl` shows how much the actors' policy differs from the learner's.
         return loss, {**terms, "approx_kl": approximate_kl(log_ratio)}

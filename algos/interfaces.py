@@ -1,7 +1,7 @@
 """Interfaces that users implement: reward bonuses, observation normalisers, row transforms, and explorers.
 
-A bonus, a normaliser and an explorer are tuples of pure functions, which take and return a state; a transform
-is one pure function. They are values of settings.
+A bonus, a normaliser and an explorer are tuples of pure functions that take and return a state; a transform
+is one pure function. Each is the value of a setting.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
 """
@@ -40,9 +40,8 @@ class Normalizer(NamedTuple):
 
     `init(observation_space) -> statistics`, a pytree.
     `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout. With several
-    agents,
-    and in A3C with its workers, observations have one more leading axis: so count axes from the last one.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout. Observations have
+    one more leading axis with several agents, and in A3C; so count axes from the last one.
     """
 
     init: Callable[[ObservationSpace], Any]
@@ -62,7 +61,7 @@ class Transform:
       the sampled minibatches `[U, N]` of `Transition` (`algos.replaying`) or `Sequences` (`algos.sequences`).
       The result has the same shapes.
     - `parameters`: of on-policy algorithms, the network's before the update; of algorithms with replay, all
-      values that an update changes. With `staleness` they are newer than those that acted.
+      values that an update changes. With `staleness` they are newer than the actor's parameters.
     - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
@@ -80,9 +79,9 @@ class Explorer(NamedTuple):
 
     `init(action [B, *action]) -> state [B, ...]`: only shape and dtype of the action are used.
     `apply(state [B, ...], policy, start [B], keys [B], progress) -> (state [B, ...], action [B, *action])`:
-    `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values
-    (`-inf`: not allowed). `start` is True where an episode starts; `progress`, `[]` float32, goes from 0 to 1
-    over the run. Actions of SAC, TD3 and CrossQ are in [-1, 1].
+    `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values of
+    actions (`-inf`: not allowed). `start` is True where an episode starts. `progress`, `[]` float32, goes
+    from 0 to 1 over the run. Actions of SAC, TD3 and CrossQ are in [-1, 1].
     """
 
     init: Callable[[jax.Array], Any]

@@ -31,7 +31,7 @@ _VECTOR_HIDDEN = (64, 64)
 _SMALL_IMAGE_CONVOLUTIONS = ((16, 3, 1),)
 _SMALL_IMAGE_HIDDEN = (128,)
 # For large images, those of DQN (Mnih et al. 2015, "Human-level control through deep reinforcement learning",
-# Nature 518, Methods, "Model architecture"), for 84 x 84 pixels, or at least 36 x 36.
+# Nature 518, Methods, "Model architecture"): made for 84 x 84 pixels, used from 36 x 36 on.
 _LARGE_IMAGE_CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LARGE_IMAGE_HIDDEN = (512,)
 _MIN_LARGE_SIDE = 36
@@ -44,8 +44,8 @@ class Trunk(nn.Module):
 
     A `layers.torso` of "simba" uses SimbaV2's layers, without choice of activation or dropout. With
     `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
-    1607.06450). `more [N, G]` are further inputs of the dense layers, such as actions. With a `dropout` rate
-    and `keys [N]`, the dense layers have dropout (`dropped`).
+    1607.06450). `extra [N, G]` are further inputs of the dense layers, such as actions. With a `dropout` rate
+    and `keys [N]`, the dense layers have dropout (`apply_dropout`).
     """
 
     layers: Layers
@@ -55,17 +55,17 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(  # noqa: D102
-        self, inputs: Any, more: jax.Array | None = None, keys: jax.Array | None = None
+        self, inputs: Any, extra: jax.Array | None = None, keys: jax.Array | None = None
     ) -> jax.Array:
-        x = hidden_layers(inputs, self.layers, self.layers.hidden or (), more, self.dropout, keys)
+        x = hidden_layers(inputs, self.layers, self.layers.hidden or (), extra, self.dropout, keys)
         return head(x, self.outputs, self.head_scale, self.layers.torso)
 
 
 class Convolution(nn.Module):
     """`flax.linen.Conv` for images `[N, H, W, C]` without padding, as one matrix product.
 
-    In a compiled loop, XLA on a CPU takes 31 times as long for the gradient of a convolution of MinAtar's
-    images, 18 times for Atari's (`make bench ARGS="-k convolution -s"`). `size` is a multiple of `stride`.
+    In a compiled loop on a CPU, the gradient of XLA's convolution takes 31 times as long on MinAtar's images,
+    18 times on Atari's (`make bench ARGS="-k convolution -s"`). `size` is a multiple of `stride`.
     """
 
     filters: int
@@ -95,12 +95,12 @@ class Convolution(nn.Module):
         return outputs.reshape(count, rows, columns, self.filters)
 
 
-# Call `hidden_layers` and `head` inside a module's `__call__`; their layers belong to that module.
+# Call `hidden_layers` and `head` inside a module's `__call__`, which then owns their layers.
 def hidden_layers(
     inputs: Any,
     layers: Layers,
     hidden: Sequence[int],
-    more: jax.Array | None = None,
+    extra: jax.Array | None = None,
     dropout: float = 0.0,
     keys: jax.Array | None = None,
 ) -> jax.Array:
@@ -114,55 +114,55 @@ def hidden_layers(
     def activate(x):
         return _ACTIVATIONS[layers.activation](nn.LayerNorm()(x) if layers.layer_norm else x)
 
-    columns = []
+    parts = []
     for x in jax.tree.leaves(inputs):
         if x.ndim == 4:
             is_large = _is_large(x.shape[1:])
             for layer in _LARGE_IMAGE_CONVOLUTIONS if is_large else _SMALL_IMAGE_CONVOLUTIONS:
                 x = activate(Convolution(*layer)(x))
             x = x.reshape(x.shape[0], -1)
-        columns.append(x)
-    if more is not None:
-        columns.append(more)
-    x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=-1)
+        parts.append(x)
+    if extra is not None:
+        parts.append(extra)
+    x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
     if layers.torso == "simba" and hidden:
         return _simba_blocks(x, hidden)
     # `x` has two axes, because XLA on a CPU is fast at products of matrices.
     for index, width in enumerate(hidden):
         x = nn.Dense(width, kernel_init=kernel_init)(x)
-        x = activate(x if keys is None else dropped(x, dropout, keys, index))
+        x = activate(x if keys is None else apply_dropout(x, dropout, keys, index))
     return x
 
 
-def dropped(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.Array:
+def apply_dropout(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) -> jax.Array:
     """Dropout: sets a fraction `rate` of features `[N, F]` to zero, and divides others by `1 - rate`.
 
     Srivastava et al. 2014 (JMLR 15). Each sample has its own key in `keys [N]`, so results do not depend on
-    how a minibatch is split. The layer at `index` derives further keys from these.
+    how a minibatch is split. Each layer derives its own keys from `keys` and its `index`.
     """
     layer_keys = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(layer_keys)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+    is_kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(layer_keys)
+    return jnp.where(is_kept, x / (1.0 - rate), 0.0)
 
 
 def _simba_blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
     if len(set(hidden)) > 1:
         raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
-    x = embedding(x, hidden[0])
+    x = embed_inputs(x, hidden[0])
     for _ in hidden:
-        x = block(x, len(hidden))
+        x = residual_block(x, len(hidden))
     return x
 
 
 def head(x: jax.Array, outputs: int, scale: float, torso: Torso = "dense") -> jax.Array:
-    """The last layer, `[N, F]` to `[N, outputs]`; `scale` is of its initial weights, unused with "simba"."""
+    """The last layer, `[N, F]` to `[N, outputs]`; `scale` of its initial weights is unused with "simba"."""
     if torso == "simba":
         return UnitHead(outputs, name="head")(x)
     return nn.Dense(outputs, kernel_init=nn.initializers.orthogonal(scale), name="head")(x)
 
 
-def sized(layers: _Layers, space: ObservationSpace) -> _Layers:
-    """Layers whose `hidden`, if None, is set to a default for the observations; checks the activation."""
+def with_widths(layers: _Layers, space: ObservationSpace) -> _Layers:
+    """Sets `hidden`, if None, to default widths for the observations; checks the activation."""
     if layers.activation not in _ACTIVATIONS:
         raise unknown_name("activation", layers.activation, _ACTIVATIONS)
     if layers.hidden is not None:
@@ -220,7 +220,7 @@ def _part_features(observation: jax.Array, space: Space, convolve: bool) -> jax.
 
 
 def _as_numbers(observation: jax.Array, space: Box) -> jax.Array:
-    """Observations as float32 `[N, *shape]`; the codes of each channel become one-hot along the last axis.
+    """Observations as float32 `[N, *shape]`; the codes of each channel become one-hot on the last axis.
 
     Bounded integers are scaled to [0, 1]. Floats, such as normalised observations, are unchanged.
     """
@@ -309,7 +309,7 @@ def gru(size: int = 128, *hidden: int, activation: Activation | None = None) -> 
 
 @checked
 def lstm(size: int = 128, *hidden: int, activation: Activation | None = None) -> Architecture:
-    """As `gru`, with an LSTM."""
+    """Like `gru`, but with an LSTM."""
     return _architecture(memory="lstm", memory_size=size, hidden=hidden or None, activation=activation)
 
 
@@ -328,31 +328,31 @@ def _architecture(**settings: Any) -> Architecture:
 # --- hidden layers on unit spheres: SimbaV2 (Lee, Lee, Seno, Kim, Stone and Choo 2025, arXiv 2502.15280) ---
 #
 # Section 4 of the paper. Features have unit length after each block; each column of a weight matrix has unit
-# length after each update (`projected`, which every algorithm calls). So neither features nor weights grow
-# while targets change. Other elements of the paper are settings of algorithms: running statistics of
+# length after each update, since every algorithm calls `project_kernels`. So neither features nor weights
+# grow while targets change. Other elements of the paper are settings of algorithms: running statistics of
 # observations (`normalize_observation`), and distributional critics (`atoms`).
 
 _SHIFT = 3.0  # c_shift, appended to the inputs before they are projected to the sphere
-_EXPANSION = 4  # ratio of the hidden width of a block
+_EXPANSION = 4  # ratio of a block's hidden width to its output width
 _KERNEL = "unit_kernel"
 _MIN_SQUARED_LENGTH = 1e-16
 
 
-def unit(x: jax.Array, axis: int = -1) -> jax.Array:
+def to_unit_length(x: jax.Array, axis: int = -1) -> jax.Array:
     """Normalises vectors along an axis to unit length; zero stays zero, with a gradient of zero.
 
-    >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
+    >>> to_unit_length(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     squared_length = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(squared_length, _MIN_SQUARED_LENGTH))
 
 
-def projected(parameters: Any) -> Any:
+def project_kernels(parameters: Any) -> Any:
     """Updated parameters with the columns of `UnitDense` kernels `[..., F, D]` scaled to unit length."""
 
     def project(path: Any, x: Any) -> Any:
-        return unit(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
+        return to_unit_length(x, axis=-2) if path and getattr(path[-1], "key", None) == _KERNEL else x
 
     return jax.tree_util.tree_map_with_path(project, parameters)
 
@@ -365,24 +365,27 @@ class UnitDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
         def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-            return unit(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
+            return to_unit_length(nn.initializers.orthogonal()(key, shape, jnp.float32), axis=0)
 
         return x @ self.param(_KERNEL, init, (x.shape[-1], self.width))
 
 
 class Scaler(nn.Module):
-    """A learned scale of each feature, initially `first`.
+    """A learned scale of each feature.
 
-    The parameter is initially `size`, which sets the scale of its updates.
+    The scale is the parameter times `initial_scale / initial_parameter`, so it changes the faster, the
+    smaller `initial_parameter` is.
     """
 
-    first: float
-    size: float
+    initial_scale: float
+    initial_parameter: float
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # noqa: D102
-        scale = self.param("scale", nn.initializers.constant(self.size), x.shape[-1:], jnp.float32)
-        return x * (scale * (self.first / self.size))[None]
+        scale = self.param(
+            "scale", nn.initializers.constant(self.initial_parameter), x.shape[-1:], jnp.float32
+        )
+        return x * (scale * (self.initial_scale / self.initial_parameter))[None]
 
 
 class UnitHead(nn.Module):
@@ -397,21 +400,21 @@ class UnitHead(nn.Module):
         return UnitDense(self.outputs)(hidden) + bias[None]
 
 
-# Call `embedding` and `block` inside a module's `__call__`; their layers belong to that module.
-def embedding(x: jax.Array, width: int) -> jax.Array:
+# Call `embed_inputs` and `residual_block` inside a module's `__call__`, which then owns their layers.
+def embed_inputs(x: jax.Array, width: int) -> jax.Array:
     """Embeds inputs `[N, F]` as features of unit length, `[N, width]`."""
     shifted = jnp.concatenate([x, jnp.full((len(x), 1), _SHIFT, jnp.float32)], axis=-1)
-    return unit(_scaled(UnitDense(width)(unit(shifted))))
+    return to_unit_length(_scale_features(UnitDense(width)(to_unit_length(shifted))))
 
 
-def block(x: jax.Array, depth: int) -> jax.Array:
+def residual_block(x: jax.Array, depth: int) -> jax.Array:
     """One of `depth` residual blocks, on features of unit length `[N, D]`."""
     width = x.shape[-1]
-    inner = nn.relu(_scaled(UnitDense(_EXPANSION * width)(x)))
-    difference = unit(UnitDense(width)(inner)) - x
-    return unit(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(difference))
+    inner = nn.relu(_scale_features(UnitDense(_EXPANSION * width)(x)))
+    difference = to_unit_length(UnitDense(width)(inner)) - x
+    return to_unit_length(x + Scaler(1.0 / (depth + 1), 1.0 / math.sqrt(width))(difference))
 
 
-def _scaled(x: jax.Array) -> jax.Array:
-    size = math.sqrt(2.0 / x.shape[-1])
-    return Scaler(size, size)(x)
+def _scale_features(x: jax.Array) -> jax.Array:
+    initial = math.sqrt(2.0 / x.shape[-1])
+    return Scaler(initial, initial)(x)

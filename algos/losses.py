@@ -1,6 +1,6 @@
 """Losses that several algorithms share, and advantages.
 
-Losses are means over samples; the samples' axes, `[...]`, may be any. Advantages are time-major, `[T, B]`;
+Losses are means over samples, which may have any axes `[...]`. Advantages are time-major, `[T, B]`;
 see `algos.returns` for returns and the ends of episodes.
 """
 
@@ -36,7 +36,7 @@ class Distribution(Policy, Protocol):
 
 
 class Decision(NamedTuple):
-    """The actor's outputs when it acted."""
+    """The actor's outputs for an action that it took."""
 
     log_prob: jax.Array  # [...] float32, of the action taken
     value: jax.Array  # [...] float32, V(observation)
@@ -63,7 +63,7 @@ class ProximalLoss(Part):
     def of(
         self, policy: Distribution, value: jax.Array, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss over a minibatch, and its terms; `policy` and `value [...]` are the current ones.
+        """The loss over a minibatch, and its terms; `policy` and `value [...]` are from the current network.
 
         `minibatch` has the fields `action [..., *action]`, `decision` (a `Decision [...]`), `advantage` and
         `target`, the regression target of the value, both `[...]` float32.
@@ -72,8 +72,8 @@ class ProximalLoss(Part):
         log_ratio = policy.log_prob(minibatch.action) - decision.log_prob
         advantage = standardize(minibatch.advantage) if self.normalize_advantage else minibatch.advantage
         policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)
-        clipping = decision.value, target, self.clip_ratio
-        value_loss = clipped_value_error(value, *clipping) if self.clip_value else value_error(value, target)
+        clip_args = decision.value, target, self.clip_ratio
+        value_loss = clipped_value_error(value, *clip_args) if self.clip_value else value_error(value, target)
         entropy = jnp.mean(policy.entropy())
         loss = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
         return loss, {
@@ -111,10 +111,10 @@ def value_error(value: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def clipped_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float) -> jax.Array:
-    """Like `value_error`, but with the larger error of the value and the value clipped near `old_value`.
+    """Like `value_error`, but takes each sample's larger error: of its value, or of its clipped value.
 
-    The clipped value differs from `old_value` by at most `clip`. PPO's code clips values (OpenAI's baselines,
-    `ppo2`), its paper does not.
+    The clipped value differs from `old_value` by at most `clip`. The code of PPO clips values (`ppo2` of
+    OpenAI's baselines); the paper does not.
 
     >>> one = jnp.ones(1)
     >>> float(clipped_value_error(one, 0.0 * one, 2.0 * one, clip=0.5))  # 0.5 * (2 - 0.5)^2
@@ -144,7 +144,7 @@ def clip_fraction(log_ratio: jax.Array, clip_ratio: float) -> jax.Array:
 
 
 def explained_variance(target: jax.Array, value: jax.Array) -> jax.Array:
-    """Fraction of the target's variance that the value explains: 1 is all of it, 0 is none; a metric."""
+    """A metric: the fraction of the target's variance that the value explains (1: all of it, 0: none)."""
     return 1.0 - jnp.var(target - value) / (jnp.var(target) + 1e-8)
 
 
@@ -184,8 +184,8 @@ def generalized_advantage_estimation(
 
     `advantage[t] = delta[t] + discount * lambda_ * advantage[t + 1]`, cut where the episode ended at `t`,
     with `delta[t] = reward[t] + discount * next_value[t] * (1 - terminated[t]) - value[t]` (equation 11).
-    Arguments as in `algos.returns`; `lambda_` 0 gives the one-step error, 1 the Monte-Carlo return minus the
-    value. Also returns `target = advantage + value`, the lambda-return, the target of the value function.
+    Arguments are as in `algos.returns`. With `lambda_` 0 the advantage is the one-step error, with 1 the
+    Monte-Carlo return minus the value. Also returns `target = advantage + value`, the lambda-return.
 
     >>> one = jnp.ones((1, 1))
     >>> never = jnp.zeros((1, 1), bool)
@@ -195,7 +195,7 @@ def generalized_advantage_estimation(
     """
     delta = reward + discount * next_value * not_ended(terminated) - value
     weight = discount * lambda_ * not_ended(jnp.logical_or(terminated, truncated))
-    advantage = accumulated_backwards(delta, weight, jnp.zeros_like(delta[-1]))
+    advantage = accumulate_backwards(delta, weight, jnp.zeros_like(delta[-1]))
     return advantage, advantage + value
 
 
@@ -222,16 +222,16 @@ def values_after(
     def any_pending(carry):
         return jnp.any(carry[1])
 
-    def one_of_each_environment(carry):
+    def evaluate_first_pending(carry):
         next_value, pending = carry
         first = jnp.argmax(pending, axis=0)
         rows = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i], in_axes=(1, 0))(x, first), final)
         is_first = pending & (row == first[None])
-        replaced = is_first.reshape(*is_first.shape, *(1,) * (next_value.ndim - 2))  # an axis for agents
-        return jnp.where(replaced, value_of(rows)[None], next_value), pending & ~is_first
+        is_replaced = is_first.reshape(*is_first.shape, *(1,) * (next_value.ndim - 2))  # an axis for agents
+        return jnp.where(is_replaced, value_of(rows)[None], next_value), pending & ~is_first
 
     pending = time_step.truncated & ~time_step.terminated & (row < value.shape[0] - 1)
-    return jax.lax.while_loop(any_pending, one_of_each_environment, (next_value, pending))[0]
+    return jax.lax.while_loop(any_pending, evaluate_first_pending, (next_value, pending))[0]
 
 
 def not_ended(ended: jax.Array) -> jax.Array:
@@ -239,7 +239,7 @@ def not_ended(ended: jax.Array) -> jax.Array:
     return 1.0 - ended.astype(jnp.float32)
 
 
-def accumulated_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
+def accumulate_backwards(term: jax.Array, weight: jax.Array, last: jax.Array) -> jax.Array:
     """`x[t] = term[t] + weight[t] * x[t + 1]` for every t, with `x[T] = last`: `[T, B]`; `last` is `[B]`.
 
     A plain scan: on a CPU (T = 128; B = 4, 64, 1024) neither an unrolled nor an associative scan was faster.

@@ -1,5 +1,4 @@
-"""PPO for several agents: the critic of `MAPPO` sees all agents' observations, that of `IPPO` only the
-agent's.
+"""PPO for several agents: `MAPPO`, whose critic sees all agents' observations, and `IPPO`.
 
 MAPPO: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", arXiv
 2103.01955. IPPO: de Witt et al. 2020, "Is Independent Learning All You Need in the StarCraft Multi-Agent
@@ -7,7 +6,7 @@ Challenge?", arXiv 2011.09533.
 
 MAPPO and IPPO differ in the critic's input and in their defaults. Agents share parameters; each has its own
 observation, memory, reward, advantage and value. The loss treats the `A` agents of an environment as `A`
-samples. All else is as in `algos/recurrent_ppo.py`, with one more axis: `[T, B, A]` in place of `[T, B]`.
+samples. All else is as in `algos/recurrent_ppo.py`, with one more axis: `[T, B, A]`, not `[T, B]`.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from fdg.settings.fields import hyperparameter, require
 class MultiAgentPPO(RecurrentPPO):
     """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    `central_value` chooses the critic's input: the agent's own observation, or those of all agents.
+    `central_value` chooses the critic's input: an agent's own observation, or all agents' observations.
     `total_steps` counts steps of the environment, in each of which all agents act.
     """
 

@@ -1,8 +1,7 @@
 """Memories of recurrent networks: GRU, LSTM, minGRU, and a transformer with a window.
 
 Each is a module from a memory, inputs and episode starts to outputs and the memory after each step. An
-episode's start resets the memory. Results are the same for one step at a time and for a whole sequence, up to
-the order of sums.
+episode's start resets the memory. Up to rounding, a whole sequence gives the same results as single steps.
 
 Shapes: `T` steps, `N` memories, `H` units, `F` input features, `W` steps of a window, `L` layers, `M = W - 1`
 earlier steps, `S = M + T`.
@@ -131,10 +130,9 @@ class ForgetfulGRU(nn.Module):
 class ForgetfulLSTM(nn.Module):
     """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`, with gates `i`, `f` and `o`.
 
-    The gates are sigmoids of linear functions of `x` and `h`; `g` is another linear function of these.
-
-    The forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
-    Network Architectures", section 2.2). Only the product with `h` is sequential.
+    The gates are sigmoids of linear functions of `x` and `h`; `g` is another linear function of both. The
+    forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent Network
+    Architectures", section 2.2). Only the product with `h` is sequential.
     """
 
     size: int
@@ -143,21 +141,21 @@ class ForgetfulLSTM(nn.Module):
     def __call__(self, memory: Cells, inputs: jax.Array, start: jax.Array) -> tuple[jax.Array, Cells]:  # noqa: D102
         steps, count = start.shape
         input_layer = nn.Dense(4 * self.size, use_bias=False, name="inputs")
-        from_inputs = input_layer(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
+        input_terms = input_layer(inputs.reshape(steps * count, -1)).reshape(steps, count, -1)
         kernel = self.param("kernel", nn.initializers.orthogonal(), (self.size, 4 * self.size), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.size,), jnp.float32)
         forget_bias = np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
 
         def step(memory: Cells, row: tuple[jax.Array, jax.Array]) -> tuple[Cells, Cells]:
-            from_input, start = row
+            input_term, start = row
             cell, hidden = (jnp.where(start[:, None], 0.0, x) for x in memory)
-            gates = from_input + hidden @ kernel + (bias + forget_bias)[None]
+            gates = input_term + hidden @ kernel + (bias + forget_bias)[None]
             i, f, g, o = jnp.split(gates, 4, axis=-1)
             cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             next_memory = Cells(cell, jax.nn.sigmoid(o) * jnp.tanh(cell))
             return next_memory, next_memory
 
-        memories = jax.lax.scan(step, memory, (from_inputs, start))[1]
+        memories = jax.lax.scan(step, memory, (input_terms, start))[1]
         return memories.hidden, memories
 
 
@@ -191,9 +189,9 @@ class MinGRU(nn.Module):
 class WindowedTransformer(nn.Module):
     """Causal attention over the last `window` steps of the episode, in layers with gates (GTrXL).
 
-    Each layer attends to its own inputs at those steps, so several layers look back further. Inputs from
-    before this sequence have no gradient, as in Transformer-XL (Dai et al. 2019, arXiv 1901.02860, section
-    3.2). Positions enter by a learned bias for each head and distance.
+    Each layer attends to its own inputs at those steps, so several layers look back further. Inputs from the
+    memory, before this sequence, have no gradient, as in Transformer-XL (Dai et al. 2019, arXiv 1901.02860,
+    section 3.2). Positions enter by a learned bias for each head and distance.
     """
 
     size: int
@@ -209,8 +207,8 @@ class WindowedTransformer(nn.Module):
         x = x.reshape(steps, count, self.size)
         # The index of each step's episode: 0 is the memory's episode, -1 stands for no step.
         episode = jnp.cumsum(start.astype(jnp.int32), axis=0)  # [T, N]
-        remembered = jnp.where(memory.valid, 0, -1).T  # [M, N]
-        source_episode = jnp.concatenate([remembered, episode])  # [S, N]
+        memory_episode = jnp.where(memory.valid, 0, -1).T  # [M, N]
+        source_episode = jnp.concatenate([memory_episode, episode])  # [S, N]
         # Step t is at position M + t, and attends to itself and the M steps before it.
         distance = earlier + np.arange(steps)[:, None] - np.arange(earlier + steps)[None]  # [T, S]
         in_window = (distance >= 0) & (distance < self.window)
@@ -296,13 +294,13 @@ class Gate(nn.Module):
 # `r = sigmoid(x W_ir + b_ir + h W_hr)`, `z = sigmoid(x W_iz + b_iz + h W_hz)`,
 # `n = tanh(x W_in + b_in + r * (h W_hn + b_hn))`, `h' = (1 - z) * n + z * h`.
 #
-# The loops over steps contain only the three products with the memory, and three in the backward pass. The
-# other products are over the whole sequence: those with the inputs before the loop; those of the kernels'
-# gradients after the backward loop. JAX's derivative would add these gradients up at every step.
+# The loop over steps contains only the three products with the memory; the backward loop contains three more.
+# The other products are over the whole sequence: with the inputs before the loop, and for the kernels'
+# gradients after the backward loop. JAX's own derivative would add up these gradients at every step.
 
 
 class _Gates(NamedTuple):
-    """One array for each of the equations of `r`, `z` and `n`: reset, update, new."""
+    """One array for each equation: of the reset gate `r`, the update gate `z`, and the new memory `n`."""
 
     r: jax.Array
     z: jax.Array
@@ -314,7 +312,7 @@ class _Steps(NamedTuple):
 
     memory: jax.Array  # after the step
     gates: _Gates
-    remembered: jax.Array  # h W_hn + b_hn
+    memory_term: jax.Array  # h W_hn + b_hn
 
 
 def gru_unroll(
@@ -326,49 +324,49 @@ def gru_unroll(
     """
     flat = inputs.reshape(-1, inputs.shape[-1])
     # Three products, not one of three times the width: XLA on a CPU needs half the time.
-    from_inputs = (
+    input_terms = (
         flat @ parameters[name]["kernel"] + parameters[name]["bias"][None] for name in ("ir", "iz", "in")
     )
-    gates = _Gates(*(x.reshape(*start.shape, -1) for x in from_inputs))
+    gates = _Gates(*(x.reshape(*start.shape, -1) for x in input_terms))
     kernels = _Gates(*(parameters[name]["kernel"] for name in ("hr", "hz", "hn")))
     return _recurrence(gates, start, memory, kernels, parameters["hn"]["bias"])
 
 
 @jax.custom_vjp
-def _recurrence(from_inputs: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
-    return _run_steps(from_inputs, start, memory, kernels, bias).memory
+def _recurrence(input_terms: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
+    return _run_steps(input_terms, start, memory, kernels, bias).memory
 
 
-def _run_steps(from_inputs, start, memory, kernels, bias) -> _Steps:
+def _run_steps(input_terms, start, memory, kernels, bias) -> _Steps:
     def step(memory, row):
-        from_input, start = row
+        input_term, start = row
         memory = jnp.where(start[:, None], 0.0, memory)
-        r = jax.nn.sigmoid(from_input.r + memory @ kernels.r)
-        z = jax.nn.sigmoid(from_input.z + memory @ kernels.z)
-        remembered = memory @ kernels.n + bias[None]
-        n = jnp.tanh(from_input.n + r * remembered)
+        r = jax.nn.sigmoid(input_term.r + memory @ kernels.r)
+        z = jax.nn.sigmoid(input_term.z + memory @ kernels.z)
+        memory_term = memory @ kernels.n + bias[None]
+        n = jnp.tanh(input_term.n + r * memory_term)
         memory = (1.0 - z) * n + z * memory
-        return memory, _Steps(memory, _Gates(r, z, n), remembered)
+        return memory, _Steps(memory, _Gates(r, z, n), memory_term)
 
-    return jax.lax.scan(step, memory, (from_inputs, start))[1]
+    return jax.lax.scan(step, memory, (input_terms, start))[1]
 
 
-def _forward(from_inputs, start, memory, kernels, bias):
+def _forward(input_terms, start, memory, kernels, bias):
     """`_recurrence`, and the residuals for its backward pass."""
-    steps = _run_steps(from_inputs, start, memory, kernels, bias)
+    steps = _run_steps(input_terms, start, memory, kernels, bias)
     return steps.memory, (start, memory, kernels, steps)
 
 
 def _backward(residuals, gradient):
     """Gradients of `_recurrence`'s arguments from the gradients of each memory, `[T, N, H]`.
 
-    `d_x` is the gradient of `x`; `d_gates` are the gradients of the sums inside of `r`, `z` and `n`.
+    `d_x` is the gradient of `x`; `d_gates` are the gradients of the sums inside `r`, `z` and `n`.
     """
-    start, first, kernels, (memories, (r, z, n), remembered) = residuals
+    start, first, kernels, (memories, (r, z, n), memory_term) = residuals
     before = jnp.where(start[..., None], 0.0, jnp.concatenate([first[None], memories[:-1]]))
-    # Derivatives of h' by the sums inside of n and of z; and of the sum inside of n by that inside of r.
+    # Derivatives of h' by the sums inside n and z, and of the sum inside n by the sum inside r.
     memory_by_n, memory_by_z = (1.0 - z) * (1.0 - n * n), (before - n) * z * (1.0 - z)
-    n_by_r = remembered * r * (1.0 - r)
+    n_by_r = memory_term * r * (1.0 - r)
     transposed = _Gates(*(kernel.T for kernel in kernels))
 
     def step(d_memory, row):
@@ -386,13 +384,13 @@ def _backward(residuals, gradient):
 
     rows = (gradient, memory_by_n, memory_by_z, n_by_r, r, z, start)
     d_first, d_gates = jax.lax.scan(step, jnp.zeros_like(first), rows, reverse=True)
-    d_remembered = d_gates.n * r
+    d_memory_term = d_gates.n * r
 
     def flat(x):
         return x.reshape(-1, x.shape[-1])
 
-    d_kernels = _Gates(*(flat(before).T @ flat(x) for x in (d_gates.r, d_gates.z, d_remembered)))
-    return d_gates, None, d_first, d_kernels, jnp.sum(flat(d_remembered), axis=0)
+    d_kernels = _Gates(*(flat(before).T @ flat(x) for x in (d_gates.r, d_gates.z, d_memory_term)))
+    return d_gates, None, d_first, d_kernels, jnp.sum(flat(d_memory_term), axis=0)
 
 
 _recurrence.defvjp(_forward, _backward)
@@ -453,18 +451,18 @@ def memory_layers(
     start: jax.Array,
     layers: Layers,
     kind: MemoryKind | None,
-    more: jax.Array | None = None,
+    extra: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """All layers of a `MemoryTrunk` but the head: rows `[T * N, F]`, and the memory after each step.
 
-    Call it inside a module's `__call__`. `more [T * N, G]` are further inputs of the layer after the memory.
+    Call it inside a module's `__call__`. `extra [T * N, G]` are further inputs of the layer after the memory.
     """
     # Only the memory is sequential; other layers take the whole sequence at once.
     x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
     if kind is None:
         return x, memory
     output, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
-    return hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), more), memory
+    return hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), extra), memory
 
 
 def merge_axes(x: jax.Array) -> jax.Array:

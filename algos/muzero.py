@@ -25,7 +25,7 @@ from algos.agent import Agent, Rollouts
 from algos.buffers import n_step_returns
 from algos.checks import check_divides
 from algos.distributions import for_space
-from algos.layers import Trunk, sized
+from algos.layers import Trunk, with_widths
 from algos.losses import values_after
 from algos.normalize import normalize_rollout
 from algos.on_policy import Epochs, State, environment_major
@@ -73,7 +73,7 @@ class MuZero(Agent, presets="MuZero"):
     unroll_steps: int = hyperparameter(5, "K: steps for which the model is unrolled in the loss")
     searching = SearchSettings(num_simulations=8, value_coefficient=0.25)
     least_range: float = hyperparameter(
-        10.0, "a search divides values by the range of those of its actions, but at least by this"
+        10.0, "a search divides the values of a node's actions by their range, but at least by this"
     )
     rescale: bool = hyperparameter(
         True, "learn signed square roots of values and rewards: for rewards of unknown size"
@@ -139,8 +139,8 @@ class MuZero(Agent, presets="MuZero"):
     def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
         """The value targets `[T, B]` float32: n-step returns (arXiv 1911.08265, section 3).
 
-        `value [T, B]` is the search's value of each observation. After a truncation and after the rollout,
-        the value is the model's.
+        `value [T, B]` is the search's value of each observation. At a truncation and at the end of the
+        rollout, returns end with the model's value.
         """
 
         def value_of(final: Any) -> jax.Array:
@@ -161,16 +161,15 @@ class MuZero(Agent, presets="MuZero"):
             reward=windows(time_step.reward, steps),
             policy=windows(searches.policy, steps + 1),
             value=windows(self.targets(parameters, searches.value, time_step), steps + 1),
-            **presence(time_step.terminated, time_step.truncated, steps),
+            **playing_and_known(time_step.terminated, time_step.truncated, steps),
         )
 
     def loss(self, parameters: Any, sample: Sample) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss over a minibatch, and its terms (arXiv 1911.08265, equation 1 and appendix G).
 
-        Each term is that of the observation, plus the mean of those of the unrolled steps. Each application
+        Each term is the loss at the observation, plus the mean loss of the unrolled steps. Each application
         of the dynamics halves the gradient. After a termination, targets of reward and value are zero, and
-        there is no policy loss. Steps after a truncation or after the rollout are not `known`, and have no
-        loss.
+        there is no policy loss. Steps after a truncation or the rollout are not `known`, and have no loss.
         """
         scale = rescaled if self.rescale else lambda x: x
         count = sample.playing.shape[0]
@@ -211,12 +210,12 @@ class MuZero(Agent, presets="MuZero"):
     def model(self) -> nn.Module:
         """The learned model, with the methods of `Model`; a subclass may return another."""
         space, actions = self.env.observation_space, for_space(self.env.action_space).size
-        return Model(space, actions, self.latent_size, sized(self.layers, space))
+        return Model(space, actions, self.latent_size, with_widths(self.layers, space))
 
     _network = property(lambda self: networks.of_module(self.model))
 
     def _apply(self, method: str, parameters: Any, *inputs: Any) -> Any:
-        """The result of a method of the model, with these parameters."""
+        """Calls a method of the model with these parameters."""
         apply: Any = functools.partial(self.model.apply, method=method)
         apply = fdg.in_bfloat16(apply) if self.precision == "bfloat16" else apply
         return apply({"params": parameters}, *inputs)
@@ -227,7 +226,7 @@ class MuZero(Agent, presets="MuZero"):
         if mask is None:
             mask = jnp.ones((keys.shape[0], for_space(self.env.action_space).size), bool)
         latent = self._apply("represent", parameters, observation)
-        settings = scale, self.discount, self.least_range  # arguments, because a sweep traces them
+        settings = scale, self.discount, self.least_range  # passed as arguments: a sweep traces them
         return fdg.rowwise(self._search, in_axes=(None, None, 0, 0, 0))(
             settings, parameters, latent, mask, keys
         )
@@ -243,13 +242,13 @@ class MuZero(Agent, presets="MuZero"):
 
     def _evaluate(self, parameters: Any, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits, value = self._apply("predict", parameters, latent)
-        return logits, self._unscaled(value)
+        return logits, self._unscale(value)
 
     def _imagine(self, parameters: Any, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         latent, reward = self._apply("imagine", parameters, latent, action)
-        return latent, self._unscaled(reward)
+        return latent, self._unscale(reward)
 
-    def _unscaled(self, x: jax.Array) -> jax.Array:
+    def _unscale(self, x: jax.Array) -> jax.Array:
         return unrescaled(x) if self.rescale else x
 
 
@@ -259,7 +258,7 @@ class MuZero(Agent, presets="MuZero"):
 def windows(x: jax.Array, count: int) -> jax.Array:
     """Rows `t` to `t + count - 1` of `x [T, B, ...]`, for each `t`: `[T, B, count, ...]`.
 
-    After the last row, windows continue with the first one.
+    After the last row, windows continue with the first row.
 
     >>> windows(jnp.array([[1], [2], [3]]), 2)[:, 0].tolist()
     [[1, 2], [2, 3], [3, 1]]
@@ -267,23 +266,25 @@ def windows(x: jax.Array, count: int) -> jax.Array:
     return jnp.stack([jnp.roll(x, -step, axis=0) for step in range(count)], axis=2)
 
 
-def presence(terminated: jax.Array, truncated: jax.Array, steps: int) -> dict[str, jax.Array]:
+def playing_and_known(terminated: jax.Array, truncated: jax.Array, steps: int) -> dict[str, jax.Array]:
     """`playing` and `known` of a `Sample`, `[T, B, steps + 1]` bool; arguments are `[T, B]` bool.
 
     >>> ends = jnp.array([[False], [True], [False]]), jnp.zeros((3, 1), bool)
-    >>> found = presence(*ends, 2)  # the third row is the last of the rollout
+    >>> found = playing_and_known(*ends, 2)  # the third row is the last of the rollout
     >>> found["playing"][:, 0].astype(int).tolist(), found["known"][:, 0].astype(int).tolist()
     ([[1, 1, 0], [1, 0, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
     """
     row = jax.lax.broadcasted_iota(jnp.int32, terminated.shape, 0)
     is_last_row = row == terminated.shape[0] - 1
-    playing_by_step, over_by_step = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
+    playing_by_step, terminated_by_step = [jnp.ones_like(terminated)], [jnp.zeros_like(terminated)]
     for step in range(steps):
-        ends, cut, is_last = (jnp.roll(x, -step, axis=0) for x in (terminated, truncated, is_last_row))
-        over_by_step.append(over_by_step[-1] | (playing_by_step[-1] & ends))
-        playing_by_step.append(playing_by_step[-1] & ~(ends | cut | is_last))
-    playing, over = jnp.stack(playing_by_step, axis=2), jnp.stack(over_by_step, axis=2)
-    return {"playing": playing, "known": playing | over}
+        terminates, truncates, is_last = (
+            jnp.roll(x, -step, axis=0) for x in (terminated, truncated, is_last_row)
+        )
+        terminated_by_step.append(terminated_by_step[-1] | (playing_by_step[-1] & terminates))
+        playing_by_step.append(playing_by_step[-1] & ~(terminates | truncates | is_last))
+    playing, has_terminated = jnp.stack(playing_by_step, axis=2), jnp.stack(terminated_by_step, axis=2)
+    return {"playing": playing, "known": playing | has_terminated}
 
 
 # --- the model ---
@@ -293,8 +294,7 @@ class Model(nn.Module):
     """Dense networks for representation, dynamics and predictions; images are convolved first.
 
     Latent states are scaled to [0, 1] by their minimum and maximum (arXiv 1911.08265, appendix G). The
-    dynamics are a residual block. With the setting `rescale`, the predicted values and rewards are rescaled
-    ones.
+    dynamics are a residual block. With the setting `rescale`, predicted values and rewards are rescaled.
     """
 
     observation_space: ObservationSpace
@@ -316,18 +316,18 @@ class Model(nn.Module):
     def represent(self, observation: Any) -> jax.Array:
         """`observation [N, *obs]` -> latent states `[N, D]`."""
         space, convolve = self.observation_space, self.layers.convolve
-        return _scaled(self.representation(networks.actor_features(observation, space, convolve)))
+        return _rescale_latent(self.representation(networks.actor_features(observation, space, convolve)))
 
     def imagine(self, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`latent [N, D]`, `action [N]` -> the next latent states `[N, D]`, and the rewards `[N]`."""
         inputs = jnp.concatenate([latent, jax.nn.one_hot(action, self.actions)], axis=-1)
-        return _scaled(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
+        return _rescale_latent(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
 
     def predict(self, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`latent [N, D]` -> the policy's logits `[N, n]`, and the values `[N]`."""
         return self.policy(latent), self.value(latent)[:, 0]
 
 
-def _scaled(x: jax.Array) -> jax.Array:
+def _rescale_latent(x: jax.Array) -> jax.Array:
     low, high = jnp.min(x, axis=-1, keepdims=True), jnp.max(x, axis=-1, keepdims=True)
     return (x - low) / jnp.maximum(high - low, 1e-5)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 import fdg
 from algos import distributions
-from algos.checks import pair
-from algos.layers import Trunk, features, sized
+from algos.checks import check_policy_and_value
+from algos.layers import Trunk, features, with_widths
 from algos.layers import convolutional as convolutional
 from algos.layers import gru as gru
 from algos.layers import lstm as lstm
@@ -43,10 +43,10 @@ from fdg.settings.foreign import functions, library_of
 
 # --- the user's networks ---
 
-Sees = Literal["both", "actor", "critic"]  # whose observations a network gets
+Sees = Literal["both", "actor", "critic"]  # the role whose observations a network gets
 
 
-def resolved(
+def resolve_network(
     network: Any,
     observation_space: ObservationSpace,
     action_space: Space,
@@ -55,14 +55,14 @@ def resolved(
 ) -> Any:
     """Converts a field's value to a `Network`; returns a recurrent network and None unchanged.
 
-    If parts of observations are privileged, an actor gets zeros for them; an actor-critic ("both") computes
-    the policy without them and the value with them. A recurrent network has to do this itself.
+    An actor gets zeros in place of privileged parts of observations; an actor-critic ("both") computes the
+    policy without these parts and the value with them. A recurrent network has to do this itself.
 
     Args:
       network: see the module's docstring.
       observation_space, action_space: arguments of a named function.
       field: the field's name, for messages.
-      sees: whose observations the network gets: "actor", "critic" or "both".
+      sees: the role whose observations the network gets: "actor", "critic" or "both".
 
     Raises:
       FdgError: the name does not exist, or the value is no network.
@@ -90,7 +90,7 @@ def resolved(
 
 @functools.lru_cache(maxsize=64)
 def _network_by_name(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
-    """Resolves `module:name`, and calls it with the two spaces if it is a function of these."""
+    """Resolves `module:name`; calls the value with the two spaces if it is a function."""
     value = user_code.found(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
         check_takes(value, ("observation_space", "action_space"), f"{field} '{name}'")
@@ -98,7 +98,7 @@ def _network_by_name(name: str, observation_space: ObservationSpace, action_spac
             value = value(observation_space, action_space)
         except FdgError:
             raise
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # user code may raise anything
             raise FdgError(
                 f"{field} '{name}' fails for {observation_space!r:.100} and {action_space!r:.60}:"
                 f" {raised(error)}"
@@ -114,7 +114,7 @@ def _network_by_name(name: str, observation_space: ObservationSpace, action_spac
 
 @dataclass(frozen=True)
 class Bound:
-    """A function with its first arguments bound. Unlike closures it can be compared, so networks can too."""
+    """A function with its first arguments bound. Unlike closures, such functions can be compared."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -126,14 +126,14 @@ class Bound:
 def _without_privileged(
     apply: Any, space: ObservationSpace, has_critic: bool, parameters: Any, observation: Any, *more: Any
 ) -> Any:
-    """`apply` of a network whose actor gets zeros for privileged observations; a critic sees them."""
+    """Calls `apply` with zeros for privileged parts; if `has_critic`, computes the value with these parts."""
     leading = jax.tree.leaves(observation)[0].shape[:1]
     public = composite.public_part(space, observation)
     output = apply(parameters, composite.with_privileged_zeros(space, public, leading), *more)
     if not has_critic:
         return output
-    policy, _ = pair(output, leading)
-    return policy, pair(apply(parameters, observation, *more), leading)[1]
+    policy, _ = check_policy_and_value(output, leading)
+    return policy, check_policy_and_value(apply(parameters, observation, *more), leading)[1]
 
 
 def actor_critic(
@@ -184,7 +184,7 @@ def actor_critic(
     widths = None if hidden is None else tuple(hidden)
     layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
     distributions.for_space(action_space)  # refuses an unsupported space here, before tracing
-    return of_module(ActorCritic(observation_space, action_space, sized(layers, observation_space)))
+    return of_module(ActorCritic(observation_space, action_space, with_widths(layers, observation_space)))
 
 
 def gaussian_actor(
@@ -201,7 +201,7 @@ def gaussian_actor(
     """
     size = math.prod(action_space.shape)
     return of_module(
-        GaussianActor(observation_space, 2 * size, _sized(observation_space, hidden, activation, **more))
+        GaussianActor(observation_space, 2 * size, _layers(observation_space, hidden, activation, **more))
     )
 
 
@@ -215,7 +215,7 @@ def deterministic_actor(
     """An actor that returns actions before tanh: `[N, D]` float32. Arguments as in `actor_critic`."""
     size = math.prod(action_space.shape)
     return of_module(
-        GaussianActor(observation_space, size, _sized(observation_space, hidden, activation, **more))
+        GaussianActor(observation_space, size, _layers(observation_space, hidden, activation, **more))
     )
 
 
@@ -232,7 +232,7 @@ def twin_critics(
     two values, each `[N]` float32, or `[N, outputs]` with several `outputs`. Actions join the observation's
     features before the dense layers. Arguments as in `actor_critic`.
     """
-    layers = _sized(observation_space, hidden, activation, **more)
+    layers = _layers(observation_space, hidden, activation, **more)
     return of_module(TwinCritics(observation_space, layers, outputs))
 
 
@@ -246,7 +246,7 @@ def state_value(
 
     Arguments as in `actor_critic`; it also sees `privileged` parts.
     """
-    return of_module(StateValue(observation_space, _sized(observation_space, hidden, activation, **more)))
+    return of_module(StateValue(observation_space, _layers(observation_space, hidden, activation, **more)))
 
 
 def q_network(
@@ -279,14 +279,14 @@ def q_network(
             "a Q network has a value for each action of Discrete(n) or MultiDiscrete(nvec), not of"
             f" {action_space}"
         )
-    layers = _sized(observation_space, hidden, activation, **more)
+    layers = _layers(observation_space, hidden, activation, **more)
     return of_module(QNetwork(observation_space, distributions.sizes(action_space), layers, dueling))
 
 
-def _sized(
+def _layers(
     space: ObservationSpace, hidden: Sequence[int] | None, activation: Activation, **more: Any
 ) -> Layers:
-    return sized(Layers(None if hidden is None else tuple(hidden), activation, **more), space)
+    return with_widths(Layers(None if hidden is None else tuple(hidden), activation, **more), space)
 
 
 def of_module(module: nn.Module) -> Network:
@@ -307,8 +307,8 @@ def policy_and_value(
 ) -> tuple[Distribution, jax.Array]:
     """An actor-critic's distribution over allowed actions, and value `[N]`, at `observation [N, *obs]`."""
     features, action_mask = features_and_mask(observation)
-    count = jax.tree.leaves(features)[0].shape[:1]
-    output, value = pair(network.apply(parameters, features), count)
+    leading = jax.tree.leaves(features)[0].shape[:1]
+    output, value = check_policy_and_value(network.apply(parameters, features), leading)
     policy = distributions.for_space(action_space).distribution(output)
     return distributions.masked(policy, action_mask), value
 
@@ -323,27 +323,27 @@ def q_network_of(algorithm: Any) -> Network:
     """DQN's network: the one with a memory, else the user's, else `q_network` with these `layers`."""
     space, outputs = algorithm.env.observation_space, algorithm._outputs
     options = {"dueling": algorithm.dueling, **vars(algorithm.layers)}
-    return _with_replay(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
+    return _replay_network(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
 
 
-def actor_of(algorithm: Any) -> Network:
+def actor_network_of(algorithm: Any) -> Network:
     """An off-policy actor: the one with a memory, else the user's, else the default."""
     make = gaussian_actor if algorithm._outputs_per_component == 2 else deterministic_actor
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     options = vars(algorithm.layers)
-    return _with_replay(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
+    return _replay_network(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
 
 
 def critics_of(algorithm: Any, layers: Layers) -> Network:
     """Two critics: those with a memory, else the user's, else the default ones with these layers."""
     space, options = algorithm.env.observation_space, {"outputs": critic_outputs(algorithm), **vars(layers)}
-    return _with_replay(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
+    return _replay_network(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
 
 
-def _with_replay(
+def _replay_network(
     algorithm: Any, part: int, field: str, sees: Sees, default: Callable[[], Network]
 ) -> Network:
-    """The network with a memory at index `part`; without a memory, the user's in `field`, or the default."""
+    """The algorithm's network with a memory at index `part`; else the user's in `field`, or the default."""
     if algorithm._memory is not None:
         return algorithm._memory.network(part)
     return computing(algorithm, own(algorithm, field, sees) or default())
@@ -357,11 +357,11 @@ def critic_outputs(algorithm: Any) -> int:
 def own(algorithm: Any, field: str, sees: Sees = "both") -> Any:
     """The user's network in a field of an algorithm, as functions; None if the field is None."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
-    return resolved(getattr(algorithm, field), *spaces, field, sees)
+    return resolve_network(getattr(algorithm, field), *spaces, field, sees)
 
 
 def computing(algorithm: Any, network: Any) -> Any:
-    """The network with matrix products in the algorithm's `precision`."""
+    """The network, but with matrix products in the algorithm's `precision`."""
     if algorithm.precision == "float32":
         return network
     field = "unroll" if hasattr(network, "unroll") else "apply"
@@ -372,13 +372,13 @@ def _in_bfloat16(function: Callable[..., Any], *arguments: Any, **options: Any) 
     return fdg.in_bfloat16(function)(*arguments, **options)
 
 
-def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
+def select_values(values: jax.Array, action: jax.Array) -> jax.Array:
     """Selects the values of actions `[N]` from `[N, n]`: `[N]`.
 
-    >>> of_action(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
+    >>> select_values(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0])).tolist()
     [2.0, 3.0]
     """
-    # A mask instead of an index, whose gradient would be a scatter.
+    # A mask, because the gradient of indexing would be a scatter.
     category = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(category == action[..., None], values, 0.0), axis=-1)
 
@@ -409,8 +409,8 @@ def actor_outputs(space: Space) -> int:
 def with_log_std(module: Any, output: jax.Array) -> jax.Array:
     """The policy's parameters `[..., P]`, from the output of an actor's trunk.
 
-    For a `Box` it appends log standard deviations, which are parameters of the `module`: an `ActorCritic`, or
-    another module with its fields.
+    For a `Box`, appends the log standard deviations. These are parameters of the `module`, an `ActorCritic`
+    or another module with its fields.
     """
     if not isinstance(module.action_space, Box):
         return output
@@ -488,7 +488,7 @@ class QNetwork(nn.Module):
 
 
 def actor_features(observation: Any, space: ObservationSpace, convolve: bool) -> Any:
-    """`features` of observations `[N, *obs]` without privileged parts, which may already be missing."""
+    """`features` of observations `[N, *obs]` without privileged parts; these may already be missing."""
     return features(composite.public_part(space, observation), composite.public(space), convolve)
 
 

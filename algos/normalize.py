@@ -34,7 +34,7 @@ class RunningStatistics:
     """Mean and variance of all samples so far, for each component."""
 
     mean: jax.Array  # [*shape] float32
-    var: jax.Array  # [*shape] float32, population variance (divided by count); 1 before the first update
+    var: jax.Array  # [*shape] float32, the population variance; 1 before the first update
     count: jax.Array  # [] float32, number of samples; exact up to 2**24
 
 
@@ -101,7 +101,7 @@ def _map_normalized(
 RUNNING = Normalizer(init_observations, normalize_observations, update_observations)
 
 
-# --- the functions that `algos.values.Normalizers` calls; `normalizer` is the user's, or None ---
+# --- functions that `algos.values.Normalizers` calls; `normalizer` is the user's, or None ---
 
 
 def begin(normalizer: Normalizer | None, space: ObservationSpace) -> Any:
@@ -109,12 +109,12 @@ def begin(normalizer: Normalizer | None, space: ObservationSpace) -> Any:
     return _normalizer_or_default(normalizer).init(space)
 
 
-def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
+def normalize_inputs(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
     """Normalises observations `[..., *obs]` for the networks."""
 
     def apply(features: Any) -> Any:
-        if hasattr(features, "mapped"):  # sequences
-            return features.mapped(apply)
+        if hasattr(features, "map_observations"):  # sequences
+            return features.map_observations(apply)
         normalized = _normalizer_or_default(normalizer).apply(statistics, features)
         check_same("apply of normalize gives observations", features, normalized, dtypes=False)
         return normalized
@@ -122,7 +122,7 @@ def seen(normalizer: Normalizer | None, statistics: Any, observation: Any) -> An
     return map_features(apply, observation)
 
 
-def observed(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
+def update_with_rollout(normalizer: Normalizer | None, statistics: Any, observation: Any) -> Any:
     """Updates the statistics with observations `[T, B, *obs]`."""
     new_statistics = _normalizer_or_default(normalizer).update(statistics, features_and_mask(observation)[0])
     check_same("update of normalize gives statistics", statistics, new_statistics)
@@ -152,7 +152,7 @@ def check(settings: ObservationNormalizer, algorithm: Any) -> None:
 def normalize_rollout(
     normalizers: Normalizers, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Normalises a rollout for the loss; also returns the updated `running` and `statistics`.
+    """Normalises a rollout for the loss; also returns `running` and `statistics` after it.
 
     `statistics` begin with those of observations and those of returns, `running` with the running returns;
     other entries are returned unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
@@ -204,7 +204,7 @@ def update(
         )
     batch_count = batch.size // max(batch_mean.size, 1)
     count = stats.count + batch_count
-    share = batch_count / count  # fraction of new samples
+    share = batch_count / count  # the new samples' fraction of all samples
     difference = batch_mean - stats.mean
     return RunningStatistics(
         mean=stats.mean + share * difference,
@@ -249,30 +249,30 @@ def accumulate_rollout_returns(
 def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> jax.Array:
     """Reward divided by the standard deviation of the running return, clipped to `[-clip, clip]`.
 
-    `stats` has shape `()`; `reward` any shape. The mean is not subtracted: that would change which
-    policy is best.
+    `stats` has shape `()`; `reward` any shape. The mean is not subtracted, since that would change the
+    best policy.
     """
     std = jax.lax.stop_gradient(jnp.sqrt(stats.var + _EPSILON))
     return jnp.clip(reward / std, -clip, clip)
 
 
-def observe_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
+def update_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
     """Updates `returns`, the statistics of returns and the running returns, with a rollout `[T, B]`.
 
-    If they are None, rewards are not normalised, and they stay None.
+    If both are None, rewards are not normalised, and both stay None.
     """
-    return returns if returns[0] is None else _observe_returns.__get__(self)(*returns, time_step)
+    return returns if returns[0] is None else _update_returns.__get__(self)(*returns, time_step)
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0), name="observe")
-def _observe_returns(self, statistics, running_return, time_step):
+def _update_returns(self, statistics, running_return, time_step):
     _, running_return, statistics = self.normalizers.reward(
         time_step, running_return, statistics, self.discount
     )
     return statistics, running_return
 
 
-def scaled_rows(stats: RunningStatistics, rows: Any) -> Any:
+def scale_row_rewards(stats: RunningStatistics, rows: Any) -> Any:
     """Scales the rewards of rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`."""
     steps = getattr(rows, "steps", rows)
     steps = steps._replace(reward=_scale_rows(stats, steps.reward))
@@ -284,7 +284,7 @@ def _scale_rows(stats, reward):
     return scale(stats, reward)
 
 
-def scaled(
+def scale_rewards(
     reward: jax.Array,
     done: jax.Array,
     running_return: jax.Array,

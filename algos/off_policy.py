@@ -40,14 +40,14 @@ class ActorAndCritics(Part):
 
 @dataclasses.dataclass(frozen=True)
 class PolyakTargets(Part):
-    """The step of target networks, which are moving averages."""
+    """The step size of target networks, which are moving averages."""
 
     target_rate: float = hyperparameter(0.005, "tau: Polyak step of the target networks, per update")
 
 
 @dataclasses.dataclass(frozen=True)
 class ReturnGrid(Part):
-    """Settings of critics: they predict values, or distributions over a grid of returns."""
+    """Whether critics predict values, or distributions over a grid of returns."""
 
     atoms: int | None = hyperparameter(
         None, "atoms of the critics' return distributions; None: critics predict values"
@@ -59,7 +59,7 @@ class ReturnGrid(Part):
     def reading(self) -> Any:
         """How to interpret the critics' outputs: an `algos.distributional.Values` or `Distributions`.
 
-        It computes the `lower` value of two critics, their `target`, and their loss (`errors`).
+        Both compute the `lower` value of two critics, their `target`, and their loss (`errors`).
         """
         distributional = registry.option("atoms")
         if self.atoms is None:
@@ -80,13 +80,13 @@ class ReturnGrid(Part):
 # - `_policy(actor, observation [N, *obs])`: a distribution of actions.
 # - `_learn_from(learned, minibatch [N], keys)`: one gradient step; returns the new `learned`, the samples'
 #   errors (None without weights), and losses.
-# - `_keys_per_sample`: the number of random keys that a gradient step needs for each sample.
+# - `_keys_per_sample`: the random keys that a gradient step needs for each sample.
 
 
 def buffer(self: Any) -> Any:
     """The replay buffer, no larger than the run.
 
-    It samples the minibatches of all gradient steps at once, unless errors change priorities.
+    A sample contains the minibatches of all gradient steps, unless errors change priorities.
     """
     replay = self.replays.of(
         self,
@@ -103,22 +103,22 @@ def init(self: Any, key: jax.Array) -> State:
     """The initial state."""
     actor_key, critics_key, env_key, key = jax.random.split(key, 4)
     env_state, observation = self._reset(env_key)
-    action = replaying.no_action(self, self.num_envs)
+    action = replaying.zero_actions(self, self.num_envs)
     learned = self._init_learned(actor_key, critics_key, observation, action)
-    return replaying.first_state(self, learned, env_state, observation, key)
+    return replaying.initial_state(self, learned, env_state, observation, key)
 
 
 def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     """Steps all environments, then takes the gradient steps."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
     actor, statistics = _rollout_parameters(self, state.learned), state.observation_statistics
-    learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
+    is_learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
     progress = state.iteration / self.num_iterations if self.explore is not None else None
     rows, observations, new_fields, metrics = replaying.collect(
-        self, state, lambda *inputs: self.act(actor, statistics, learning, progress, *inputs), rollout_key
+        self, state, lambda *inputs: self.act(actor, statistics, is_learning, progress, *inputs), rollout_key
     )
     stored = state._replace(replay=self.buffer.add(state.replay, rows), returns=new_fields["returns"])
-    learned, replay, losses = gradient_steps(self, stored, sample_key, learn_key, learning)
+    learned, replay, losses = gradient_steps(self, stored, sample_key, learn_key, is_learning)
     # Updated last, so that an iteration normalises all observations with the same statistics.
     if self.normalizers.used:
         statistics = self.observe(statistics, observations)
@@ -127,17 +127,17 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
 
 
 def gradient_steps(
-    self: Any, state: State, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
+    self: Any, state: State, sample_key: jax.Array, learn_key: jax.Array, is_learning: jax.Array
 ) -> tuple[Any, Any, Any]:
     """Takes all gradient steps of an iteration; returns `learned`, the buffer's state, and mean losses."""
     if self.buffer.has_priorities:
         steps = registry.option("replay").prioritized_steps
-        return steps(self, state, sample_key, learn_key, learning)
+        return steps(self, state, sample_key, learn_key, is_learning)
     samples = self.buffer.sample(state.replay, sample_key).transition
     rows = jax.tree.map(lambda x: minibatches(x, self.num_envs, self.updates_per_iteration), samples)
-    rows = replaying.to_learn_from(self, state, rows, state.learned, learn_key)
+    rows = replaying.transform_and_scale(self, state, rows, state.learned, learn_key)
     statistics = state.observation_statistics
-    learned, _, losses = self.learn(state.learned, statistics, rows, learn_key, learning)
+    learned, _, losses = self.learn(state.learned, statistics, rows, learn_key, is_learning)
     return learned, state.replay, losses
 
 
@@ -150,29 +150,31 @@ def minibatches(x: jax.Array, num_envs: int, updates: int) -> jax.Array:
 def actor(self: Any, state: State) -> Actor:
     """The actor with these parameters and statistics."""
     progress = state.iteration / self.num_iterations
-    return replaying.actor_of(self, state, _rollout_parameters(self, state.learned), progress)
+    return replaying.make_actor(self, state, _rollout_parameters(self, state.learned), progress)
 
 
 def _rollout_parameters(self: Any, learned: Any) -> Any:
-    """The parameters of the actor; with a memory also those of the critics, whose memories advance too."""
+    """The actor's parameters; with a memory also the critics', whose memories advance in the rollout too."""
     actor = self._acting_parameters(learned)
     return actor if self._memory is None else (actor, learned.parameters.critics)
 
 
 @fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))
-def act(self, actor, statistics, learning, progress, observation, recollection, keys):
+def act(self, actor, statistics, is_learning, progress, observation, recollection, keys):
     """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`.
 
     Actions are uniform until learning starts.
     """
-    action, memory = replaying.choose(self, actor, statistics, observation, recollection, keys, progress)
-    # Both branches share a key, since only one result is used.
+    action, memory = replaying.compute_actions(
+        self, actor, statistics, observation, recollection, keys, progress
+    )
+    # `action` and `uniform` may share a key, since only one of the two is used.
     uniform = jax.vmap(Box(-1.0, 1.0, self.env.action_space.shape).sample)(keys)
-    return jnp.where(learning, action, uniform), memory
+    return jnp.where(is_learning, action, uniform), memory
 
 
 @fdg.fragment("learner", in_axes=(None, None, 1, None, None), out_axes=(None, 1, None))
-def learn(self, learned, statistics, minibatches, key, learning):
+def learn(self, learned, statistics, minibatches, key, is_learning):
     """One gradient step on each of the minibatches `[U, N]` from replay.
 
     Returns the changed `learned`, the samples' errors `[U, N]` (None without weights), and mean losses.
@@ -185,15 +187,17 @@ def learn(self, learned, statistics, minibatches, key, learning):
         learned, error, losses = self._learn_from(learned, *minibatch_and_keys)
         return learned, (losses, error)
 
-    new, (losses, error) = jax.lax.scan(one_step, learned, (self.buffer.seen(normalize, minibatches), keys))
-    # Gradient steps before learning starts are computed and discarded: fragments inside a `cond` could not be
-    # placed on different devices.
-    learned = jax.tree.map(lambda new, old: jnp.where(learning, new, old), new, learned)
-    losses = jax.tree.map(lambda x: jnp.where(learning, jnp.mean(x, axis=0), jnp.nan), losses)
+    new, (losses, error) = jax.lax.scan(
+        one_step, learned, (self.buffer.map_observations(normalize, minibatches), keys)
+    )
+    # Before learning starts, gradient steps are computed and discarded: fragments inside a `cond` could not
+    # be placed on different devices.
+    learned = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), new, learned)
+    losses = jax.tree.map(lambda x: jnp.where(is_learning, jnp.mean(x, axis=0), jnp.nan), losses)
     return learned, error, losses
 
 
-def without_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:
+def split_off_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:
     """Splits losses into the samples' errors `[N]` (None without weights) and the rest."""
     error = losses.pop("error", None)
     return None if error is None else self.buffer.priority(error), losses
@@ -216,16 +220,16 @@ MEMBERS = {
     "learn": learn,
     "check_when_traced": lambda self, state: registry.option("checks").check_actor_and_critics(self, state),
     "_check": lambda self: registry.option("checks").check_off_policy(self),
-    "_actor": property(lambda self: registry.option("networks").actor_of(self)),
+    "_actor": property(lambda self: registry.option("networks").actor_network_of(self)),
     "_critics": property(lambda self: registry.option("networks").critics_of(self, self.layers)),
-    "_outputs_per_component": 2,  # actor outputs per action component: mean, log standard deviation
+    "_outputs_per_component": 2,  # the actor's, per action component: mean, log standard deviation
     "_memory": property(replaying.memory_of),
     "_sample_actions": lambda self, policy, amount, keys: policy.sample(keys),  # as in training
     "_for_environment": lambda self, action: registry.option("distributions").stretched(
         action, self.env.action_space
     ),
     "_default_optimizer": property(lambda self: registry.option("optimizers").adam_of(self)),
-    # The next three are also called by the checks of networks' outputs.
+    # Checks of networks' outputs call the next three too.
     "_acting_parameters": lambda self, learned: learned.parameters.actor,
     "_actor_output": lambda self, actor, observation: self._actor.apply(actor, observation),
     "_critic_output": lambda self, learned, *inputs: self._critics.apply(learned.parameters.critics, *inputs),

@@ -46,14 +46,14 @@ class State(NamedTuple):
     parameters: Any
     optimizer_state: Any
     observation_statistics: Any  # RunningStatistics of [*obs], or of each part; None if not normalised
-    return_statistics: Any  # of the discounted return that scales rewards, or None
+    return_statistics: Any  # of discounted returns, whose deviation divides rewards; or None
     running_return: jax.Array | None  # [B] float32, the discounted return so far
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # the state of novelty in PPO, an `algos.rnd.Known`; None without `rnd`
-    running_novelty: jax.Array | None = None  # [B] float32, its discounted return so far; None without `rnd`
+    known: Any = None  # the state of novelty in PPO, an `algos.rnd.NoveltyState`; None without `rnd`
+    running_novelty: jax.Array | None = None  # [B] float32, discounted novelty so far; None without `rnd`
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if the network has a memory
     past: Any = None  # `algos.recurrent_ppo.Past [B]`, with burn-in
@@ -66,16 +66,16 @@ LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_st
 class Trajectory(NamedTuple):
     """A rollout. For the loss, its observations and rewards are normalised, if the settings say so."""
 
-    observation: Observation  # [T, B, *obs]; `algos.sequences.Steps` in the loss of a network with a memory
+    observation: Observation  # [T, B, *obs]; in losses of recurrent networks `algos.sequences.RolloutSteps`
     action: jax.Array  # [T, B, *action]
-    decision: Any  # [T, B], recorded by the actor with the action; None if nothing
+    decision: Any  # [T, B], what the actor recorded with each action, or None
     time_step: TimeStep  # [T, B], the results of the actions
 
 
 def begin(
     algorithm: Any,
     key: jax.Array,
-    kept: bool = False,
+    keep_statistics: bool = False,
     novelty: Any = None,
     memory: Callable[[int], Any] | None = None,
     agents: tuple[int, ...] = (),
@@ -83,7 +83,7 @@ def begin(
     """The initial state.
 
     Args:
-      kept: True if the state has statistics even if nothing is normalised.
+      keep_statistics: True if the state has statistics even if nothing is normalised.
       novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`.
       memory: `B -> memory`, the network's initial memory `[B, ...]`.
       agents: the sizes of the axes of agents, which follow the axis of environments.
@@ -94,17 +94,19 @@ def begin(
     inputs, recollection = features_and_mask(observation)[0], None
     if memory is not None:
         recollection = Recollection(memory(algorithm.num_envs), jnp.ones(algorithm.num_envs, bool))
-    if hasattr(algorithm._network, "unroll"):  # its inputs are sequences of steps
+    if hasattr(algorithm._network, "unroll"):  # a recurrent network takes sequences of steps
         inputs = jax.tree.map(lambda x: x[None], inputs)
     parameters = algorithm._network.init(parameter_key, inputs)
     known, running_novelty = None, None
     if novelty is not None:
         parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
-    return_statistics, running_return = normalizers.begin_returns((algorithm.num_envs, *agents), kept)
+    return_statistics, running_return = normalizers.begin_returns(
+        (algorithm.num_envs, *agents), keep_statistics
+    )
     return State(
         parameters=parameters,
         optimizer_state=algorithm._optimizer.init(parameters),
-        observation_statistics=normalizers.begin(algorithm.env.observation_space, kept),
+        observation_statistics=normalizers.begin(algorithm.env.observation_space, keep_statistics),
         return_statistics=return_statistics,
         running_return=running_return,
         env_state=env_state,
@@ -127,10 +129,10 @@ def iteration(
     """Makes a rollout of all environments and learns from it; returns the new state, and metrics.
 
     Args:
-      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; None
-        for the algorithm's.
-      learn: `(learned, running, Trajectory [T, B], key) -> (learned, running, metrics)`; None for the
-        algorithm's. `learned` has the fields `LEARNED` of the state; `running` is `(running_return,
+      act: `(parameters, observation_statistics, observation [B, *obs], keys [B]) -> (action, decision)`; by
+        default `algorithm.act`.
+      learn: `(learned, running, Trajectory [T, B], key) -> (learned, running, metrics)`; by default
+        `algorithm.learn`. `learned` has the fields `LEARNED` of the state; `running` is `(running_return,
         running_novelty)`.
     """
     act, learn = act or algorithm.act, learn or algorithm.learn
@@ -158,7 +160,7 @@ def rollout_with_bonus(
 ) -> tuple[Trajectory, dict[str, Any], dict[str, jax.Array]]:
     """A rollout `[T, B]` with the bonus added, changed fields of the state, and the bonus's metrics.
 
-    `act` is that of `algos.rollout.rollout`, or, if the state has a recollection, of `rollout_with_memory`.
+    `act` is as for `algos.rollout.rollout`, or, if the state has a recollection, `rollout_with_memory`.
     """
     recollection = getattr(state, "recollection", None)
     env_state, observation, recollection, ((observations, actions), decisions, time_steps) = (
@@ -185,15 +187,15 @@ def actor(self: Any, state: State) -> Actor:
 
 
 def without_memory(
-    policy: Callable[[Observation], Policy], deliver: Callable[[jax.Array], jax.Array]
+    policy: Callable[[Observation], Policy], to_env_action: Callable[[jax.Array], jax.Array]
 ) -> Actor:
     """The actor of a feed-forward policy, a function of observations `[N, *obs]` to a distribution `[N]`.
 
-    `deliver` converts the policy's actions for the environment, such as by clipping.
+    `to_env_action` converts the policy's actions for the environment, such as by clipping.
     """
 
     def act(memory, observation, start, keys, greedy):
-        return deliver(choose_actions(policy(observation), keys, greedy)), memory
+        return to_env_action(choose_actions(policy(observation), keys, greedy)), memory
 
     return Actor(empty_memory, act)
 
@@ -202,7 +204,7 @@ def without_memory(
 
 
 def environment_major(x: jax.Array) -> jax.Array:
-    """Reshapes steps `[T, B, ...]` to rows `[B * T, ...]`, whose sharding is that of the environments.
+    """Reshapes steps `[T, B, ...]` to rows `[B * T, ...]`; a sharding of `B` becomes a sharding of rows.
 
     Steps and environments become one axis, because XLA is fast at products of two-dimensional matrices.
 
@@ -273,7 +275,7 @@ def run_minibatches(
     rows: jax.Array,
     take: Callable[[jax.Array], Any],
 ) -> tuple[Any, Any, Any]:
-    """Updates one after another, each on its own minibatch; also returns the mean losses over all updates.
+    """Makes updates one after another, each on its own minibatch; also returns the mean losses.
 
     `gradient`: `(parameters, minibatch) -> (gradient, losses)`. `update`: `(gradient, optimizer_state,
     parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, as from
@@ -290,8 +292,8 @@ def run_minibatches(
 
     def one_update(carry, update_rows):
         parameters, optimizer_state = carry
-        direction, losses = gradient(parameters, take(update_rows))
-        return update(direction, optimizer_state, parameters), losses
+        update_gradient, losses = gradient(parameters, take(update_rows))
+        return update(update_gradient, optimizer_state, parameters), losses
 
     (parameters, optimizer_state), losses = jax.lax.scan(one_update, (parameters, optimizer_state), rows)
     return parameters, optimizer_state, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)

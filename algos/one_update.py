@@ -21,7 +21,7 @@ from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic
 from algos.replaying import NetworkMemory
 from algos.rings import time_major
 from algos.rollout import Actor, Recollection, episode_metrics
-from algos.sequences import Remembered, Steps, WithMemory
+from algos.sequences import ActorRecord, MemoryNetworks, RolloutSteps
 from envs import Observation
 from fdg.settings.fields import hyperparameter
 from fdg.settings.parts import Part
@@ -77,9 +77,9 @@ def proximal_loss(
 def over_time(function: Callable[[Observation], Any], observation: Any) -> Any:
     """Applies a function of rows `[N, *obs]` to observations `[T, B, *obs]`; results are `[T, B, ...]`.
 
-    For a network with a memory, the observations are `Steps`, which are passed to it as sequences.
+    A network with a memory gets `RolloutSteps` as sequences.
     """
-    if isinstance(observation, Steps):
+    if isinstance(observation, RolloutSteps):
         num_steps, rows = len(observation.start), observation.sequences()
     else:
         num_steps = jax.tree.leaves(observation)[0].shape[0]
@@ -87,7 +87,7 @@ def over_time(function: Callable[[Observation], Any], observation: Any) -> Any:
     return jax.tree.map(lambda x: time_major(x, num_steps), function(rows))
 
 
-def first_state(self: Any, key: jax.Array) -> on_policy.State:
+def initial_state(self: Any, key: jax.Array) -> on_policy.State:
     """The initial state."""
     return on_policy.begin(self, key, memory=self._memory and self._memory.begin)
 
@@ -107,11 +107,11 @@ def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
 def act_with_memory(self, parameters, statistics, observation, recollection, keys):
-    """`act` for a network with a memory; returns actions, a `Remembered`, and the next memory, all `[B]`."""
-    sequences = self._memory.seen(observation, recollection)
+    """`act` for a network with a memory; returns actions, an `ActorRecord`, the next memory: all `[B]`."""
+    sequences = self._memory.as_sequences(observation, recollection)
     action, decision = self.act(parameters, statistics, sequences, keys)
-    memory = self._memory.after(parameters, self.normalizers.seen(statistics, sequences))
-    return action, Remembered(decision, recollection.start, memory), memory
+    memory = self._memory.next_memory(parameters, self.normalizers.seen(statistics, sequences))
+    return action, ActorRecord(decision, recollection.start, memory), memory
 
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None), name="learn")
@@ -125,7 +125,7 @@ def learn_once(self, learned, running, trajectory):
         self.normalizers, statistics, running, trajectory, self.discount
     )
     if self._memory is not None:
-        normalized = self._memory.of_rollout(normalized, running[-1])
+        normalized = self._memory.prepare_rollout(normalized, running[-1])
     gradient, losses = self.gradient(parameters, normalized)
     learned = (*self.update(gradient, optimizer_state, parameters), *statistics)
     return learned, running, {**episode_metrics(trajectory.time_step), **losses}
@@ -138,26 +138,28 @@ def gradient_of_rollout(self, parameters, trajectory):
 
 
 def actor(self: Any, state: on_policy.State) -> Actor:
-    """The actor with these parameters and statistics, and its memory."""
+    """The actor with these parameters and statistics; it carries its own memory."""
     if self._memory is None:
         return on_policy.actor(self, state)
 
     def act(memory, observation, start, keys, greedy):
         normalized = self.normalizers.seen(state.observation_statistics, observation)
-        sequences = self._memory.seen(normalized, Recollection(memory, start))
+        sequences = self._memory.as_sequences(normalized, Recollection(memory, start))
         policy, _ = self.policy_and_value(state.parameters, sequences)
-        return self._choose_actions(policy, keys, greedy), self._memory.after(state.parameters, sequences)
+        return self._choose_actions(policy, keys, greedy), self._memory.next_memory(
+            state.parameters, sequences
+        )
 
     return Actor(self._memory.begin, act)
 
 
-def memory_of(self: Any) -> WithMemory | None:
-    """The network's memory, of the user's `network` or by the setting `memory`; None if it has none."""
+def memory_of(self: Any) -> MemoryNetworks | None:
+    """The network with its memory: the user's, or the default by the setting `memory`. None: no memory."""
     if not (self.memory if self.network is None else hasattr(networks.own(self, "network"), "unroll")):
         return None
     kind = None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)
     network = recurrent_actor_critic_of(self, kind)
-    return WithMemory((network,), self.env.action_space.shape, self.num_steps, burn_in=0)
+    return MemoryNetworks((network,), self.env.action_space.shape, self.num_steps, burn_in=0)
 
 
 def check_network(self: Any, state: on_policy.State) -> None:
@@ -169,7 +171,7 @@ def check_network(self: Any, state: on_policy.State) -> None:
 
 
 MEMBERS = {
-    "init": first_state,
+    "init": initial_state,
     "iterate": iterate_once,
     "actor": actor,
     "act_with_memory": act_with_memory,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algos.layers import projected
+from algos.layers import project_kernels
 from algos.values import ClippedOptimizer as ClippedOptimizer
 from algos.values import OptimizerSettings as OptimizerSettings
 from envs import user_code
@@ -22,7 +22,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 
-# Names that moved; a word OLD=MODULE:NEW is a renamed one.
+# Names that moved; OLD=MODULE:NEW is a name that also changed.
 _MOVED = "Epochs run_minibatches updated=run_minibatches"
 __getattr__ = moved(
     __name__,
@@ -48,8 +48,8 @@ def user_optimizer(
     """The user's optimiser; None if none is set.
 
     Args:
-      optimizer: one of `NAMES`, `module:name`, or a function of the step size; or a gradient transformation,
-        which is used unchanged.
+      optimizer: one of `NAMES`; `module:name`; a function of the step size; or a gradient transformation,
+        which is returned unchanged.
       learning_rate: a number, or a schedule.
       max_grad_norm: the global norm to which gradients are clipped, except for a gradient transformation;
         None: no clipping.
@@ -71,22 +71,22 @@ def user_optimizer(
             " size that returns an optax.GradientTransformation, or such a transformation"
         )
     try:
-        made = make(learning_rate)
+        result = make(learning_rate)
     except Exception as error:  # user code may raise anything
         raise FdgError(
             f"optimizer={_name_of(make)} fails for a step size alone: {one_line(error)}: give a function of"
             " the step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
         ) from error
-    if not _is_transformation(made):
+    if not _is_transformation(result):
         raise FdgError(
-            f"optimizer={_name_of(make)} returns {kind_of(made)} for a step size: it must return an"
+            f"optimizer={_name_of(make)} returns {kind_of(result)} for a step size: it must return an"
             " optax.GradientTransformation"
         )
-    return made if max_grad_norm is None else optax.chain(optax.clip_by_global_norm(max_grad_norm), made)
+    return result if max_grad_norm is None else optax.chain(optax.clip_by_global_norm(max_grad_norm), result)
 
 
 def _is_transformation(value: Any) -> bool:
-    """True if it has the two functions of an optax.GradientTransformation."""
+    """True for an instance with the two functions of an optax.GradientTransformation."""
     return not isinstance(value, type) and all(
         callable(getattr(value, part, None)) for part in ("init", "update")
     )
@@ -109,8 +109,7 @@ def _name_of(function: Any) -> str:
 def linear_decay(
     learning_rate: float | jax.Array, num_iterations: int, updates_per_iteration: int = 1
 ) -> optax.Schedule:
-    """A step size that decreases linearly to zero over a run, but is constant in each iteration (as
-    CleanRL's).
+    """A step size that falls linearly to zero over a run, constant in each iteration (as in CleanRL).
 
     >>> step_size = linear_decay(1.0, num_iterations=4, updates_per_iteration=10)
     >>> [float(step_size(count)) for count in (0, 9, 10, 39, 40)]
@@ -141,8 +140,8 @@ def clipped_rmsprop(
     """RMSProp (Tieleman and Hinton 2012) on gradients clipped to a global norm.
 
     Not centred, with `eps` inside the root, as in Mnih et al. 2016 (arXiv 1602.01783, section 4). The mean
-    square starts at one, as in TensorFlow, where these hyperparameters come from: from zero, the first steps
-    would be ten times as large (`1 / sqrt(1 - decay)`).
+    square starts at one, as in TensorFlow, for which these hyperparameters were chosen. If it started at
+    zero, the first steps would be ten times as large (`1 / sqrt(1 - decay)`).
     """
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
@@ -174,9 +173,9 @@ def step_size_of(algorithm: Any) -> StepSize:
 def apply_update(
     optimizer: optax.GradientTransformation, gradient: Any, optimizer_state: Any, parameters: Any
 ) -> tuple[Any, Any]:
-    """One step of an optimiser: new parameters and optimiser state."""
+    """One step of an optimiser: new parameters (see `project_kernels`) and optimiser state."""
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
-    return projected(optax.apply_updates(parameters, updates)), optimizer_state
+    return project_kernels(optax.apply_updates(parameters, updates)), optimizer_state
 
 
 def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
@@ -186,9 +185,9 @@ def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
 
 # --- minibatches of a rollout ---
 
-# Rounds of the shuffle; the tests show that they make all orders of a few rows equally probable.
+# Rounds of the shuffle. The tests show that all orders of a few rows are then equally probable.
 _ROUNDS = 24
-_MANY_ROWS = 1 << 16  # from this number of rows on, there are more rounds
+_MANY_ROWS = 1 << 16  # with at least this many rows, there are more rounds
 
 
 def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
@@ -223,7 +222,7 @@ def permutations(key: jax.Array, count: int, blocks: int) -> jax.Array:
 def shuffled_rows(
     key: jax.Array, count: int, num_epochs: int, num_minibatches: int, blocks: int = 1
 ) -> jax.Array:
-    """The rows that each block, of `count` rows, contributes to each update; an epoch uses each row once.
+    """The rows that each block of `count` rows contributes to each update; an epoch uses each row once.
 
     Returns:
       `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
@@ -259,24 +258,24 @@ def rows_of_epochs(epochs: Any, key: jax.Array, num_envs: int, per_env: int) -> 
 def take(samples: Any, rows: jax.Array) -> Any:
     """Selects `rows [blocks, n]` of each block of samples `[B * per_env, ...]`: `[blocks * n, ...]`.
 
-    With several blocks, a sharding that does not divide blocks is preserved.
+    With several blocks, a sharding that keeps each block on one device is preserved.
     """
     blocks = rows.shape[0]
     if blocks == 1:
         return jax.tree.map(lambda x: x[rows[0]], samples)
 
-    def of_blocks(x):
+    def take_from_blocks(x):
         by_block = x.reshape(blocks, -1, *x.shape[1:])
         return jax.vmap(lambda x, rows: x[rows])(by_block, rows).reshape(-1, *x.shape[1:])
 
-    return jax.tree.map(of_blocks, samples)
+    return jax.tree.map(take_from_blocks, samples)
 
 
 def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
     """Selects the same rows `[1, n]`, in `[0, per_env)`, of each environment: `[B * n, ...]`."""
 
-    def of_envs(x):
+    def take_from_envs(x):
         by_env = x.reshape(num_envs, -1, *x.shape[1:])[:, rows[0]]
         return by_env.reshape(-1, *x.shape[1:])
 
-    return jax.tree.map(of_envs, samples)
+    return jax.tree.map(take_from_envs, samples)

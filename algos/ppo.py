@@ -1,6 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), clipped form.
 
-`fdg.fragment` marks the fragments, and the batch axes of their arrays; `step` and `update` are in `Agent`.
+`fdg.fragment` marks fragments and the batch axes of their arrays; `Agent` defines `step` and `update`.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -25,7 +25,7 @@ from envs import Box, Discrete, Environment, MultiDiscrete, Observation, TimeSte
 class Minibatch(NamedTuple):
     """Samples for one gradient step."""
 
-    observation: Observation  # [N, *obs], normalised if observations are
+    observation: Observation  # [N, *obs], normalised if the settings say so
     action: jax.Array  # [N, *action]
     decision: Decision  # [N]
     advantage: jax.Array  # [N] float32
@@ -38,7 +38,7 @@ class PPO(Agent, presets="PPO"):
     """PPO for discrete, multi-discrete and continuous actions.
 
     Defaults are those of CleanRL's `ppo.py` (Huang et al. 2022, JMLR 23(274)); `PPO.preset(env_name)` has
-    tuned settings for an environment. Frozen and hashable.
+    tuned settings for an environment.
 
     >>> import envs
     >>> PPO(env=envs.make("CartPole-v1")).num_iterations
@@ -65,7 +65,7 @@ class PPO(Agent, presets="PPO"):
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        return on_policy.begin(self, key, kept=True, novelty=self._novelty.begin)
+        return on_policy.begin(self, key, keep_statistics=True, novelty=self._novelty.begin)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """One rollout of all environments, and all updates on it."""
@@ -97,14 +97,14 @@ class PPO(Agent, presets="PPO"):
         reward, running_return, return_statistics = self.normalizers.reward(
             time_step, running_return, return_statistics, self.discount
         )
-        # Statistics change only after learning, so that actor and learner use the same ones. (Under a
+        # Statistics change only after learning, so that actor and learner use the same statistics. (Under a
         # distribution policy with staleness, the actor's statistics are as old as its parameters.)
         normalize = functools.partial(self.normalizers.seen, observation_statistics)
         next_value = values_after(
             decision.value, time_step, lambda final: self.policy_and_value(parameters, normalize(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
-        advantage, novelty, known, running_novelty, novelty_metrics = self._novelty.added(
+        advantage, novelty, known, running_novelty, novelty_metrics = self._novelty.add_advantages(
             advantage, parameters, known, running_novelty, normalize, trajectory, key
         )
         samples = self.samples(normalize, trajectory, advantage, target)._replace(novelty=novelty)
@@ -127,7 +127,7 @@ class PPO(Agent, presets="PPO"):
         """PPO's loss over a minibatch `[N]`, and its terms; with `rnd` also the novelty losses."""
         policy, value = self.policy_and_value(parameters, minibatch.observation)
         loss, terms = self.objective.of(policy, value, minibatch)
-        return self._novelty.learned(loss, terms, parameters, minibatch)
+        return self._novelty.add_losses(loss, terms, parameters, minibatch)
 
     def samples(
         self, see: Callable[[Any], Any], trajectory: Trajectory, advantage: jax.Array, target: jax.Array
@@ -148,12 +148,12 @@ class PPO(Agent, presets="PPO"):
     def policy_and_value(self, parameters: Any, observation: Observation) -> tuple[Distribution, jax.Array]:
         """Distribution over actions and value `[N]`, for observations `[N, *obs]`."""
         return registry.option("networks").policy_and_value(
-            self._network, self._novelty.agent(parameters), observation, self.env.action_space
+            self._network, self._novelty.agent_parameters(parameters), observation, self.env.action_space
         )
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose outputs do not fit the action space."""
-        agent = self._novelty.agent(state.parameters)
+        agent = self._novelty.agent_parameters(state.parameters)
         registry.option("checks").check_actor_critic(self, self._network, agent)
 
     _novelty = property(lambda self: self.novelty.of(self))

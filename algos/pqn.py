@@ -19,9 +19,9 @@ from algos import dqn, networks, on_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.checks import check_action_values, check_divides
 from algos.distributions import Categorical, sizes
-from algos.dqn import Exploration, choices, epsilon_greedy, for_each_choice, over_choices
+from algos.dqn import Exploration, broadcast_to_choices, discrete_space, epsilon_greedy, mean_over_choices
 from algos.losses import values_after
-from algos.networks import of_action
+from algos.networks import select_values
 from algos.normalize import normalize_rollout
 from algos.on_policy import Epochs, State, environment_major
 from algos.returns import lambda_returns
@@ -87,8 +87,7 @@ class PQN(Agent, presets="PQN"):
         return state, {**metrics, "epsilon": epsilon}
 
     def actor(self, state: State) -> Actor:
-        """The actor with these parameters."""
-
+        """The actor with these parameters; without `greedy`, it explores as in this iteration."""
         epsilon = self.exploration.epsilon(state.iteration, self.num_iterations)
 
         def act(memory, observation, start, keys, greedy):
@@ -130,8 +129,8 @@ class PQN(Agent, presets="PQN"):
 
     def loss(self, parameters, minibatch: Minibatch):
         """Half the mean squared error of the values of the actions taken (the last line of algorithm 1)."""
-        value = of_action(self._values(parameters, minibatch.observation), minibatch.action)
-        loss = 0.5 * jnp.mean(jnp.square(value - for_each_choice(minibatch.target, value)))
+        value = select_values(self._values(parameters, minibatch.observation), minibatch.action)
+        loss = 0.5 * jnp.mean(jnp.square(value - broadcast_to_choices(minibatch.target, value)))
         return loss, {"loss": loss, "value": jnp.mean(value)}
 
     def _target(self, parameters, value: jax.Array, time_step: TimeStep) -> jax.Array:
@@ -143,17 +142,17 @@ class PQN(Agent, presets="PQN"):
         )  # fmt: skip
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
-        """Q of every action, for observations `[N, *obs]` (`dqn.values`)."""
-        return dqn.values(self._network, parameters, observation, choices(self.env))
+        """Q of every action, for observations `[N, *obs]` (`dqn.action_values`)."""
+        return dqn.action_values(self._network, parameters, observation, discrete_space(self.env))
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action."""
         features = composite.types(self.env.observation_space, (self.num_envs,))
         output = jax.eval_shape(self._network.apply, state.parameters, features)
-        check_action_values(output, sum(sizes(choices(self.env))), (self.num_envs,))
+        check_action_values(output, sum(sizes(discrete_space(self.env))), (self.num_envs,))
 
     _memory = None
-    _outputs = property(lambda self: choices(self.env))
+    _outputs = property(lambda self: discrete_space(self.env))
     _network = property(networks.q_network_of)
 
     @property
@@ -163,4 +162,4 @@ class PQN(Agent, presets="PQN"):
 
 def _max_value(values: jax.Array) -> jax.Array:
     """The best action's value `[N]`, from values `[N, n]`, or `[N, M, n]` with several choices."""
-    return over_choices(jnp.max(values, axis=-1))
+    return mean_over_choices(jnp.max(values, axis=-1))

@@ -1,8 +1,8 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-`algos/value_decomposition.py` with a mixing network: a network of the agents' values, whose weights depend on
-the observations of all agents. The joint value never decreases if an agent's value increases.
+QMIX adds a mixing network to `algos/value_decomposition.py`: from the agents' values to a joint value, with
+weights that depend on all agents' observations. If an agent's value increases, the joint value does not fall.
 
 Shapes: `N` rows, `A` agents, `S` components of a state, `H` units of a mixer.
 """
@@ -52,11 +52,11 @@ class QMIX(ValueDecomposition, presets="QMIX"):
         )
 
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation):
-        return self._mixer.init(key, values, self._state_of(observation))
+        return self._mixer.init(key, values, self._mixer_state(observation))
 
     def _mix(self, mixer, values: jax.Array, observation: Observation) -> jax.Array:
         """The joint value, by the mixing network (`MonotonicMixer`)."""
-        return self._mixer.apply(mixer, values, self._state_of(observation))
+        return self._mixer.apply(mixer, values, self._mixer_state(observation))
 
     @property
     def _mixer(self) -> Network:
@@ -67,14 +67,14 @@ class QMIX(ValueDecomposition, presets="QMIX"):
 class MonotonicMixer(nn.Module):
     """The mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485, section 4.1 and figure 2a).
 
-    Maps values `[N, A]` and a state `[N, S]` to the joint value `[N]`. It is monotonic in each agent's value,
-    since the weights are absolute values of a hypernetwork's outputs; biases may have any sign.
+    Maps values `[N, A]` and a state `[N, S]` to the joint value `[N]`, which is monotonic in each agent's
+    value: the weights are absolute values of a hypernetwork's outputs. Biases may have any sign.
     """
 
     units: int  # `H`, of the only hidden layer, whose activation is ELU
     hypernetwork: tuple[int, ...]  # widths of the layers between state and weights; none in the paper
-    # Scale of the hypernetworks' initial weights; 1: uniform within 1 / sqrt(inputs) of zero, as in the
-    # authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
+    # Scale of the hypernetworks' initial weights; with 1 they are uniform within 1 / sqrt(inputs) of zero, as
+    # in the authors' code. With a larger scale, a mixer of 32 units overestimates, and targets diverge.
     scale: float = 1.0
 
     @nn.compact

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from algos import distributions
-from algos.checks import check_actor_and_critic, pair
-from algos.layers import sized
+from algos.checks import check_actor_critic_output, check_policy_and_value
+from algos.layers import with_widths
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, of_module, step_types
 from algos.networks import (
     Bound,
@@ -73,7 +73,7 @@ def recurrent_actor_critic(
     Args:
         observation_space, action_space: of one agent.
         hidden: widths of the dense layers before the memory. Default: `(memory_size,)`.
-        memory_size: width of the memory and of the layer after it. None: there is neither, as in
+        memory_size: width of the memory and of the layer after it. None: no memory and no such layer, as in
           `networks.actor_critic`.
         num_agents: `A`. Observations are then `[T, B, A, *obs]` and results `[T, B, A, ...]`; agents share
           parameters, and each has a memory. Default: one agent, and no axis `A`.
@@ -98,7 +98,7 @@ def recurrent_actor_critic(
         hidden = (memory_size,) if hidden is None else hidden
     widths = None if hidden is None else tuple(hidden)
     layers = PolicyLayers(widths, activation, convolve, layer_norm, torso, float_or_array(initial_log_std))
-    layers = sized(layers, observation_space)
+    layers = with_widths(layers, observation_space)
     return of_module(
         RecurrentActorCritic(observation_space, action_space, layers, memory, num_agents, central)
     )
@@ -109,7 +109,7 @@ def as_recurrent(
 ) -> RecurrentNetwork | None:
     """Wraps a feed-forward network as a `RecurrentNetwork` with an empty memory; steps are independent.
 
-    `network.apply` gets all steps at once, `[B * T, *obs]`. Equal networks give equal results. A
+    `network.apply` gets all steps at once, `[B * T, *obs]`. Equal networks give equal wrappers. A
     `RecurrentNetwork` and None are returned unchanged.
 
     Args:
@@ -144,23 +144,23 @@ def recurrent_actor_critic_of(
 
 
 def check_recurrent_actor_critic(algorithm: Any, network: RecurrentNetwork, state: Any) -> None:
-    """Refuses a network whose `unroll` gives no `Output`, or one that does not fit the action space."""
+    """Refuses a network whose `unroll` gives no `Output`, or an output that does not fit the action space."""
     output = step_types(network, state.parameters, state)
     fix = "give an algos.recurrent.Output(policy, value, memory)"
     check_members("unroll of network: its output", output, Output._fields, fix)
     agents = num_agents(algorithm.env)
     leading = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
-    check_actor_and_critic((output.policy, output.value), algorithm.env.action_space, leading)
+    check_actor_critic_output((output.policy, output.value), algorithm.env.action_space, leading)
 
 
-without_memory = as_recurrent  # the deprecated old name of `as_recurrent`
+without_memory = as_recurrent  # deprecated name
 
 
 class Memory(NamedTuple):
-    """The memories of actor and critic; two empty tuples if they have none."""
+    """The memories of actor and critic; if there is no memory, two empty tuples."""
 
-    actor: Any  # [B, ...] or [B, A, ...]; of a GRU `[..., H]` float32
-    critic: Any  # likewise; a central critic has one memory for all agents, [B, ...]
+    actor: Any  # [B, ...] or [B, A, ...]; for a GRU `[..., H]` float32
+    critic: Any  # as `actor`; a central critic has one memory for all agents, [B, ...]
 
 
 class RecurrentActorCritic(nn.Module):
@@ -194,10 +194,10 @@ class RecurrentActorCritic(nn.Module):
         )
         actor = with_log_std(self, actor)
         if self.central:
-            team = jax.tree.map(
+            team_inputs = jax.tree.map(
                 lambda x: _concatenate_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), critic_inputs
             )
-            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team, start)
+            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team_inputs, start)
         else:
             value, critic_memory = trunk(1, 1.0, name="critic")(
                 _merge_agents(memory.critic, leading[1:]), by_agent(critic_inputs), start_of_agents
@@ -257,7 +257,7 @@ def _unroll_steps(
         parameters, jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), by_env)
     )
     if actor_critic:
-        row_output = pair(row_output, (math.prod(leading),))
+        row_output = check_policy_and_value(row_output, (math.prod(leading),))
     output = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]).swapaxes(0, 1), row_output)
     if not actor_critic:
         return AgentValues(output, memory=())

@@ -4,7 +4,7 @@ PPO learns from sequences of steps, each with the actor's memory at its start. T
 the steps, and its memory is reset where an episode starts. Stored memories become stale as parameters change,
 so a sequence can start with the burn-in of R2D2 (Kapturowski et al. 2019, "Recurrent Experience Replay in
 Distributed Reinforcement Learning", ICLR, section 3), here for on-policy sequences. A feed-forward network is
-the special case with an empty memory (`algos.recurrent.as_recurrent`).
+treated as recurrent with an empty memory (`algos.recurrent.as_recurrent`).
 
 Shapes: `T` steps of a rollout, `B` environments, `L` steps of a sequence, `K` steps of burn-in, `S`
 sequences.
@@ -54,7 +54,7 @@ class Minibatch(NamedTuple):
 
     memory: Any  # [S, ...], the actor's before the burn-in; without a burn-in, before the sequence
     burn_in: tuple[Observation, jax.Array] | None  # observation [S, K, *obs] and start [S, K]
-    observation: Observation  # [S, L, *obs], normalised if observations are
+    observation: Observation  # [S, L, *obs], normalised if the settings say so
     start: jax.Array  # [S, L] bool, an episode starts at this step
     action: jax.Array  # [S, L, *action]
     decision: Decision  # [S, L]
@@ -119,10 +119,12 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        state = on_policy.begin(self, key, kept=True, memory=self._network.memory, agents=self._agent_axes)
+        state = on_policy.begin(
+            self, key, keep_statistics=True, memory=self._network.memory, agents=self._agent_axes
+        )
         if not self.burn_in:
             return state
-        # No past: episodes start now, and earlier steps are forgotten.
+        # There is no past yet. Copies of the first observation fill it; as starts, they reset the memory.
         past = Past(
             state.recollection.memory,
             jax.tree.map(lambda x: jnp.stack([x] * self.burn_in, axis=1), state.observation),
@@ -180,14 +182,14 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         observation, action, (decision, start), time_step = trajectory
-        ends = self._broadcast_ends(time_step)
+        agents_step = self._broadcast_ends(time_step)
         reward, running_return, return_statistics = self.normalizers.reward(
-            ends, running_return, return_statistics, self.discount
+            agents_step, running_return, return_statistics, self.discount
         )
         normalized = self.normalizers.seen(observation_statistics, observation)
         _, _, memories = self._unroll(parameters, memory, normalized, start)
         next_value = self._next_value(parameters, observation_statistics, decision.value, time_step, memories)
-        advantage, target = self.advantage(reward, decision.value, next_value, ends)
+        advantage, target = self.advantage(reward, decision.value, next_value, agents_step)
 
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
         sequences = (normalized, start, action, decision, advantage, target)
@@ -220,7 +222,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
 
     def check_when_traced(self, state: State) -> None:
-        """Refuses a network whose `unroll` gives no `Output`, or one that does not fit the action space."""
+        """Refuses a network whose `unroll` gives no `Output`, or one unfit for the action space."""
         check_recurrent_actor_critic(self, self._network, state)
 
     def loss(self, parameters: Any, minibatch: Minibatch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -248,8 +250,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     def _next_value(self, parameters, statistics, value, time_step, memories):
         """Value of the observation after each step, before any reset: `[T, B]`.
 
-        It uses the memory after that step, `[T, B, ...]`; at a truncation, the memory at the end of the
-        episode.
+        The critic uses its memory after that step, `[T, B, ...]`, even at the end of an episode.
         """
 
         def value_of(final):
@@ -278,7 +279,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         `first [B, ...]` is the memory before the rollout, or before the burn-in of its first sequences;
         `before [T, B, ...]` is the memory before each step of the rollout.
         """
-        if self._steps_per_sequence == self.num_steps:  # then no intermediate memory is needed
+        if self._steps_per_sequence == self.num_steps:  # each sequence is a whole rollout
             return first
         start, stop = self._steps_per_sequence - self.burn_in, self.num_steps - self.burn_in
         return jax.tree.map(
@@ -322,7 +323,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         return ()
 
     def _broadcast_ends(self, time_step: TimeStep) -> TimeStep:
-        """Broadcasts the ends of episodes to the shape of rewards; with one agent they have it already."""
+        """Broadcasts the ends of episodes to the shape of rewards; with one agent the shapes are equal."""
         return time_step
 
     @property

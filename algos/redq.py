@@ -1,13 +1,13 @@
 """Soft actor-critics with an ensemble of critics: `REDQ`, `DroQ` and `TQC`.
 
-Each is SAC (`algos/sac.py`) with any number of critics; the actor maximises their mean. Actor and temperature
-may be updated less often than the critics. Subclasses define the critics' targets.
+Each algorithm is SAC (`algos/sac.py`) with any number of critics; the actor maximises their mean. Actor and
+temperature may be updated less often than the critics. Subclasses define the critics' targets.
 
 REDQ is randomized ensembled double Q-learning (Chen, Wang, Zhou and Ross 2021, ICLR, arXiv 2101.05982). It
 takes many gradient steps per environment step; a target is the lowest value of a random subset of critics.
 DroQ (Hiraoka, Imagawa, Hashimoto, Onishi and Tsuruoka 2022, ICLR, arXiv 2110.02034) has two critics with
 dropout and layer normalisation. TQC has truncated quantile critics (Kuznetsov, Shvechikov, Grishin and Vetrov
-2020, ICML, arXiv 2005.04269): they output quantiles of the return, and targets drop the largest.
+2020, ICML, arXiv 2005.04269): they output quantiles of the return; targets leave out the largest quantiles.
 
 Shapes: `E` critics, `K` outputs of each, `N` samples of a minibatch.
 """
@@ -26,7 +26,7 @@ from algos.agent import Agent, Rollouts
 from algos.checks import check_shape
 from algos.distributional import quantile_error
 from algos.distributions import TanhNormal
-from algos.layers import Trunk, features, sized
+from algos.layers import Trunk, features, with_widths
 from algos.off_policy import PolyakTargets
 from algos.replaying import ReplayUpdates, Transition
 from algos.sac import Entropy, Parameters
@@ -62,7 +62,7 @@ class Ensemble(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses an empty ensemble and a fraction outside [0, 1)."""
+        """Refuses an empty ensemble, and a dropout rate that is outside [0, 1) or has no effect."""
         require_positive(algorithm, "num_critics")
         require(algorithm, 0 <= self.dropout < 1, f"dropout={self.dropout}: it must be from 0 to below 1")
         require(
@@ -75,12 +75,14 @@ class Ensemble(Part):
     def network(self, observation_space: ObservationSpace, layers: Layers, outputs: int = 1) -> Network:
         """The critics: `apply(parameters, observation [N, *obs], action [N, *action], keys [N] or None)`.
 
-        They return `[E, N]` float32, or `[E, N, outputs]`; without keys there is no dropout. Parameters have
-        a leading axis `E`.
+        The critics return `[E, N]` float32, or `[E, N, outputs]`; without keys there is no dropout.
+        Parameters have a leading axis `E`.
         """
         hidden = layers.hidden if self.critic_hidden is None else self.critic_hidden
         layer_norm = layers.layer_norm or self.critic_layer_norm
-        layers = sized(dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm), observation_space)
+        layers = with_widths(
+            dataclasses.replace(layers, hidden=hidden, layer_norm=layer_norm), observation_space
+        )
         return networks.of_module(Critics(observation_space, layers, self.num_critics, outputs, self.dropout))
 
 
@@ -127,7 +129,7 @@ class SplitState(NamedTuple):
 def split_update(
     self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
 ) -> tuple[Parameters, SplitState]:
-    """Updates the critics and, if `is_due`, actor and temperature; also returns the optimiser states."""
+    """Updates the critics and, if `is_due`, actor and temperature; returns parameters, optimiser states."""
     parameters, state = learned.parameters, learned.optimizer_state
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
@@ -151,7 +153,7 @@ class Keys(NamedTuple):
     """Random keys of a gradient step, one for each sample: `[N]` each."""
 
     next_action: jax.Array
-    target: jax.Array  # for a target's other random choices
+    target: jax.Array  # for other random choices of a target, such as a subset of critics
     action: jax.Array
     target_dropout: jax.Array
     critic_dropout: jax.Array
@@ -184,7 +186,7 @@ class SoftEnsemble(Agent, driver=off_policy):
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, is_due, transition, keys):
-        """Gradients of the losses over a minibatch `[N]`; `keys [6, N]`. The actor's is 0 unless `is_due`."""
+        """Gradients over a minibatch `[N]` with `keys [6, N]`; the actor's are zero unless `is_due`."""
         keys = Keys(*keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, parameters, target_critics, transition, keys
@@ -196,7 +198,7 @@ class SoftEnsemble(Agent, driver=off_policy):
             (parameters.actor, parameters.log_temperature),
         )
         gradient = Parameters(actor, critics, log_temperature)
-        return gradient, *off_policy.without_error(self, losses)
+        return gradient, *off_policy.split_off_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
@@ -291,8 +293,8 @@ class SoftEnsemble(Agent, driver=off_policy):
 class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
-    Defaults are those of the paper: 10 critics, 2 of them in a target, 20 gradient steps of the critics per
-    environment step and per gradient step of the actor; except that four environments run in parallel.
+    Defaults are those of the paper, except that four environments run in parallel: 10 critics, of which a
+    target uses 2; 20 gradient steps of the critics per environment step and per gradient step of the actor.
 
     >>> import envs
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration
@@ -316,13 +318,13 @@ class REDQ(SoftEnsemble, presets="REDQ"):
         )
 
     def _target(self, transition: Transition, next_values, entropy_term, keys) -> jax.Array:
-        """Algorithm 1: `[N]`, by the lowest value of `M` critics, which are drawn separately for each sample.
+        """Algorithm 1: `[N]`, from the lowest value of `M` critics, drawn separately for each sample.
 
         The paper draws one subset for each minibatch; the expectation of the gradient is the same.
         """
         if self.subset < len(next_values):
-            ranks = jax.vmap(lambda key: jax.random.uniform(key, next_values.shape[:1]), out_axes=1)(keys)
-            in_subset = ranks <= jnp.sort(ranks, axis=0)[self.subset - 1][None]
+            draws = jax.vmap(lambda key: jax.random.uniform(key, next_values.shape[:1]), out_axes=1)(keys)
+            in_subset = draws <= jnp.sort(draws, axis=0)[self.subset - 1][None]
             next_values = jnp.where(in_subset, next_values, jnp.inf)
         return transition.reward + transition.discount * (jnp.min(next_values, axis=0) - entropy_term)
 
@@ -335,8 +337,8 @@ class DroQ(REDQ, presets="DroQ"):
     """DroQ for continuous actions within bounds.
 
     Defaults are those of the paper, except that four environments run in parallel. In a critic, each hidden
-    layer is dense, with dropout at a rate of 0.01, layer normalisation and ReLU; so it is in target critics.
-    There are 20 gradient steps per environment step.
+    layer is dense, with dropout at a rate of 0.01, layer normalisation and ReLU; target critics have dropout
+    too. There are 20 gradient steps per environment step.
     """
 
     ensemble = Ensemble(num_critics=2, critic_layer_norm=True, dropout=0.01)
@@ -346,8 +348,8 @@ class DroQ(REDQ, presets="DroQ"):
 class TQC(SoftEnsemble, presets="TQC"):
     """TQC for continuous actions within bounds.
 
-    Defaults are those of the paper: five critics, each with three layers of 512 units and 25 quantiles, of
-    which two are dropped; except that four environments run in parallel.
+    Defaults are those of the paper, except that four environments run in parallel: five critics, each with
+    three layers of 512 units and 25 quantiles, of which targets leave out two.
     """
 
     ensemble = Ensemble(num_critics=5, critic_hidden=(512, 512, 512))

@@ -1,7 +1,7 @@
 """The public classes of this package, and the names of its algorithms.
 
-A module is imported when one of its classes is first used. Modules of this package find each other here, so
-that they need not import each other.
+A module is imported when one of its classes is first used. Modules of this package get others from here, so
+that they do not import each other.
 """
 
 import importlib
@@ -87,7 +87,7 @@ IN_ENVIRONMENTS = {
 # Algorithms that train language models on text tasks.
 OF_TEXT = {"sft": "SFT", "dpo": "DPO", "ppo_rlhf": "PPORLHF", "grpo": "GRPO", "reward_model": "RewardModel"}
 
-# Modules that implement what settings choose, by a short name; each is imported on first use.
+# Modules whose use depends on settings, by a short name; `option` imports them on first use.
 OPTIONS = {
     "networks": "algos.networks",
     "layers": "algos.layers",
@@ -131,6 +131,6 @@ def public(name: str) -> Any:
     return getattr(importlib.import_module(MODULES[name]), name)
 
 
-def able(condition: Callable[[Any], bool]) -> list[str]:
-    """The names of the algorithms for environments whose class meets a condition."""
+def algorithms_where(condition: Callable[[Any], bool]) -> list[str]:
+    """The names of those algorithms of `IN_ENVIRONMENTS` whose class meets a condition."""
     return [name for name, cls in IN_ENVIRONMENTS.items() if condition(public(cls))]

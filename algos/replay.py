@@ -3,14 +3,13 @@
 Each environment has a buffer (`algos/buffers.py`), by default a flashbax ring buffer in time order. This
 module maps the buffer over the environments, stores steps and samples transitions:
 
-- Each step is stored with its final observation, *before* the automatic reset, and with how the episode
-  ended. So
-truncated episodes bootstrap, and terminated ones do not (`algos.losses`).
+- Each step is stored with its final observation, *before* the automatic reset, and with `terminated` and
+  `truncated`. So truncated episodes bootstrap, and terminated episodes do not (`algos.losses`).
 - A window of `n_step` steps ends with its episode (`summarize`).
 
-**Under a distribution policy**, a minibatch takes equally many windows from each environment's ring, which
-has its own key. So a buffer that is sharded like the environments needs no communication, its capacity grows
-with the number of devices, and results equal those of one device.
+**Under a distribution policy**, a minibatch takes equally many windows from each environment's ring. Each
+ring has its own key. So a buffer that is sharded like the environments needs no communication, its capacity
+grows with the number of devices, and results equal those of one device.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples, `n` steps of a window.
 """
@@ -55,7 +54,7 @@ class Step(NamedTuple):
 class Sample(NamedTuple):
     """A minibatch, and the indices it was sampled from."""
 
-    transition: Any  # [N], environment-major: a `Transition`, or what a subclass of `Replay` makes of windows
+    transition: Any  # [N], environment-major: a `Transition`; in `SequenceReplay`, a `Sequences`
     indices: jax.Array  # [N] int32, position in the environment's ring; for `Replay.prioritize`
     probability: jax.Array  # [N] float32, of sampling each window from its ring; ones if replay is uniform
 
@@ -69,14 +68,14 @@ class ReplayState(NamedTuple):
     def resized(self, shape: "ReplayState") -> "ReplayState":
         """Moves the steps to the longer rings of `shape`; unchanged if a step was already overwritten.
 
-        It is used when a run is resumed with more steps. Arrays are NumPy's.
+        A run that is resumed with more steps calls this, with NumPy arrays.
         """
         ring = self.rings
-        if not hasattr(ring, "is_full"):  # it has priorities, in a tree that depends on the ring's length
+        if not hasattr(ring, "is_full"):  # a ring with priorities, whose tree depends on the length
             return self
-        stored, wanted = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
+        stored, target = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
         axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's axis
-        length, new_length = stored[0].shape[axis], wanted[0].shape[axis]
+        length, new_length = stored[0].shape[axis], target[0].shape[axis]
         if new_length <= length or np.any(self.added > length):
             return self
 
@@ -92,21 +91,21 @@ class ReplayState(NamedTuple):
         )
 
 
-_AXES = ReplayState._make((0, None))  # the batch axis of each field
+_BATCH_AXES = ReplayState._make((0, None))  # the batch axis of each field
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
     """A replay buffer, whose fragments have the role `buffer`.
 
-    Do not learn from minibatches of `sample` before `is_ready`: until then their values are arbitrary.
+    Learn from minibatches only when `is_ready`: until then their values are arbitrary.
 
     Attributes:
       num_envs: B.
-      buffer_size: capacity in steps of all environments, rounded down to the same for each.
+      buffer_size: capacity in steps of all environments; rounded down to equal rings.
       batch_size: N, a multiple of `num_envs`.
       learning_starts: steps of all environments after which `is_ready` is true.
-      n_step, discount: length of sampled windows; gamma.
+      n_step, discount: the length of sampled windows, and gamma.
       priority_exponent: alpha of prioritised replay (Schaul et al. 2016, arXiv 1511.05952): an environment's
         windows are sampled with probability proportional to `priority ** alpha`. Zero is uniform.
       make: makes the buffer of one environment `env` (`algos.buffers`); None: chosen by `priority_exponent`.
@@ -139,7 +138,7 @@ class Replay:
             self.window <= self.length,
             f"buffer_size={self.buffer_size} holds no window of {self._window_setting} steps of"
             f" num_envs={self.num_envs} environments: make it at least"
-            f" {self.num_envs * self.window * self.steps_of_a_row}",
+            f" {self.num_envs * self.window * self.steps_per_row}",
         )
         require(
             self,
@@ -149,21 +148,21 @@ class Replay:
 
     # --- overridden where rows are sequences (`algos/sequences.py`) ---
 
-    def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
+    def as_rows(self, memory: Any, start: jax.Array | None, steps: Step) -> Any:
         """Converts a rollout `[T, B]` for `add`; single steps have no memory."""
         return steps
 
-    def seen(self, see: Callable[[Observation], Observation], minibatch: Any) -> Any:
+    def map_observations(self, function: Callable[[Observation], Observation], minibatch: Any) -> Any:
         """Applies a function, such as normalisation, to the observations of a minibatch."""
         return minibatch._replace(
-            observation=see(minibatch.observation), next_observation=see(minibatch.next_observation)
+            observation=function(minibatch.observation), next_observation=function(minibatch.next_observation)
         )
 
     def transitions(self, minibatch: Any, weight: jax.Array | None) -> tuple[Transition, jax.Array | None]:
-        """A minibatch as transitions, and a weight for each transition."""
+        """A minibatch as transitions, and a weight for each transition (None without weights)."""
         return minibatch, weight
 
-    def keyed(self, minibatch: Any, keys: jax.Array) -> tuple[Any, jax.Array]:
+    def transitions_and_keys(self, minibatch: Any, keys: jax.Array) -> tuple[Any, jax.Array]:
         """A minibatch `[N]` as transitions, and `keys [K, N]` as K keys for each transition."""
         return minibatch, keys
 
@@ -172,7 +171,7 @@ class Replay:
         return error
 
     @property
-    def steps_of_a_row(self) -> int:
+    def steps_per_row(self) -> int:
         """Steps of an environment in one row of its ring."""
         return 1
 
@@ -194,7 +193,7 @@ class Replay:
     @property
     def length(self) -> int:
         """Rows of one environment's ring."""
-        return self.buffer_size // (self.num_envs * self.steps_of_a_row)
+        return self.buffer_size // (self.num_envs * self.steps_per_row)
 
     def init(self, observation: Observation, action: Any, memory: Any = None) -> ReplayState:
         """An empty buffer for `observation [B, *obs]`, `action [B, *action]`; uses only shapes and dtypes."""
@@ -205,14 +204,14 @@ class Replay:
         """An empty buffer for `rows [B, ...]`, one per environment; only shapes and dtypes are used."""
         ring = self._ring.init(jax.tree.map(lambda x: jnp.zeros_like(x[0]), rows))
         rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_envs, *x.shape)), ring)
-        # Some of flashbax's numbers are weakly typed only initially, which would compile twice.
+        # flashbax makes some numbers weakly typed, but only initially; programs would compile twice.
         rings = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), rings)
         return ReplayState(rings, jnp.int32(0))
 
-    @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=_AXES)
+    @fdg.fragment("buffer", in_axes=(_BATCH_AXES, 1), out_axes=_BATCH_AXES)
     def add(self, state: ReplayState, steps: Any) -> ReplayState:
         """Appends a rollout `[T, B]`, which continues the last one; overwrites the oldest steps."""
-        count, row_steps = jax.tree.leaves(steps)[0].shape[0], self.steps_of_a_row
+        count, row_steps = jax.tree.leaves(steps)[0].shape[0], self.steps_per_row
         num_steps = count * row_steps
         require(
             self,
@@ -229,7 +228,7 @@ class Replay:
         return jax.tree.map(lambda x: x.reshape(self.batch_size, *x.shape[2:]), samples)
 
     def samples(self, state: ReplayState, keys: jax.Array) -> Sample:
-        """The minibatches that `sample` returns for `keys [U]`, at once: every field is `[U, N, ...]`."""
+        """All minibatches that `sample` returns for the keys `[U]`: every field is `[U, N, ...]`."""
         env_keys = jax.vmap(lambda key: jax.random.split(key, self.num_envs))(keys)
         samples = self._samples(state, env_keys)
         return jax.tree.map(lambda x: x.reshape(len(keys), self.batch_size, *x.shape[3:]), samples)
@@ -256,12 +255,12 @@ class Replay:
     def is_ready(self, state: ReplayState) -> jax.Array:
         """Whether learning may start: `[]` bool.
 
-        There must be `learning_starts` steps (or as many as fit), and a window of each environment.
+        The buffer must have `learning_starts` steps (or as many as fit), and a window of each environment.
         """
-        rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_of_a_row))
+        rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_per_row))
         return state.added >= max(self.least_rows, min(rows, self.length))
 
-    @fdg.fragment("buffer", in_axes=(_AXES, 0), name="sample")
+    @fdg.fragment("buffer", in_axes=(_BATCH_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:
         """Samples each ring with its own key: a `Sample [B, N / B]`."""
         return self._sample_rings(state, keys)
@@ -274,17 +273,17 @@ class Replay:
         """Summarises windows `[B, N / B, n_step]`: `[B, N / B]`."""
         return jax.vmap(lambda windows: summarize(windows, self.discount))(windows)
 
-    @fdg.fragment("buffer", in_axes=(_AXES, 1), out_axes=1, name="samples")
+    @fdg.fragment("buffer", in_axes=(_BATCH_AXES, 1), out_axes=1, name="samples")
     def _samples(self, state: ReplayState, keys: jax.Array) -> Sample:
         """Samples each ring with its own keys `[U, B]`: a `Sample [U, B, N / B]`."""
         return jax.vmap(self._sample_rings, in_axes=(None, 0))(state, keys)
 
-    @fdg.fragment("buffer", in_axes=(_AXES, None, 0, 0), out_axes=_AXES, name="prioritize")
+    @fdg.fragment("buffer", in_axes=(_BATCH_AXES, None, 0, 0), out_axes=_BATCH_AXES, name="prioritize")
     def _prioritize(self, state: ReplayState, ready, indices, priority) -> ReplayState:
         update = self._ring.update
         assert update is not None  # `prioritize` has checked it
-        mapped = jax.vmap(update, in_axes=(0, 0, 0, None))
-        return state._replace(rings=mapped(state.rings, indices, priority, ready))
+        update_rings = jax.vmap(update, in_axes=(0, 0, 0, None))
+        return state._replace(rings=update_rings(state.rings, indices, priority, ready))
 
     @property
     def _window_setting(self) -> str:
@@ -320,19 +319,19 @@ def summarize(window: Step, discount: float) -> Transition:
     """
     count = window.reward.shape[1]
     sums = n_step_sums(window.reward.T, window.terminated.T, window.truncated.T, discount, count)
-    reward, weight, last = (x[0] for x in sums)  # from the window's first step on: [N]
+    reward, weight, last = (x[0] for x in sums)  # [N], of the windows' first steps
 
     return Transition(
         observation=jax.tree.map(lambda x: x[:, 0], window.observation),
         action=window.action[:, 0],
         reward=reward,
         discount=weight,
-        next_observation=jax.tree.map(lambda x: at_each(x, last), window.final_observation),
+        next_observation=jax.tree.map(lambda x: rows_at(x, last), window.final_observation),
     )
 
 
-def at_each(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Rows of each sequence, `x[i, index[i]]`: `x [N, L, ...]` and `index [N, ...]` int32."""
+def rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Selects rows of each sequence, `x[i, index[i]]`, of `x [N, L, ...]` by `index [N, ...]` int32."""
     return jax.vmap(lambda steps, i: steps[i])(x, index)
 
 
@@ -345,14 +344,14 @@ def importance_weight(probability: jax.Array, beta: float | jax.Array) -> jax.Ar
     >>> importance_weight(jnp.array([0.5, 0.125]), 0.5).tolist()
     [0.5, 1.0]
     """
-    # The tree's sums are rounded, so a window of probability zero is rarely sampled; its weight is zero.
+    # Sums in the tree are rounded, so rarely a window of probability zero is sampled; its weight is zero.
     possible = probability > 0.0
     least = jnp.min(jnp.where(possible, probability, jnp.inf))
     return jnp.where(possible, (least / jnp.where(possible, probability, 1.0)) ** beta, 0.0)
 
 
 def prioritized_steps(
-    self: Any, state: Any, sample_key: jax.Array, learn_key: jax.Array, learning: jax.Array
+    self: Any, state: Any, sample_key: jax.Array, learn_key: jax.Array, is_learning: jax.Array
 ) -> tuple[Any, ReplayState, Any]:
     """`algos.off_policy.gradient_steps` if errors change priorities: each step samples its own minibatch."""
     replay, beta = self.buffer, self.replays.beta(state.iteration, self.num_iterations)
@@ -362,13 +361,13 @@ def prioritized_steps(
         sample = replay.sample(replay_state, keys[0])
         weighted = sample.transition._replace(weight=replay.weight(sample, beta))
         minibatch = jax.tree.map(lambda x: x[None], weighted)
-        minibatch = replaying.to_learn_from(self, state, minibatch, learned, keys[1])
+        minibatch = replaying.transform_and_scale(self, state, minibatch, learned, keys[1])
         learned, error, losses = self.learn(
-            learned, state.observation_statistics, minibatch, keys[1], learning
+            learned, state.observation_statistics, minibatch, keys[1], is_learning
         )
-        # Proportional prioritisation, equation 1 of Schaul et al.; no priority is zero.
+        # Proportional prioritisation, equation 1 of Schaul et al.; 1e-6 keeps priorities above zero.
         priority = jnp.abs(error[0]) + 1e-6
-        replay_state = replay.prioritize(replay_state, sample.indices, priority, learning)
+        replay_state = replay.prioritize(replay_state, sample.indices, priority, is_learning)
         return (learned, replay_state), losses
 
     updates = self.updates_per_iteration

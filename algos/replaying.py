@@ -2,8 +2,8 @@
 
 The steps of a rollout are added to a buffer (`algos.replay.Replay`), from which minibatches of `Transition`
 are sampled, by default uniformly. The networks may have a memory (`algos.sequences`), and an `Explorer` may
-choose the actions. Then the state has a `Recollection`; with a memory of networks, rows of the buffer are
-sequences.
+choose the actions. In both cases the state has a `Recollection`. If networks have a memory, rows of the
+buffer are sequences.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
 """
@@ -108,7 +108,7 @@ class ReplayChoice(Part):
         return linear(self.importance_exponent, 1.0, num_iterations, iteration)
 
     def of(self, algorithm: Any, **sizes: Any) -> Any:
-        """The algorithm's `algos.replay.Replay`, or a `kind` of it, with `sizes` such as `batch_size`."""
+        """The algorithm's `algos.replay.Replay`, or a subclass, `kind`, with `sizes` such as `batch_size`."""
         sizes = {**getattr(getattr(algorithm, "_memory", None), "replay", {}), **sizes}
         return sizes.pop("kind", registry.option("replay").Replay)(
             num_envs=algorithm.num_envs,
@@ -135,7 +135,7 @@ class StepReplay(ReplayChoice):
 def linear(
     start: float | jax.Array, end: float | jax.Array, duration: float | jax.Array, time: jax.Array
 ) -> jax.Array:
-    """Interpolates linearly from `start` to `end` over `duration`, then stays there: `[]` float32.
+    """Interpolates linearly from `start` to `end` over `duration`, then stays at `end`: `[]` float32.
 
     >>> [float(linear(1.0, 0.5, 10.0, jnp.int32(time))) for time in (0, 5, 10, 99)]
     [1.0, 0.75, 0.5, 0.5]
@@ -203,9 +203,9 @@ class MemoryChoice(NetworkMemory):
 
 
 def memory_of(self: Any) -> Any:
-    """The memory of an algorithm's networks, an `algos.sequences.WithMemory`; None if they have none.
+    """The algorithm's networks with a memory, an `algos.sequences.MemoryNetworks`; None without a memory.
 
-    The user's network may have one; the default networks have one with the setting `memory`.
+    The user's network may have a memory; the default networks have one with the setting `memory`.
     """
     if not hasattr(self, "memory_settings"):
         return None
@@ -213,7 +213,7 @@ def memory_of(self: Any) -> Any:
     network = None if field is None else registry.option("networks").own(self, "network", "actor")
     if self.memory is None if network is None else not hasattr(network, "unroll"):
         return None
-    return registry.option("memory").with_memory(self, network)
+    return registry.option("memory").memory_networks_of(self, network)
 
 
 # --- acting ---
@@ -223,25 +223,25 @@ class State(NamedTuple):
     """The state of an algorithm with replay."""
 
     learned: Any  # everything that an update changes
-    observation_statistics: Any  # as in `PPO`; None if observations are not normalised
-    replay: Any  # `algos.replay.ReplayState`, rows of B
+    observation_statistics: Any  # None if observations are not normalised
+    replay: Any  # `algos.replay.ReplayState`
     env_state: Any  # leading axis B
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if networks or the explorer have a memory
-    returns: Any = (None, None)  # statistics of discounted returns, which scale rewards; running returns [B]
+    returns: Any = (None, None)  # statistics of discounted returns, to scale rewards; running returns [B]
 
 
-def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
+def initial_state(self: Any, learned: Any, env_state: Any, observation: Any, key: jax.Array) -> State:
     """The initial state, with a replay buffer for `observation [B, *obs]`."""
-    recollection = first_recollection(self, self.num_envs)
+    recollection = initial_recollection(self, self.num_envs)
     stored_memory = () if self._memory is None else (recollection.memory.network,)
     return State(
         learned=learned,
         observation_statistics=self.normalizers.begin(self.env.observation_space),
-        replay=self.buffer.init(observation, no_action(self, self.num_envs), *stored_memory),
+        replay=self.buffer.init(observation, zero_actions(self, self.num_envs), *stored_memory),
         env_state=env_state,
         observation=observation,
         key=key,
@@ -252,29 +252,29 @@ def first_state(self: Any, learned: Any, env_state: Any, observation: Any, key: 
     )
 
 
-def first_recollection(self: Any, num_envs: int) -> Any:
+def initial_recollection(self: Any, num_envs: int) -> Any:
     """The initial memories of network and explorer, `[B]`; None if neither has one."""
     if self._memory is None and self.explorer.explore is None:
         return None
-    return registry.option("rings").first_recollection(self, no_action(self, num_envs))
+    return registry.option("rings").initial_recollection(self, zero_actions(self, num_envs))
 
 
-def no_action(self: Any, num_envs: int) -> jax.Array:
+def zero_actions(self: Any, num_envs: int) -> jax.Array:
     """Zeros `[B, *action]` of the shape and dtype of actions between fragments."""
     space = self.env.action_space
     return jnp.zeros((num_envs, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
 
 
-def choose(
+def compute_actions(
     self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool = False
 ) -> tuple[jax.Array, Any]:
     """Actions `[B, *action]` for `observation [B, *obs]` and `keys [B]`, and the next memory.
 
-    `parameters` are those that act; `amount` scales exploration, or is the progress for an `Explorer`.
+    `parameters` are the actor's. `amount` scales exploration; for an `Explorer` it is the progress.
     """
     if recollection is not None:
-        choose_with_memory = registry.option("rings").choose
-        return choose_with_memory(
+        compute_with_memory = registry.option("rings").compute_actions
+        return compute_with_memory(
             self, parameters, statistics, observation, recollection, keys, amount, greedy
         )
     policy = self._policy(parameters, self.normalizers.seen(statistics, observation))
@@ -288,8 +288,8 @@ def collect(
 
     `act`: `(observation [B], recollection [B], keys [B]) -> (action [B], memory [B])`.
 
-    Returns rows `[T, B]`, or sequences `[C, B]`, for `Replay.add`; the observations `[T, B, *obs]` before
-    each action; changed fields of the state; and metrics.
+    Returns rows `[T, B]` for `Replay.add`, or sequences `[C, B]` (C per environment); the observations
+    `[T, B, *obs]` before each action; changed fields of the state; and metrics.
     """
     if state.recollection is None:
         env_state, observation, (observations_and_actions, _, time_steps) = rollout(
@@ -308,35 +308,35 @@ def collect(
         "observation": observation,
         "recollection": recollection,
         "bonus": bonus,
-        "returns": registry.option("running").observe_returns(self, state.returns, time_steps),
+        "returns": registry.option("running").update_returns(self, state.returns, time_steps),
     }
-    rows = self.buffer.cut(*memory_and_start, steps)
+    rows = self.buffer.as_rows(*memory_and_start, steps)
     return rows, observations_and_actions[0], new_fields, {**episode_metrics(time_steps), **bonus_metrics}
 
 
-def to_learn_from(self: Any, state: Any, rows: Any, learned: Any, key: jax.Array) -> Any:
-    """Rows `[U, N]` from replay after the user's transform, with rewards divided by the deviation of returns.
+def transform_and_scale(self: Any, state: Any, rows: Any, learned: Any, key: jax.Array) -> Any:
+    """Applies the user's transform to rows `[U, N]` from replay, and divides rewards by returns' deviation.
 
-    The buffer stores unscaled rewards, so that all rewards of a minibatch are divided by the same number.
+    The buffer stores unscaled rewards, so that all rewards of a minibatch are divided by the same deviation.
     """
     rows = self.transforming.rows(rows, learned, key)
     return_statistics, _ = state.returns
     if return_statistics is None:
         return rows
-    return registry.option("running").scaled_rows(return_statistics, rows)
+    return registry.option("running").scale_row_rewards(return_statistics, rows)
 
 
-def actor_of(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:
-    """An actor with these `parameters`; `amount` scales exploration."""
+def make_actor(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:
+    """An actor with these `parameters`; `amount` as in `compute_actions`."""
 
     def initial_memory(num_envs):
-        recollection = first_recollection(self, num_envs)
+        recollection = initial_recollection(self, num_envs)
         return () if recollection is None else recollection.memory
 
     def act(memory, observation, start, keys, greedy):
         recollection = None if memory == () else registry.option("rings").Recollection(memory, start)
         statistics = state.observation_statistics
-        action, next_memory = choose(
+        action, next_memory = compute_actions(
             self, parameters, statistics, observation, recollection, keys, amount, greedy
         )
         return self._for_environment(action), memory if recollection is None else next_memory

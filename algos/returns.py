@@ -3,12 +3,11 @@
 Arrays are time-major, `[T, B]`: `T` steps of `B` environments. Arguments of all functions:
 
 - `reward`, `value`, `next_value`: `[T, B]` float32. `value` is V of the observation before a step,
-`next_value` V of the observation after it, before any automatic reset.
+  `next_value` V of the observation after it, before any automatic reset.
 - `terminated`, `truncated`: `[T, B]` bool (or 0/1 float). After a termination the value is zero. A
-  truncation,
-such as by a time limit, does not end the task, so the value after it is `next_value`. In both cases the next
-row belongs to another episode, so no reward or error propagates across the end (Pardo et al. 2018, "Time
-Limits in Reinforcement Learning", arXiv 1712.00378).
+  truncation, such as by a time limit, does not end the task, so the value after it is `next_value`. In both
+  cases the next row belongs to another episode, so no reward or error propagates across the end (Pardo et al.
+  2018, "Time Limits in Reinforcement Learning", arXiv 1712.00378).
 - `discount`, `lambda_`: scalars in [0, 1].
 
 Results are `[T, B]` float32.
@@ -17,7 +16,7 @@ Results are `[T, B]` float32.
 import jax
 import jax.numpy as jnp
 
-from algos.losses import accumulated_backwards, generalized_advantage_estimation, not_ended
+from algos.losses import accumulate_backwards, generalized_advantage_estimation, not_ended
 from fdg.settings.moved import moved
 
 __all__ = [
@@ -51,7 +50,7 @@ def discounted_returns(
     only_truncated = jnp.logical_and(truncated, jnp.logical_not(terminated))
     term = reward + discount * jnp.where(only_truncated, next_value, 0.0)
     weight = discount * not_ended(jnp.logical_or(terminated, truncated))
-    return accumulated_backwards(term, weight, bootstrap_value)
+    return accumulate_backwards(term, weight, bootstrap_value)
 
 
 def lambda_returns(
@@ -76,7 +75,7 @@ def lambda_returns(
     """
     continues = lambda_ * not_ended(jnp.logical_or(terminated, truncated))
     term = reward + discount * (1.0 - continues) * not_ended(terminated) * next_value
-    return accumulated_backwards(term, discount * continues, next_value[-1])
+    return accumulate_backwards(term, discount * continues, next_value[-1])
 
 
 def v_trace(
@@ -104,11 +103,11 @@ def v_trace(
     equal (`ratio = 1`, clips of at least 1), results are those of `generalized_advantage_estimation`.
 
     Args:
-      ratio: `[T, B]` float32, probability of the action under the evaluated policy, divided by that under
-        the acting policy.
+      ratio: `[T, B]` float32, the action's probability under the evaluated policy, divided by its probability
+        under the acting policy.
       reward, value, next_value, terminated, truncated, discount, lambda_: as in the module's docstring.
-      rho_clip: rho-bar of the paper, above 0; it determines the policy whose value the targets converge to.
-      c_clip: c-bar of the paper, above 0 and at most `rho_clip`; it determines how far errors propagate back.
+      rho_clip: rho-bar of the paper, above 0; determines the policy whose value the targets approach.
+      c_clip: c-bar of the paper, above 0 and at most `rho_clip`; determines how far errors propagate back.
 
     Returns:
         `advantage` and `target`. Both carry gradients; use `stop_gradient`.
@@ -117,7 +116,7 @@ def v_trace(
     c = lambda_ * jnp.minimum(c_clip, ratio)
     continues = not_ended(jnp.logical_or(terminated, truncated))
     delta = reward + discount * next_value * not_ended(terminated) - value
-    correction = accumulated_backwards(rho * delta, discount * c * continues, jnp.zeros_like(delta[-1]))
+    correction = accumulate_backwards(rho * delta, discount * c * continues, jnp.zeros_like(delta[-1]))
     next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
     advantage = rho * (delta + discount * lambda_ * continues * next_correction)
     return advantage, value + correction
@@ -138,7 +137,7 @@ def rescaled(x: jax.Array) -> jax.Array:
 
 
 def unrescaled(x: jax.Array) -> jax.Array:
-    """The inverse of `rescaled`, in a form without cancellation near zero."""
-    size = jnp.abs(x) + 1.0 + _SLOPE
-    root = 2.0 * size / (1.0 + jnp.sqrt(1.0 + 4.0 * _SLOPE * size))
+    """The inverse of `rescaled`, in a form without numerical cancellation near zero."""
+    shifted = jnp.abs(x) + 1.0 + _SLOPE
+    root = 2.0 * shifted / (1.0 + jnp.sqrt(1.0 + 4.0 * _SLOPE * shifted))
     return jnp.sign(x) * (jnp.square(root) - 1.0)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.checks import check_two
+from algos.checks import check_pair
 from algos.rollout import Recollection, rollout_with_memory
 from algos.values import by_name
 from envs import Observation, TimeStep, host
@@ -42,14 +42,14 @@ def rollout(
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`algos.rollout.rollout_with_memory`, given its `keys [T, 2, B]`.
+    """`algos.rollout.rollout_with_memory`, with the keys of all steps, `keys [T, 2, B]`.
 
-    `carry` is the environments' state, observation and `Recollection` before the first step. `segment` is a
-    function in which the environments' workers act and step; None if they do not act:
+    `carry` is the environments' state, observation and `Recollection` before the first step. `segment`, or
+    None, is a function in which the environments' workers act and step:
     `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`.
 
     Raises:
-      FdgError: there are a `segment` and a memory.
+      FdgError: there is both a `segment` and a memory.
     """
     if segment is None:
         return _rollout_in_rings(act, step, keys, carry, rings)
@@ -65,7 +65,7 @@ def rollout(
 # --- learning from replay with a memory, of networks or of an explorer ---
 
 
-def first_recollection(self: Any, action: jax.Array) -> Recollection:
+def initial_recollection(self: Any, action: jax.Array) -> Recollection:
     """The initial memories of network and explorer, for actions `[B, *action]`."""
     network = None if self._memory is None else self._memory.begin(len(action))
     explore = self.explorer.explore
@@ -73,23 +73,23 @@ def first_recollection(self: Any, action: jax.Array) -> Recollection:
     return Recollection(ActorMemory(network, explorer), jnp.ones(len(action), bool))
 
 
-def choose(
+def compute_actions(
     self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool
 ) -> tuple[jax.Array, ActorMemory]:
-    """`algos.replaying.choose` with a recollection `[B]`."""
+    """`algos.replaying.compute_actions` with a recollection `[B]`."""
     normalized, memory = self.normalizers.seen(statistics, observation), recollection.memory
     if self._memory is None:
         policy = self._policy(parameters, normalized)
     else:
-        sequences = self._memory.seen(normalized, recollection)
-        policy = self._policy(self._memory.of_actor(parameters), sequences)
-        memory = memory._replace(network=self._memory.after(parameters, sequences))
+        sequences = self._memory.as_sequences(normalized, recollection)
+        policy = self._policy(self._memory.actor_parameters(parameters), sequences)
+        memory = memory._replace(network=self._memory.next_memory(parameters, sequences))
     if greedy or self.explorer.explore is None:
         return policy.mode() if greedy else self._sample_actions(policy, amount, keys), memory
     apply = by_name("--explore", self.explorer.explore).apply
     check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
     result = apply(memory.explorer, policy, recollection.start, keys, amount)
-    state, action = check_two("apply of explore", result, "give a pair, (state, action)")
+    state, action = check_pair("apply of explore", result, "give a pair, (state, action)")
     check_same("apply of explore gives state", memory.explorer, state)
     check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
     return action, memory._replace(explorer=state)
@@ -98,15 +98,15 @@ def choose(
 def replay_rollout(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
     """`rollout_with_memory` of an algorithm with replay.
 
-    Its extras are the first arguments of `Replay.cut`: the network's memory before each sequence, `[C, B,
-    ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
+    The extras are the first two arguments of `Replay.as_rows`: the network's memory before each of C
+    sequences, `[C, B, ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
     """
     first, length = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
-    one_sequence = length == algorithm.num_steps  # then only the memory before the rollout is stored
+    one_sequence = length == algorithm.num_steps  # if so, only the memory before the rollout is stored
 
     def act_and_record(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
         action, memory = act(observation, recollection, keys)
-        stored = None if one_sequence or length is None else of_network(recollection.memory)
+        stored = None if one_sequence or length is None else network_memory(recollection.memory)
         return action, (stored, None if length is None else recollection.start), memory
 
     *after, (observations_and_actions, (before, start), time_steps) = rollout_with_memory(
@@ -118,14 +118,14 @@ def replay_rollout(algorithm: Any, state: Any, act: Callable[..., Any], key: jax
         **algorithm._rollout_arguments,
     )
     if one_sequence:
-        before = jax.tree.map(lambda x: x[None], of_network(first.memory))
+        before = jax.tree.map(lambda x: x[None], network_memory(first.memory))
     elif length is not None:
         before = jax.tree.map(lambda x: x[::length], before)
     return *after, (observations_and_actions, (before, start), time_steps)
 
 
-def of_network(memory: Any) -> Any:
-    """The memory of the network, without that of an explorer."""
+def network_memory(memory: Any) -> Any:
+    """The network's part of an actor's memory, without an explorer's part."""
     return memory.network if isinstance(memory, ActorMemory) else memory
 
 
@@ -133,7 +133,7 @@ def of_network(memory: Any) -> Any:
 
 
 class _RunningStep(NamedTuple):
-    """A running step of one part of the environments; leading axis `B / R`."""
+    """A started step of one part of the environments, not yet finished; leading axis `B / R`."""
 
     sent: Any  # what `send` returned
     observation: Any
@@ -145,11 +145,11 @@ class _RunningStep(NamedTuple):
 def _rollout_in_rings(
     act: Callable, step: Callable | tuple[Callable, ...], keys: jax.Array, carry: Any, rings: int
 ) -> tuple[Any, ...]:
-    """`rollout_with_memory` in R parts, given its `keys [T, 2, B]`.
+    """`rollout_with_memory` in R parts, with the keys of all steps, `keys [T, 2, B]`.
 
-    First, a step of every part is started (`send`). Then, again and again, the step of one part is finished
-    (`recv`), actions are computed for it, and its next step is started; parts take turns, or come as they
-    become ready. Parts are independent, so their order does not change results.
+    First, a step of every part is started (`send`). Then, repeatedly, the step of one part is finished
+    (`recv`), actions are computed for that part, and its next step is started. Parts take turns, or with
+    `ready` come as they finish. Parts are independent, so their order does not change results.
 
         send 0  send 1 | recv 0  act 0  send 0 | recv 1  act 1  send 1 | recv 0 ...
     """
@@ -167,7 +167,7 @@ def _rollout_in_rings(
         record = (step.observation, step.action), step.extras, time_step._replace(observation=None)
         return (env_state, time_step.observation, recollection), record
 
-    def one_turn(running, keys):
+    def step_each_part(running, keys):
         def one_part(_, step_and_keys):
             step, keys = step_and_keys
             part_carry, record = finish_step(step)
@@ -176,18 +176,18 @@ def _rollout_in_rings(
         _, (running, record) = jax.lax.scan(one_part, None, (running, keys))
         return running, record
 
-    def one_ready(carry, _):
+    def step_ready_part(carry, _):
         running, received = carry  # `received [R]`: the number of finished steps of each part
         part = ready[0](running.sent, received < num_steps - 1)
-        part_carry, record = finish_step(_row(running, part))
-        slot = received[part] * rings + part
-        started = start_step(part_carry, _row(keys[1:].reshape(-1, *keys.shape[2:]), slot))
+        part_carry, record = finish_step(_take_row(running, part))
+        row_index = received[part] * rings + part
+        started = start_step(part_carry, _take_row(keys[1:].reshape(-1, *keys.shape[2:]), row_index))
         running = jax.tree.map(
             lambda x, row: jax.lax.dynamic_update_index_in_dim(x, row, part, 0), running, started
         )
-        return (running, received.at[part].add(1)), (record, slot)
+        return (running, received.at[part].add(1)), (record, row_index)
 
-    # Each part takes every R-th row, so that a batch that is split over devices is split in each part too.
+    # Each part takes every R-th row, so that if a batch is split over devices, each part is split too.
     keys = jnp.moveaxis(keys.reshape(*keys.shape[:2], -1, rings), 3, 1)  # [T, R, 2, B / R]
     parts = jax.tree.map(lambda x: in_parts(x, rings), carry)
     _, running = jax.lax.scan(
@@ -196,18 +196,20 @@ def _rollout_in_rings(
     if ready and num_steps > 1:
         running_and_received = running, jnp.zeros(rings, jnp.int32)
         trips = (num_steps - 1) * rings
-        (running, _), (records, slots) = jax.lax.scan(one_ready, running_and_received, None, length=trips)
-        order = jnp.zeros(trips, jnp.int32).at[slots].set(jnp.arange(trips, dtype=jnp.int32))
+        (running, _), (records, row_indices) = jax.lax.scan(
+            step_ready_part, running_and_received, None, length=trips
+        )
+        order = jnp.zeros(trips, jnp.int32).at[row_indices].set(jnp.arange(trips, dtype=jnp.int32))
         records = jax.tree.map(lambda x: x[order].reshape(-1, rings, *x.shape[1:]), records)
     else:
-        running, records = jax.lax.scan(one_turn, running, keys[1:])  # [T - 1, R, B / R, ...]
+        running, records = jax.lax.scan(step_each_part, running, keys[1:])  # [T - 1, R, B / R, ...]
     _, (parts, last) = jax.lax.scan(lambda _, step: (None, finish_step(step)), None, running)
     records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
     records = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(len(x), -1, *x.shape[3:]), records)
     return *jax.tree.map(of_parts, parts), records
 
 
-def _row(tree: Any, index: jax.Array) -> Any:
+def _take_row(tree: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), tree)
 
 
@@ -246,7 +248,7 @@ def time_major(x: jax.Array, num_steps: int) -> jax.Array:
 # --- environments of an algorithm ---
 
 
-def of(self: Any) -> dict[str, Any]:
+def rollout_arguments(self: Any) -> dict[str, Any]:
     """The arguments of `algos.rollout.rollout` for an algorithm with rings, or with workers that act."""
     if getattr(self.env, "acts", False):
         return {"step": self.step, "segment": functools.partial(_act_in_workers, self)}
@@ -255,7 +257,7 @@ def of(self: Any) -> dict[str, Any]:
 
 
 def reset(self: Any, keys: jax.Array) -> tuple[Any, Observation]:
-    """The initial state and observation of all environments, which are reset in parts."""
+    """The initial state and observation of all environments; resets one part after another."""
 
     def one_part(keys):  # host environments have one pool for each part
         with host.in_parts(self.rings):
@@ -288,11 +290,11 @@ def _ready(self, sent, waiting):
 def _act_in_workers(self: Any, act: Any, keys: jax.Array, env_state: Any) -> tuple[Any, ...]:
     """A rollout in which the environments' workers call the policy: the `segment` of `rollout`."""
 
-    def to_environment(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
+    def act_and_convert(observation: Any, keys: jax.Array) -> tuple[jax.Array, Any]:
         action, extras, _ = act(observation, None, keys)
         return self._for_environment(action), (action, extras)
 
-    traced, operands = self.env.acting(to_environment, keys)
+    traced, operands = self.env.acting(act_and_convert, keys)
     run_segment = fdg.fragment("actor", in_axes=(None, 2, 0), out_axes=(0, 0, 1, 1), name="segment")(
         functools.partial(self.env.segment, traced)
     )

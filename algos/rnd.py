@@ -1,10 +1,10 @@
 """Random network distillation: a reward bonus for novel observations (`--rnd true`).
 
 Burda et al. 2018, "Exploration by Random Network Distillation", arXiv 1810.12894. The target network is never
-trained; the predictor network learns to predict its features at observations. The prediction error is large
-for novel observations, and is a reward, called novelty here. In PPO, novelty has its own value function and
-discount, and its returns do not end with episodes (section 2.3). Other algorithms add it to their rewards,
-like any `algos.Bonus`.
+trained; the predictor network learns to predict the target's features of observations. The prediction error
+is large for novel observations, and is a reward, called novelty here. In PPO, novelty has its own value
+function and discount, and its returns do not end with episodes (section 2.3). Other algorithms add novelty to
+their rewards, like any `algos.Bonus`.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `K` features.
 """
@@ -20,7 +20,7 @@ import optax
 
 from algos import normalize
 from algos.interfaces import Bonus
-from algos.layers import Trunk, features, sized
+from algos.layers import Trunk, features, with_widths
 from algos.losses import generalized_advantage_estimation, value_error
 from algos.networks import of_module
 from algos.normalize import RunningStatistics
@@ -65,13 +65,13 @@ class RandomNetworkDistillation(Part):
         require_within(algorithm, 0, 1, "intrinsic_discount", "rnd_share")
 
     def of(self, algorithm: Any) -> Any:
-        """The `Distillation` of an algorithm, or `Nothing` without `rnd`."""
+        """The algorithm's `Distillation`; without `rnd` a `NoDistillation`."""
         if not self.rnd:
-            return Nothing()
+            return NoDistillation()
         space = algorithm.env.observation_space
         return Distillation(
             space,
-            dataclasses.replace(sized(algorithm.layers, space), layer_norm=False, torso="dense"),
+            dataclasses.replace(with_widths(algorithm.layers, space), layer_norm=False, torso="dense"),
             self.rnd_features,
             self.intrinsic_discount,
             getattr(algorithm, "gae_lambda", 1.0),
@@ -86,44 +86,44 @@ class Parameters(NamedTuple):
 
     agent: Any  # of PPO's network
     predictor: Any
-    value: Any  # of the novelty's value function
+    value: Any  # of the value function of novelty
 
 
-class Known(NamedTuple):
+class NoveltyState(NamedTuple):
     """The state of the novelty bonus, except for trained parameters."""
 
     target: Any  # parameters of the target network
     observation_statistics: Any  # to normalise both networks' inputs; None if observations are categories
-    return_statistics: RunningStatistics  # of the discounted novelty, whose deviation divides rewards
+    return_statistics: RunningStatistics  # of the discounted novelty; its deviation divides novelty
 
 
 class Novelty(NamedTuple):
     """Samples `[N]` for the novelty losses."""
 
     observation: Any  # [N, *obs], after the step, normalised for predictor and target
-    features: jax.Array  # [N, K] float32, of the target
+    features: jax.Array  # [N, K] float32, the target network's
     trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
 
 
-class Nothing:
+class NoDistillation:
     """Takes the place of `Distillation` if there is no novelty bonus."""
 
     def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Any, None, None]:
         """The agent's parameters, and an empty state."""
         return agent, None, None
 
-    def agent(self, parameters: Any) -> Any:
+    def agent_parameters(self, parameters: Any) -> Any:
         """The parameters unchanged: all belong to the agent's network."""
         return parameters
 
-    def added(
+    def add_advantages(
         self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
     ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
         """The advantages unchanged."""
         return advantage, None, known, running, {}
 
-    def learned(
+    def add_losses(
         self, loss: jax.Array, terms: dict[str, jax.Array], parameters: Any, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss and its terms, unchanged."""
@@ -134,58 +134,62 @@ class Nothing:
 class Distillation:
     """Random network distillation: its networks and functions."""
 
-    observation_space: ObservationSpace  # of observations that may be novel, `privileged` parts included
-    layers: Layers  # layers of target and value; the predictor has two more dense layers
+    observation_space: ObservationSpace  # novelty includes `privileged` parts
+    layers: Layers  # of target and value network; the predictor has two more dense layers
     features: int  # K
     discount: float  # of novelty
     lambda_: float  # of generalised advantage estimation
     share: float  # fraction of the samples that train the predictor
-    coefficient: float = 0.5  # weights of novelty's advantage, and of its value loss
-    value_coefficient: float = 0.5
+    coefficient: float = 0.5  # weight of novelty's advantage
+    value_coefficient: float = 0.5  # weight of the value loss of novelty
 
-    def agent(self, parameters: Parameters) -> Any:
+    def agent_parameters(self, parameters: Parameters) -> Any:
         """The parameters of the agent's own network."""
         return parameters.agent
 
-    def begin(self, key: jax.Array, agent: Any, observation: Any) -> tuple[Parameters, Known, jax.Array]:
+    def begin(
+        self, key: jax.Array, agent: Any, observation: Any
+    ) -> tuple[Parameters, NoveltyState, jax.Array]:
         """Initial parameters (with the agent's), state, and novelty returns."""
         predictor_key, value_key, target_key = jax.random.split(jax.random.fold_in(key, 1), 3)
         features, _ = features_and_mask(observation)
-        predictor, known = self.first(predictor_key, target_key, features)
+        predictor, known = self.init(predictor_key, target_key, features)
         running = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32)
         return Parameters(agent, predictor, self._value.init(value_key, features)), known, running
 
-    def first(self, predictor_key: jax.Array, target_key: jax.Array, observation: Any) -> tuple[Any, Known]:
+    def init(
+        self, predictor_key: jax.Array, target_key: jax.Array, observation: Any
+    ) -> tuple[Any, NoveltyState]:
         """Initial parameters of the predictor, and the initial state, for observations `[N, *obs]`."""
         statistics = None
         if normalize.has_statistics(self.observation_space):
             statistics = normalize.init_observations(self.observation_space)
-        inputs = _normalized(statistics, observation)
-        known = Known(self._target.init(target_key, inputs), statistics, normalize.init(()))
+        inputs = _normalize_and_clip(statistics, observation)
+        known = NoveltyState(self._target.init(target_key, inputs), statistics, normalize.init(()))
         return self._predictor.init(predictor_key, inputs), known
 
-    def added(
+    def add_advantages(
         self,
         advantage: jax.Array,
         parameters: Parameters,
-        known: Known,
+        known: NoveltyState,
         running: jax.Array,
         see: Callable[[Any], Any],
         trajectory: Any,
         key: jax.Array,
-    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
-        """Adds the advantages of novelty to `advantage [T, B]`; also returns the other results of `judged`.
+    ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
+        """Adds the advantages of novelty to `advantage [T, B]`; other results as of `evaluate_rollout`.
 
-        `see` maps observations to inputs of the agent's network; other arguments as in `judged`.
+        `see` normalises observations for the agent's network; other arguments as in `evaluate_rollout`.
         """
         time_step = trajectory.time_step
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
         agent_inputs = see(trajectory.observation), see(last)
         key = jax.random.fold_in(key, _SALT)
-        results = self.judged(parameters, known, running, agent_inputs, time_step, key)
+        results = self.evaluate_rollout(parameters, known, running, agent_inputs, time_step, key)
         return advantage + self.coefficient * results[0], *results[1:]
 
-    def learned(
+    def add_losses(
         self, loss: jax.Array, terms: dict[str, jax.Array], parameters: Parameters, minibatch: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Adds the novelty losses to a loss over samples `[N]`, and to its terms."""
@@ -194,19 +198,19 @@ class Distillation:
         )
         return loss + novelty_loss, {**terms, **novelty_terms}
 
-    def judged(
+    def evaluate_rollout(
         self,
         parameters: Parameters,
-        known: Known,
+        known: NoveltyState,
         running: jax.Array,
         seen: tuple[Any, Any],
         step: TimeStep,
         key: jax.Array,
-    ) -> tuple[jax.Array, Novelty, Known, jax.Array, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
         """The novelty of a rollout.
 
-        `running [B]` float32 is the discounted novelty so far; `seen` are inputs of the agent's network: `[T,
-        B, *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` selects the predictor's
+        `running [B]` float32 is the discounted novelty so far; `seen` are the normalised observations `[T, B,
+        *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` draws the predictor's
         samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
         metrics.
         """
@@ -214,7 +218,7 @@ class Distillation:
             parameters.predictor, known, running, step
         )
         steps, num_envs = step.reward.shape
-        never = jnp.zeros((steps, num_envs), bool)
+        no_end = jnp.zeros((steps, num_envs), bool)
 
         def value_of(observation: Any) -> jax.Array:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
@@ -223,14 +227,16 @@ class Distillation:
         # The value after a step is that of the next row, even if that row belongs to another episode.
         next_value = jnp.concatenate([value[1:], value_of(seen[1])[None]])
         advantage, target = generalized_advantage_estimation(
-            reward, value, next_value, never, never, self.discount, self.lambda_
+            reward, value, next_value, no_end, no_end, self.discount, self.lambda_
         )
         trains = jax.random.uniform(key, (steps, num_envs)) < self.share
         samples = Novelty(inputs, time_major(features, steps), trains, target)
         return advantage, samples, known, running, {"novelty": mean}
 
-    def rewards(self, predictor: Any, known: Known, running: jax.Array, step: TimeStep) -> tuple[Any, ...]:
-        """The rewards for novelty, of a rollout `[T, B]` or, with agents, `[T, B, A]`.
+    def rewards(
+        self, predictor: Any, known: NoveltyState, running: jax.Array, step: TimeStep
+    ) -> tuple[Any, ...]:
+        """The rewards for novelty in a rollout `[T, B]`; with several agents `[T, B, A]`.
 
         Returns the inputs of predictor and target, `[T, B, ...]`; the target's features, rows `[N, K]`; the
         scaled rewards; `known` and `running` after the rollout; and the mean error.
@@ -240,7 +246,7 @@ class Distillation:
         statistics = known.observation_statistics
         if statistics is not None:
             statistics = normalize.update_observations(statistics, final)
-        inputs = _normalized(statistics, final)
+        inputs = _normalize_and_clip(statistics, final)
         rows = _rows(inputs, shape)
         features = self._target.apply(known.target, rows)
         row_error = _error(self._predictor.apply(predictor, rows), features)
@@ -256,10 +262,7 @@ class Distillation:
     def loss(
         self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The terms added to PPO's loss over samples `[N]`.
-
-        `seen [N, *obs]` are inputs of the agent's network.
-        """
+        """The terms added to PPO's loss over samples `[N]`; `seen [N, *obs]` are normalised observations."""
         predictor_loss = self.predictor_loss(
             parameters.predictor, novelty.observation, novelty.features, novelty.trains
         )
@@ -297,18 +300,18 @@ class Distillation:
 # --- as a bonus on rewards ---
 
 
-class Learning(NamedTuple):
+class BonusState(NamedTuple):
     """The state of novelty as a bonus."""
 
     predictor: Any  # parameters
     optimizer_state: Any  # of Adam
-    known: Known
+    known: NoveltyState
     running: jax.Array  # [B] or [B, A] float32, the discounted novelty so far
-    key: jax.Array  # draws the samples that train the predictor
+    key: jax.Array  # to draw the samples that train the predictor
 
 
 def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
-    """Novelty as an `algos.Bonus`; only its `init` uses the key.
+    """Novelty as an `algos.Bonus`; only `init` uses the key.
 
     After each rollout the predictor takes one step of Adam, with the algorithm's step size.
     """
@@ -317,15 +320,15 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
     agents = num_agents(algorithm.env)
     leading = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
 
-    def init(observation: Any) -> Learning:
+    def init(observation: Any) -> BonusState:
         init_key = jax.random.fold_in(cast(jax.Array, key), _SALT)
         predictor_key, target_key, sampling_key = jax.random.split(init_key, 3)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(leading) :]), observation)
-        predictor, known = distillation.first(predictor_key, target_key, rows)
+        predictor, known = distillation.init(predictor_key, target_key, rows)
         running = jnp.zeros(leading, jnp.float32)
-        return Learning(predictor, optimizer.init(predictor), known, running, sampling_key)
+        return BonusState(predictor, optimizer.init(predictor), known, running, sampling_key)
 
-    def apply(state: Learning, step: TimeStep) -> tuple[Learning, jax.Array]:
+    def apply(state: BonusState, step: TimeStep) -> tuple[BonusState, jax.Array]:
         predictor, optimizer_state, known, running, key = state
         inputs, features, reward, known, running, _ = distillation.rewards(predictor, known, running, step)
         key, share_key = jax.random.split(key)
@@ -334,7 +337,7 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
         gradient = jax.grad(distillation.predictor_loss)(predictor, *rows)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state)
         predictor = optax.apply_updates(predictor, updates)
-        return Learning(predictor, optimizer_state, known, running, key), distillation.coefficient * reward
+        return BonusState(predictor, optimizer_state, known, running, key), distillation.coefficient * reward
 
     return Bonus(init, apply)
 
@@ -366,7 +369,7 @@ def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(predicted - features), axis=-1)
 
 
-def _normalized(statistics: Any, observation: Any) -> Any:
+def _normalize_and_clip(statistics: Any, observation: Any) -> Any:
     if statistics is None:
         return observation
     return jax.tree.map(

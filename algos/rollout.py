@@ -15,7 +15,7 @@ from envs import TimeStep, features_and_mask
 from fdg.arguments import checked_names
 from fdg.settings.moved import moved
 
-# Names that moved: "old=module:new", in short "module:name" or, of algos.rings, "name".
+# Names that moved: "old=module:new"; "module:name" if the name is the same; "name" if it is in algos.rings.
 _MOVED = "in_parts of_parts time_first time_major algos.evaluation:evaluate"
 _MOVED += " algos.losses:values_after chosen=algos.rollout:choose_actions algos.on_policy:without_memory"
 _MOVED += " algos.on_policy:environment_major"
@@ -34,8 +34,8 @@ class Actor(_Actor):
     - `memory(N) -> memory`: the initial memory, a pytree with leading axis `N`; `()` without memory.
     - `act(memory, observation [N, (A,) *obs], start [N] bool, keys [N], greedy) -> action [N, (A,) *action],
       memory`. Actions are within the environment's bounds. Where `start` is True an episode begins, and the
-      previous memory is ignored. `greedy` is a Python bool: the most probable (or best) action, else one
-      sampled as in training.
+      previous memory is ignored. `greedy` is a Python bool: True for the most probable (or best) action,
+      False for an action sampled as in training.
 
     Raises:
       FdgError: at construction, if a function does not take these arguments in this order; when acting, if
@@ -46,11 +46,11 @@ class Actor(_Actor):
 
     def __new__(cls, memory: Any, act: Any) -> "Actor":
         """Checks the arguments of both functions."""
-        return super().__new__(cls, memory, registry.option("checks").checked_actor(memory, act))
+        return super().__new__(cls, memory, registry.option("checks").check_and_wrap_act(memory, act))
 
 
 def choose_actions(policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
-    """The most probable action of each of `[N]` distributions, or one sampled with each key."""
+    """The most probable action of each of `[N]` distributions, or an action sampled with each key."""
     return policy.mode() if greedy else policy.sample(keys)
 
 
@@ -91,12 +91,12 @@ def rollout_with_memory(
     """Steps a batch of environments `num_steps` times.
 
     Args:
-      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras [B, ...], memory)`. It
-        resets the memory where `start` is True. The rollout itself does not reset it at the end of an
+      act: `(observation [B, ...], Recollection, keys [B]) -> (action [B, ...], extras [B, ...], memory)`.
+        `act` resets the memory where `start` is True. The rollout itself does not reset it at the end of an
         episode, so that the episode's final memory can still be read.
       step: `(keys [B], env_state, action [B, ...]) -> (env_state, TimeStep [B])`; or the step in two parts,
         `(send, recv)`, and possibly a third function, `ready`.
-      key: one key for the whole rollout; every environment and step derives its own.
+      key: one key for the whole rollout, from which each environment and step gets its own key.
       env_state, observation, recollection: from `env.reset` or a previous rollout; leading axis `B`. Without
         a memory, `recollection` is None.
       rings: the number of parts of the environments that take turns: while one steps, the others act.
@@ -130,7 +130,7 @@ def episode_metrics(time_step: TimeStep) -> dict[str, jax.Array]:
 
     Returns:
       `episode_return`, `episode_length`, and `episode_NAME` for other metrics of environments
-      (`TimeStep.episode_info`): scalar float32, nan if no episode ended; `episodes`: their number. With
+      (`TimeStep.episode_info`): scalar float32, nan if no episode ended; `episodes`: how many ended. With
       masked actions, `no_action_step`: the first step (counted from 1) whose new observation allows no
       action although the episode continues; nan if there is no such step.
     """
@@ -165,5 +165,5 @@ def _no_action_metric(time_step: TimeStep) -> dict[str, jax.Array]:
 
 def _mean_over_ended(done: jax.Array, values: jax.Array) -> jax.Array:
     """The mean of values at steps where an episode ended, without values that are nan."""
-    counts = done & ~jnp.isnan(values)
-    return jnp.sum(jnp.where(counts, values, 0.0)) / jnp.sum(counts.astype(jnp.float32))
+    is_counted = done & ~jnp.isnan(values)
+    return jnp.sum(jnp.where(is_counted, values, 0.0)) / jnp.sum(is_counted.astype(jnp.float32))

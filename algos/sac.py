@@ -1,6 +1,6 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), with a learned temperature.
 
-It has two critics of observations and actions, target critics, a squashed Gaussian actor, and a temperature,
+SAC has two critics of observations and actions, target critics, a squashed Gaussian actor, and a temperature,
 the weight of the actor's entropy. Equations are numbered as in the paper.
 
 Shapes: `B` environments, `U` gradient steps of an iteration, `N` samples of a minibatch.
@@ -57,9 +57,9 @@ class Entropy(Part):
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
         """The losses of the actor and of the temperature, and metrics.
 
-        Each has gradients for its own parameters only. `log_temperature` is `[]`; `log_prob` and `value` are
-        `[N]`, of sampled actions; the target entropy is minus the number of components of an action of this
-        `shape` (appendix D), unless it is given.
+        Each loss has gradients for its own parameters only. `log_temperature` is `[]`; `log_prob` and `value`
+        are `[N]`, of sampled actions. The default target entropy is minus the number of components of an
+        action of this `shape` (appendix D).
         """
         target = -float(math.prod(shape)) if self.target_entropy is None else self.target_entropy
         temperature = jnp.exp(jax.lax.stop_gradient(log_temperature))
@@ -117,10 +117,10 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, target_critics, minibatch, keys):
-        """Gradient of the losses over a minibatch `[N]` with `keys [2, N]`; then errors `[N]`, and losses."""
-        transition, keys = self.buffer.keyed(minibatch, keys)
+        """Gradient over a minibatch `[N]` with `keys [2, N]`; also errors `[N]`, and losses."""
+        transition, keys = self.buffer.transitions_and_keys(minibatch, keys)
         gradient, losses = jax.grad(self.loss, has_aux=True)(parameters, target_critics, transition, keys)
-        return gradient, *off_policy.without_error(self, losses)
+        return gradient, *off_policy.split_off_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned):
@@ -144,7 +144,7 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The sum of three losses, each with gradients for its own parameters only.
 
-        So one step updates all parameters, while algorithm 1 updates them in turn.
+        So one gradient step updates all parameters; algorithm 1 updates them in turn.
         """
         constant = jax.lax.stop_gradient(parameters)
 
@@ -161,7 +161,7 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
             values, jax.lax.stop_gradient(target), transition.weight
         )
 
-        # Actor and temperature, with the lower of both critics (section 6).
+        # Actor and temperature, with the lower value of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)
         action, log_prob = policy.sample_with_log_prob(keys[1])
         value = self.grid.reading.lower(self._critics.apply(constant.critics, transition.observation, action))

@@ -47,7 +47,7 @@ class Search(NamedTuple):
 
     action: jax.Array  # [] int32
     policy: jax.Array  # [n] float32, the improved policy over moves; 0 for illegal moves
-    # [] float32, the value for the player to move: the mean of the visited moves' values, by the policy
+    # [] float32, the value for the player to move: the mean value of visited moves, weighted by the policy
     value: jax.Array
 
 
@@ -64,18 +64,18 @@ def gumbel_search(
 ) -> Search:
     """A search as in Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 
-    At the root it samples moves without replacement by the Gumbel top-k trick, and divides the simulations
-    among them by sequential halving (algorithm 2); `policy` is the softmax of logits and completed values
-    (equation 11).
+    At the root, the search samples moves without replacement by the Gumbel top-k trick, and divides the
+    simulations among them by sequential halving (algorithm 2); `policy` is the softmax of logits and
+    completed values (equation 11).
 
-    `evaluate(parameters, ...)` evaluates leaves; `position` is not terminal; `simulations` positions are
-    added to the tree, and at most `considered` moves are considered at the root; `scale` multiplies the
-    Gumbel noise, 0 for none; `discount` is per move.
+    `evaluate(parameters, ...)` evaluates leaves. `position` is not terminal. The tree gets `simulations`
+    positions; at most `considered` moves are considered at the root. `scale` multiplies the Gumbel noise.
+    `discount` is per move.
     """
     model_key, search_key = jax.random.split(key)
     return _run_gumbel_search(
-        parameters, search_key, _root(evaluate, parameters, model_key, position),
-        _model(game, evaluate, discount), game.legal(position), simulations, considered, scale,
+        parameters, search_key, _root_output(evaluate, parameters, model_key, position),
+        _recurrent_function(game, evaluate, discount), game.legal(position), simulations, considered, scale,
         _completed_values,
     )  # fmt: skip
 
@@ -145,25 +145,24 @@ def _run_gumbel_search(
 
 
 def _completed_values(tree: Any, node: jax.Array) -> jax.Array:
-    """mctx's completed values, without its rescaling: outcomes are already between -1 and 1.
+    """mctx's completed values, without mctx's rescaling: outcomes are already between -1 and 1.
 
-    Rescaling to the range of a node's values would enlarge tiny errors where all moves lose. With it, the
-    second player in tic-tac-toe did not block three in a row.
+    Rescaling to the range of a node's values would enlarge tiny errors where all moves lose. With rescaling,
+    the second player in tic-tac-toe did not block three in a row.
     """
     return _mctx().qtransform_completed_by_mix_value(tree, node, value_scale=0.1, rescale_values=False)
 
 
-def _root(evaluate: Evaluate, parameters: Any, key: jax.Array, position: Position) -> Any:
+def _root_output(evaluate: Evaluate, parameters: Any, key: jax.Array, position: Position) -> Any:
     logits, value = evaluate(parameters, key, position)
     return _mctx().RootFnOutput(prior_logits=_batch(logits), value=_batch(value), embedding=_batch(position))
 
 
-def _model(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Callable[..., Any]:
-    """mctx's recurrent function, which plays one move: returns the mover's reward, and evaluates the next
-    position.
+def _recurrent_function(game: Game, evaluate: Evaluate, discount: float | jax.Array) -> Callable[..., Any]:
+    """mctx's recurrent function: plays one move, returns the mover's reward, evaluates the next position.
 
-    The next value is usually that of the other player, so its discount is negative. It is zero if the game is
-    over.
+    If the other player moves next, the discount is negative, since the next value is the other player's. It
+    is zero if the game is over.
     """
 
     def play_one(
@@ -210,10 +209,10 @@ def _mctx() -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Searching:
+class SearchPlayer:
     """An `envs.games.Player` that searches with a trained evaluation; compared by identity.
 
-    `simulations` is the number of simulations per move; the attributes are arguments of `gumbel_search`.
+    The attributes are arguments of `gumbel_search`, which is called for each move.
     """
 
     game: Any
@@ -231,7 +230,7 @@ class Searching:
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The best move of the search."""
         result = gumbel_search(
-            self.game, self.evaluate, self.parameters, key, _not_over(self.game, key, position),
+            self.game, self.evaluate, self.parameters, key, _or_new_game(self.game, key, position),
             self.simulations, self.considered, self.scale, self.discount,
         )  # fmt: skip
         return result.action, memory
@@ -255,14 +254,14 @@ class RandomPlayouts:
 
     def choose(self, key: jax.Array, memory: Any, position: Position) -> tuple[jax.Array, Any]:
         """The most visited move."""
-        position = _not_over(self.game, key, position)
+        position = _or_new_game(self.game, key, position)
         model_key, search_key = jax.random.split(key)
         with jax.numpy_rank_promotion("allow"):
             result = _mctx().muzero_policy(
                 (),
                 search_key,
-                _root(self._evaluate, (), model_key, position),
-                _model(self.game, self._evaluate, 1.0),
+                _root_output(self._evaluate, (), model_key, position),
+                _recurrent_function(self.game, self._evaluate, 1.0),
                 self.simulations,
                 ~_batch(self.game.legal(position)),
                 dirichlet_fraction=0.0,
@@ -282,7 +281,7 @@ class RandomPlayouts:
         return jnp.zeros(game.num_actions, jnp.float32), score_of(game, end, game.player(position))
 
 
-def _not_over(game: Game, key: jax.Array, position: Position) -> Position:
-    """The position, or an initial one if its game is over: a search needs a move."""
-    over, _ = game.outcome(position)
-    return where(over, game.init(key), position)
+def _or_new_game(game: Game, key: jax.Array, position: Position) -> Position:
+    """The position, or a new game's if its game is over, because a search needs a move."""
+    is_over, _ = game.outcome(position)
+    return where(is_over, game.init(key), position)

@@ -26,14 +26,14 @@ from fdg.errors import FdgError, kind_of
 from fdg.fragment import with_numbers
 from fdg.kinds import reader
 
-_FIELDS = {"size": int, "every": int, "latest": float}  # the fields other than the algorithm
+_FIELDS = {"size": int, "every": int, "latest": float}  # all fields but `algorithm`
 
 
 class State(NamedTuple):
     """The algorithm's state, and the versions that are its opponents."""
 
     learner: Any  # the algorithm's state
-    versions: Any  # list of those leaves of the algorithm's state that the actor reads, each [size, ...]
+    versions: Any  # list of the leaves of `learner` that the actor reads, each [size, ...]
     newest: jax.Array  # [] int32: index of the newest version
     iteration: jax.Array  # [] int32
 
@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
     version: jax.Array  # [] int32: the version that plays this game
     memories: Any  # the memory of each version's actor, [size, 1, ...]
-    is_first: jax.Array  # [1] bool: True before its first move
+    is_first: jax.Array  # [1] bool: True before the opponent's first move
 
 
 @checked_names
@@ -57,7 +57,7 @@ class SelfPlay:
     continues with the newer one.
 
     Attributes:
-      algorithm: has `init`, `iterate`, `actor` and a fragment `step` for its environment. Its `env` is an
+      algorithm: has `init`, `iterate`, `actor` and a fragment `step` for the environment. Its `env` is an
         `envs.games.Against`, whose opponent plays in evaluations only.
       size: the number of stored versions.
       every: a version is stored after this many iterations.
@@ -142,7 +142,7 @@ class SelfPlay:
         return dataclasses.replace(self, algorithm=replace(**values), **fields)
 
     def said(self) -> dict[str, Any]:
-        """The entries of `config.json` for self-play."""
+        """The entries of `config.json` that describe self-play."""
         return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _FIELDS)}
 
     @classmethod
@@ -168,12 +168,14 @@ class SelfPlay:
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
         """`keys [B]`, `action [B]` -> the games' state and a `TimeStep [B]` after the opponents' replies."""
-        env = vectorize(Against(self._game, _Versions(self, versions, newest)), info=self.algorithm.env.info)
+        env = vectorize(
+            Against(self._game, _VersionPlayer(self, versions, newest)), info=self.algorithm.env.info
+        )
         return env.step(keys, env_state, action)
 
     @fdg.fragment("learner", in_axes=None, out_axes=None)
     def keep(self, versions, newest, leaves, iteration):
-        """Stores `leaves` as a version if it is due; returns the versions and the index of the newest."""
+        """Stores `leaves` as a version every `every` iterations; returns versions, index of the newest."""
         is_due = iteration % self.every == 0
         newest = jnp.where(is_due, (newest + 1) % self.size, newest)
         versions = [
@@ -188,12 +190,12 @@ class SelfPlay:
 
     @property
     def _learner(self) -> Any:
-        """The algorithm, in an environment whose state contains the opponents' memories."""
+        """The algorithm, with an environment whose state contains the opponents' memories."""
         env = vectorize(Against(self._game, _RandomPlayer(self)), info=self.algorithm.env.info)
         return dataclasses.replace(self.algorithm, env=env)
 
     def _actor_leaves(self, learner: Any) -> list[jax.Array]:
-        is_read, leaves = _is_read(self), jax.tree.leaves(learner)
+        is_read, leaves = _leaves_read_by_actor(self), jax.tree.leaves(learner)
         return [leaf for leaf, read in zip(leaves, is_read, strict=True) if read]
 
     def _actor_of(self, leaves: list[jax.Array]) -> Actor:
@@ -201,7 +203,7 @@ class SelfPlay:
         remaining = iter(leaves)
         all_leaves = [
             next(remaining) if read else _zeros_like(shape)
-            for shape, read in zip(shapes, _is_read(self), strict=True)
+            for shape, read in zip(shapes, _leaves_read_by_actor(self), strict=True)
         ]
         return self.algorithm.actor(jax.tree.unflatten(structure, all_leaves))
 
@@ -213,7 +215,7 @@ class SelfPlay:
 
 @dataclasses.dataclass(frozen=True)
 class _RandomPlayer:
-    """A `Player` that makes random moves; it plays the opponents' first moves in the initial state."""
+    """A `Player` that makes random moves; it makes the opponents' first moves in the initial state."""
 
     self_play: SelfPlay
 
@@ -229,7 +231,7 @@ class _RandomPlayer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Versions(_RandomPlayer):
+class _VersionPlayer(_RandomPlayer):
     """A `Player` that plays each game with one of the versions."""
 
     versions: list[jax.Array]
@@ -274,7 +276,7 @@ def _memory_shapes(algorithm: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _is_read(self_play: SelfPlay) -> tuple[bool, ...]:
+def _leaves_read_by_actor(self_play: SelfPlay) -> tuple[bool, ...]:
     """For each leaf of the algorithm's state, whether the actor reads it."""
     shapes, structure = jax.tree.flatten(_state_shapes(self_play._learner))
 

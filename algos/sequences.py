@@ -1,12 +1,12 @@
 """Replay of sequences of steps, with the memory that the actor had before each sequence.
 
-It serves networks with a memory, and n-step targets. A rollout is cut into sequences, which are stored and
-sampled whole, with the memory at their start (the "stored state" of R2D2; Kapturowski et al. 2019, "Recurrent
+It is for networks with a memory and for n-step targets. A rollout is cut into sequences, which are stored and
+sampled whole with the memory at their start (the "stored state" of R2D2; Kapturowski et al. 2019, "Recurrent
 Experience Replay in Distributed Reinforcement Learning", ICLR, section 3). All else is as in
 `algos/replay.py`: each environment has a ring buffer, here of sequences.
 
 A loss over transitions also learns from sequences: `SequenceReplay.transitions` flattens the steps of all
-sequences to rows `[N * L]`, and `over_sequences` makes a network over such rows from a network with a memory.
+sequences to rows `[N * L]`, and `over_sequences` converts a network with a memory to a network of such rows.
 
 Shapes: `B` environments, `N` sequences, `K` steps of burn-in, `L` steps after the burn-in, `T` steps of a
 rollout (or `K + L`), `C = T / L` sequences of a rollout.
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.buffers import n_step_sums
 from algos.checks import check_recurrent_values
-from algos.layers import features, head, sized
+from algos.layers import features, head, with_widths
 from algos.memories import (
     MemoryKind,
     MemoryTrunk,
@@ -36,8 +36,8 @@ from algos.memories import (
     step_types,
 )
 from algos.networks import Bound, actor_features, computing, critic_outputs
-from algos.replay import Replay, ReplayState, Step, Transition, at_each
-from algos.rings import of_network, time_first
+from algos.replay import Replay, ReplayState, Step, Transition, rows_at
+from algos.rings import network_memory, time_first
 from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
@@ -47,34 +47,35 @@ from fdg.settings.fields import require, require_positive
 # --- networks with a memory, over sequences ---
 
 
-class Observed(NamedTuple):
+class ObservedSequences(NamedTuple):
     """Observations of sequences for `over_sequences`: `K` steps of burn-in, then `L` steps to learn from."""
 
     memory: Any  # [N, *memory], before the first step
     burn_in: Any  # (observation [N, K, *obs], start [N, K])
     observation: Observation  # [N, L, *obs]
     start: jax.Array  # [N, L] bool
-    # [N, L, *obs], the observation after each n-step window; if set, outputs are those at these observations.
+    # [N, L, *obs], the observation after each n-step window; if set, outputs are at these observations.
     final: Any = None
-    # [N, L] int32, the last step of each window, whose memory is used at `final`; None: windows are one step.
+    # [N, L] int32, the last step of each window, whose memory is used at `final`; None: one-step windows.
     last: Any = None
 
-    def mapped(self, function: Callable[[Any], Any]) -> "Observed":
+    def map_observations(self, function: Callable[[Any], Any]) -> "ObservedSequences":
         """Applies a function to all observations, but not to a burn-in without steps."""
-        earlier, begins = self.burn_in
+        earlier, earlier_start = self.burn_in
         final = None if self.final is None else function(self.final)
-        earlier = function(earlier) if begins.shape[1] else earlier
-        return self._replace(burn_in=(earlier, begins), observation=function(self.observation), final=final)
+        earlier = function(earlier) if earlier_start.shape[1] else earlier
+        return self._replace(
+            burn_in=(earlier, earlier_start), observation=function(self.observation), final=final
+        )
 
 
 def over_sequences(network: RecurrentNetwork, part: int | None = None) -> Network:
-    """Makes a feed-forward network over `Observed [N]` from a network with a memory.
+    """Converts a network with a memory to a feed-forward network of `ObservedSequences [N]`.
 
     `apply` returns an output for each step after the burn-in, `[N * L, ...]`. So a loss over transitions
     applies to sequences, and gradients flow through the memory from the first step after the burn-in on
     (R2D2, section 3). Further arguments, such as actions `[N * L, ...]`, reach `unroll` as `[T, B, ...]`.
-
-    `part`: the index of this network's memory, where several networks have one.
+    `part` is the index of this network's memory if several networks have one.
     """
     return Network(Bound(_init_rows, (network,)), Bound(_apply_over_sequences, (network, part)))
 
@@ -84,7 +85,11 @@ def _init_rows(network: RecurrentNetwork, key: jax.Array, *inputs: Any) -> Any:
 
 
 def _apply_over_sequences(
-    network: RecurrentNetwork, part: int | None, parameters: Any, observed: Observed, *more: jax.Array
+    network: RecurrentNetwork,
+    part: int | None,
+    parameters: Any,
+    observed: ObservedSequences,
+    *more: jax.Array,
 ) -> Any:
     if part is not None:
         observed = observed._replace(memory=observed.memory[part])
@@ -95,25 +100,25 @@ def _apply_over_sequences(
         return jax.tree.map(lambda x: merge_axes(time_first(x)), output)
     memories = jax.tree.map(time_first, memories)
     if observed.last is not None:
-        memories = jax.tree.map(functools.partial(at_each, index=observed.last), memories)
+        memories = jax.tree.map(functools.partial(rows_at, index=observed.last), memories)
     final, memories = jax.tree.map(merge_axes, (observed.final, memories))
-    begins = jnp.zeros((1, count * length), bool)
+    no_start = jnp.zeros((1, count * length), bool)
     final = jax.tree.map(lambda x: x[None], final)
-    *output, _ = network.unroll(parameters, memories, final, begins, *(x[None] for x in more))
+    *output, _ = network.unroll(parameters, memories, final, no_start, *(x[None] for x in more))
     outputs = jax.tree.map(lambda x: x[0], output)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _without_burn_in(memory: Any, observation: Any, start: jax.Array) -> Observation:
     empty_burn_in = jax.tree.map(lambda x: x[:, :0], (observation, start))
-    return _with_row_masks(Observed(memory, empty_burn_in, observation, start))
+    return _with_row_masks(ObservedSequences(memory, empty_burn_in, observation, start))
 
 
-def _with_row_masks(observed: Observed) -> Observation:
+def _with_row_masks(observed: ObservedSequences) -> Observation:
     """Separates action masks from features: the masks get one row for each step, `[N * L, ...]`."""
-    earlier, begins = observed.burn_in
+    earlier, earlier_start = observed.burn_in
     features, mask = features_and_mask(observed.observation)
-    rows = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], begins))
+    rows = observed._replace(observation=features, burn_in=(features_and_mask(earlier)[0], earlier_start))
     if observed.final is not None:
         final, mask = features_and_mask(observed.final)
         rows = rows._replace(final=final)
@@ -121,39 +126,39 @@ def _with_row_masks(observed: Observed) -> Observation:
 
 
 def _unroll_observed(
-    network: RecurrentNetwork, parameters: Any, observed: Observed, *more: Any
+    network: RecurrentNetwork, parameters: Any, observed: ObservedSequences, *more: Any
 ) -> tuple[Any, Any]:
     """Outputs `[L, N, ...]` of the steps after the burn-in, and the memory after each."""
-    memory, (earlier, begins) = observed.memory, observed.burn_in
-    if begins.shape[1]:
+    memory, (earlier, earlier_start) = observed.memory, observed.burn_in
+    if earlier_start.shape[1]:
         fixed_parameters = jax.lax.stop_gradient(parameters)
         # Further inputs, such as actions, do not affect the memory; zeros take their place.
-        zeros = [jnp.zeros((begins.shape[1], *x.shape[1:]), x.dtype) for x in more]
+        zeros = [jnp.zeros((earlier_start.shape[1], *x.shape[1:]), x.dtype) for x in more]
         earlier = jax.tree.map(time_first, earlier)
-        *_, memories = network.unroll(fixed_parameters, memory, earlier, time_first(begins), *zeros)
+        *_, memories = network.unroll(fixed_parameters, memory, earlier, time_first(earlier_start), *zeros)
         memory = jax.lax.stop_gradient(jax.tree.map(lambda x: x[-1], memories))
     observation = jax.tree.map(time_first, observed.observation)
     *output, memories = network.unroll(parameters, memory, observation, time_first(observed.start), *more)
     return output[0] if len(output) == 1 else tuple(output), memories
 
 
-class Remembered(NamedTuple):
-    """The records of an actor with a memory, for learning from its rollout."""
+class ActorRecord(NamedTuple):
+    """An actor with a memory records this at each step, for learning."""
 
     decision: Any  # [T, B], as `Trajectory.decision`
     start: jax.Array  # [T, B] bool: an episode starts at this step
     memory: Any  # [T, B, *memory], after the step
 
 
-class Steps(NamedTuple):
-    """The observations of a rollout, for `over_sequences`, still with the axes of a rollout."""
+class RolloutSteps(NamedTuple):
+    """The observations of a rollout, for `over_sequences`, with the axes `[T, B]` of a rollout."""
 
     memory: Any  # [1, B, *memory], before the first step
     observation: Observation  # [T, B, *obs]
     start: jax.Array  # [T, B] bool
 
     def sequences(self) -> Observation:
-        """Converts them to sequences, an `Observed [B]` without burn-in."""
+        """Converts the rollout to `ObservedSequences [B]` without burn-in."""
         observation, start = jax.tree.map(time_first, (self.observation, self.start))
         return _without_burn_in(jax.tree.map(lambda x: x[0], self.memory), observation, start)
 
@@ -174,8 +179,8 @@ class SequenceReplay(Replay):
     Sizes count steps, as in `Replay`, except `batch_size`, which counts sequences. With burn-in, a sample is
     a stored sequence and the sequences before it, so samples overlap as in R2D2.
 
-    `sequence_length` is L. `burn_in` is K, a multiple of L: the number of steps before a sequence that only
-    recompute its memory.
+    `sequence_length` is L. `burn_in` is K, a multiple of L: the steps before a sequence that only recompute
+    its memory.
     """
 
     sequence_length: int = 1
@@ -196,7 +201,7 @@ class SequenceReplay(Replay):
         super().__post_init__()
 
     @property
-    def steps_of_a_row(self) -> int:
+    def steps_per_row(self) -> int:
         """The steps of a row of the buffer, which is a sequence."""
         return self.sequence_length
 
@@ -216,7 +221,7 @@ class SequenceReplay(Replay):
         start, steps = jax.tree.map(lambda x: jnp.stack([x] * self.sequence_length, axis=1), (ended, steps))
         return self.init_of_rows(Sequences(memory, start, steps))
 
-    def cut(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
+    def as_rows(self, memory: Any, start: jax.Array | None, steps: Step) -> Sequences:
         """Cuts a rollout into sequences `[C, B]`, for `add`.
 
         `memory [C, B, ...]` is the memory before each sequence; `start [T, B]` bool; `steps [T, B]`.
@@ -228,12 +233,12 @@ class SequenceReplay(Replay):
 
         return Sequences(memory, *jax.tree.map(sequences, (start, steps)))
 
-    def seen(self, see: Callable[[Observation], Observation], minibatch: Sequences) -> Sequences:
+    def map_observations(self, function: Callable[[Any], Any], minibatch: Sequences) -> Sequences:
         """Applies a function, such as normalisation, to the observations of a minibatch."""
         steps = minibatch.steps
         return minibatch._replace(
             steps=steps._replace(
-                observation=see(steps.observation), final_observation=see(steps.final_observation)
+                observation=function(steps.observation), final_observation=function(steps.final_observation)
             )
         )
 
@@ -242,18 +247,20 @@ class SequenceReplay(Replay):
     ) -> tuple[Transition, jax.Array | None]:
         """Flattens sequences `[N]`, without the burn-in, to transitions `[N * L]`; repeats their weights.
 
-        Observations become `Observed [N]`. N-step windows end with the episode or the sequence.
+        Observations become `ObservedSequences [N]`. An n-step window ends with the episode or sequence.
         """
         starts_and_steps = minibatch.start, minibatch.steps
-        begins, earlier = jax.tree.map(lambda x: x[:, : self.burn_in], starts_and_steps)
+        earlier_start, earlier = jax.tree.map(lambda x: x[:, : self.burn_in], starts_and_steps)
         start, steps = jax.tree.map(lambda x: x[:, self.burn_in :], starts_and_steps)
         ends = steps.terminated.T, steps.truncated.T
         sums = n_step_sums(steps.reward.T, *ends, self.discount, self.n_step)  # [L, N]
-        observed = Observed(minibatch.memory, (earlier.observation, begins), steps.observation, start)
+        observed = ObservedSequences(
+            minibatch.memory, (earlier.observation, earlier_start), steps.observation, start
+        )
         final, last = steps.final_observation, None
         if self.n_step > 1:
             last = sums.last.T
-            final = jax.tree.map(functools.partial(at_each, index=last), final)
+            final = jax.tree.map(functools.partial(rows_at, index=last), final)
         transition = Transition(
             observation=_with_row_masks(observed),
             action=steps.action.reshape(-1, *steps.action.shape[2:]),
@@ -265,7 +272,7 @@ class SequenceReplay(Replay):
             weight = jnp.repeat(weight, self.sequence_length)
         return transition, weight
 
-    def keyed(self, minibatch: Sequences, keys: jax.Array) -> tuple[Transition, jax.Array]:
+    def transitions_and_keys(self, minibatch: Sequences, keys: jax.Array) -> tuple[Transition, jax.Array]:
         """Like `transitions`, with weights; `keys [K, N]` are split into keys for each step, `[K, N * L]`."""
         transition, weight = self.transitions(minibatch, minibatch.weight)
         step_keys = jax.vmap(jax.vmap(lambda key: jax.random.split(key, self.sequence_length)))(keys)
@@ -301,11 +308,11 @@ class Head(NamedTuple):
     outputs: int
     scale: float = 1.0  # of initial weights
     dueling: tuple[int, ...] | None = None  # numbers of actions of each choice
-    of_actions: bool = False  # a pair of critics, which also take actions
+    takes_actions: bool = False  # a pair of critics, which also take actions
 
 
 @dataclasses.dataclass(frozen=True)
-class WithMemory:
+class MemoryNetworks:
     """Networks with a memory: a single one, or an actor and critics.
 
     With several networks, memories are tuples, one entry for each network. Acting advances the critics'
@@ -331,38 +338,40 @@ class WithMemory:
         """The network at index `part`, over rows of sequences."""
         return over_sequences(self.networks[part], part if self._has_critics else None)
 
-    def of_actor(self, parameters: Any) -> Any:
-        """The parameters of the actor, or of the only network."""
+    def actor_parameters(self, parameters: Any) -> Any:
+        """The actor's parameters, or those of the only network."""
         return parameters[0] if self._has_critics else parameters
 
-    def seen(self, observation: Any, recollection: Recollection) -> Observation:
+    def as_sequences(self, observation: Any, recollection: Recollection) -> Observation:
         """Observations `[B, *obs]` as sequences of one step, each with its memory."""
-        first, begins = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
-        return _without_burn_in(of_network(recollection.memory), first, begins)
+        first, start = jax.tree.map(lambda x: x[:, None], (observation, recollection.start))
+        return _without_burn_in(network_memory(recollection.memory), first, start)
 
-    def after(self, acting: Any, seen: Observation) -> Any:
-        """The memory after observations, `[B, ...]`."""
-        features, _ = features_and_mask(seen)
+    def next_memory(self, parameters: Any, sequences: Observation) -> Any:
+        """The memory `[B, ...]` after observations, as from `as_sequences`."""
+        features, _ = features_and_mask(sequences)
         if not self._has_critics:
-            return _last_step(_unroll_observed(self.networks[0], acting, features)[1])
+            return _last_step(_unroll_observed(self.networks[0], parameters, features)[1])
         # Actions do not affect a critic's memory.
-        no_action = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
-        parts = zip(self.networks, acting, features.memory, ((), (no_action,)), strict=True)
+        zero_actions = jnp.zeros((1, len(features.start), *self.action), jnp.float32)
+        parts = zip(self.networks, parameters, features.memory, ((), (zero_actions,)), strict=True)
         return tuple(
-            _last_step(_unroll_observed(network, parameters, features._replace(memory=memory), *more)[1])
-            for network, parameters, memory, more in parts
+            _last_step(
+                _unroll_observed(network, network_parameters, features._replace(memory=memory), *more)[1]
+            )
+            for network, network_parameters, memory, more in parts
         )
 
-    def of_rollout(self, trajectory: Any, memory: Any) -> Any:
-        """Converts a rollout `[T, B]`, whose decisions are `Remembered`, for learning.
+    def prepare_rollout(self, trajectory: Any, memory: Any) -> Any:
+        """Converts a rollout `[T, B]` with an `ActorRecord` as decision, for learning.
 
-        Its observations become `Steps`, which begin with the `memory [B]`. Its final observations become
-        sequences of one step, with the memory after the step.
+        The observations become `RolloutSteps` that begin with the `memory [B]`. Each final observation
+        becomes a sequence of one step, with the memory after the step.
         """
         decision, start, after = trajectory.decision
-        steps = Steps(jax.tree.map(lambda x: x[None], memory), trajectory.observation, start)
+        steps = RolloutSteps(jax.tree.map(lambda x: x[None], memory), trajectory.observation, start)
         final = trajectory.time_step.final_observation
-        final = jax.vmap(self.seen)(final, Recollection(after, jnp.zeros_like(start)))
+        final = jax.vmap(self.as_sequences)(final, Recollection(after, jnp.zeros_like(start)))
         time_step = trajectory.time_step._replace(final_observation=final)
         return trajectory._replace(observation=steps, decision=decision, time_step=time_step)
 
@@ -376,8 +385,8 @@ class WithMemory:
         return len(self.networks) > 1
 
 
-def with_memory(algorithm: Any, network: RecurrentNetwork | None) -> WithMemory:
-    """The user's `network` with a memory, or the defaults for the algorithm's `_heads`."""
+def memory_networks_of(algorithm: Any, network: RecurrentNetwork | None) -> MemoryNetworks:
+    """The user's `network` with a memory, or default networks for the algorithm's `_heads`."""
     require(
         algorithm,
         all(getattr(algorithm, name, None) is None for name in ("actor_network", "critic_network")),
@@ -387,9 +396,9 @@ def with_memory(algorithm: Any, network: RecurrentNetwork | None) -> WithMemory:
         heads = algorithm._heads
     else:  # an actor and critics
         size = algorithm._outputs_per_component * math.prod(algorithm.env.action_space.shape)
-        heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), of_actions=True)
+        heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), takes_actions=True)
     networks = [network] if network else [_default_network(algorithm, head) for head in heads]
-    return WithMemory(
+    return MemoryNetworks(
         tuple(computing(algorithm, network) for network in networks),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
@@ -401,8 +410,8 @@ def _default_network(algorithm: Any, head: Head) -> RecurrentNetwork:
     kind = MemoryKind.of(algorithm.memory_settings, algorithm.memory)
     layers, space = algorithm.layers, algorithm.env.observation_space
     hidden = (kind.size,) if layers.hidden is None else layers.hidden
-    layers = sized(dataclasses.replace(layers, hidden=hidden), space)
-    if head.of_actions:
+    layers = with_widths(dataclasses.replace(layers, hidden=hidden), space)
+    if head.takes_actions:
         return of_module(_MemoryCritics(space, head.outputs, layers, kind))
     return of_module(_MemoryNetwork(space, head.outputs, layers, kind, head.scale, head.dueling))
 
@@ -415,7 +424,7 @@ def _last_step(memories: Any) -> Any:
 
 
 def _sequence_features(observation: Any, start: jax.Array, features_of: Callable[[Any], Any]) -> Any:
-    """Features of sequences `[T, B, ...]`, by a function for rows `[N, ...]`."""
+    """Features of sequences `[T, B, ...]`, computed by a function of rows `[N, ...]`."""
     rows = features_of(jax.tree.map(merge_axes, observation))
     return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), rows)
 
@@ -423,7 +432,7 @@ def _sequence_features(observation: Any, start: jax.Array, features_of: Callable
 class _MemoryNetwork(nn.Module):
     """Dense layers, a memory, a dense layer and a head: `(output [T, B, n], memories)`.
 
-    `privileged` observations are dropped. `dueling`: the head outputs a value, and advantages of each choice.
+    `privileged` observations are not used. `dueling`: the head outputs a value, and each choice's advantages.
     """
 
     observation_space: ObservationSpace
@@ -443,7 +452,6 @@ class _MemoryNetwork(nn.Module):
         return distributions.dueling(output, self.dueling) if self.dueling else output, memories
 
     def initial_memory(self, num_envs: int) -> Any:
-        """The initial memory."""
         return self.memory_kind.empty((num_envs,))
 
 
@@ -474,7 +482,6 @@ class _MemoryCritics(nn.Module):
         return first, second, (first_memory, second_memory)
 
     def initial_memory(self, num_envs: int) -> Any:
-        """The initial memories of both critics."""
         return (self.memory_kind.empty((num_envs,)),) * 2
 
 

@@ -35,12 +35,12 @@ class Learned(NamedTuple):
 
     parameters: Parameters
     targets: Parameters  # moving averages of `parameters`
-    optimizer_state: Parameters  # a state for each, since actor and critics are updated at different times
+    optimizer_state: Parameters  # two states, since actor and critics are updated at different times
     updates: jax.Array  # int32, gradient steps of the critics so far
 
 
 class NoisyAction(NamedTuple):
-    """An action in [-1, 1] with Gaussian noise, clipped to these bounds."""
+    """An action in [-1, 1] plus Gaussian noise, clipped to [-1, 1]."""
 
     action: jax.Array  # [..., D] float32
     noise: Any  # [] float32, standard deviation
@@ -59,13 +59,13 @@ class NoisyAction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DelayedTargets(PolyakTargets):
-    """Settings of the noise of actions in training and in targets, and of the delay of actor and targets."""
+    """Settings of noise, in exploration and in targets, and of the delay of actor and target updates."""
 
     exploration_noise: float = hyperparameter(
         0.1, "standard deviation of exploration noise, for actions in [-1, 1]"
     )
     target_noise: float = hyperparameter(0.2, "standard deviation of the noise of target actions")
-    target_noise_clip: float = hyperparameter(0.5, "bound to which that noise is clipped")
+    target_noise_clip: float = hyperparameter(0.5, "bound to which the noise of target actions is clipped")
     policy_delay: int = hyperparameter(2, "critic updates per update of the actor and the targets")
 
     def check(self, algorithm: Any) -> None:
@@ -104,8 +104,8 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
 
     @fdg.fragment("gradient", in_axes=(None, None, None, 0, 1), out_axes=(None, 0, None))
     def gradient(self, parameters, targets, is_due, minibatch, keys):
-        """Gradients of the losses over a minibatch `[N]`; `keys [1, N]`. The actor's is 0 unless `is_due`."""
-        transition, keys = self.buffer.keyed(minibatch, keys)
+        """Gradients over a minibatch `[N]` with `keys [1, N]`; the actor's are zero unless `is_due`."""
+        transition, keys = self.buffer.transitions_and_keys(minibatch, keys)
         critics, losses = jax.grad(self._critic_loss, has_aux=True)(
             parameters.critics, targets, transition, keys[0]
         )
@@ -115,7 +115,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
             lambda actor: jax.tree.map(jnp.zeros_like, actor),
             parameters.actor,
         )
-        return Parameters(actor, critics), *off_policy.without_error(self, losses)
+        return Parameters(actor, critics), *off_policy.split_off_error(self, losses)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, gradient, learned, is_due):
@@ -153,7 +153,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.reading.lower(values)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
-        """Equation 14, with the clipped noise of target smoothing."""
+        """The critics' target: equation 14, whose clipped noise smooths the target."""
         smoothed = self._smooth_actions(targets, transition, keys)
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero after a termination, but not after a truncation.

@@ -1,9 +1,8 @@
 """Cooperative value learning: `VDN`, and the base of `QMIX`.
 
 Each agent has values of its own actions; a function of all agents' values, the mixture, is fitted to the
-team's reward. The mixture increases with every agent's value, so the agents' greedy actions are together the
-best
-action of the team: agents act on their own observations and learn together ("centralised training,
+team's reward. The mixture increases with every agent's value, so the agents' greedy actions together are the
+team's best action: agents act on their own observations and learn together ("centralised training,
 decentralised execution"). Replay stores sequences (`algos/sequences.py`), for recurrent agents and multi-step
 targets; gradient steps and the target network are those of DQN (`algos/dqn.py`).
 
@@ -26,10 +25,10 @@ from algos import distributions, layers, networks
 from algos.agent import Agent, Rollouts
 from algos.checks import check_recurrent_values, check_sequences
 from algos.distributions import Categorical, allowed_values, sizes
-from algos.dqn import DQN, Exploration, TargetUpdates, begin, choices, epsilon_greedy, iteration
-from algos.layers import sized
+from algos.dqn import DQN, Exploration, TargetUpdates, discrete_space, epsilon_greedy, init_learned, iteration
+from algos.layers import with_widths
 from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes, of_module, step_types
-from algos.networks import actor_features, of_action
+from algos.networks import actor_features, select_values
 from algos.on_policy import environment_major
 from algos.recurrent import AgentValues, as_recurrent
 from algos.replaying import NetworkMemory, ReplayChoice, State
@@ -55,7 +54,7 @@ class Parameters(NamedTuple):
     """The trained parameters."""
 
     agents: Any  # of the network that all agents share
-    mixer: Any  # of the mixture; an empty tuple if it has none
+    mixer: Any  # of the mixture; an empty tuple if the mixture has no parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +62,10 @@ class ValueDecomposition(Agent):
     """Base of `VDN` and `QMIX`: discrete actions of several agents, feed-forward or recurrent.
 
     The team's reward, and `episode_return`, are means over agents. Agents share parameters. Defaults are
-    those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090), without its memory, and
+    those of JaxMARL's `ql_rnn_mpe.yaml` (Rutherford et al. 2024, arXiv 2311.10090), but without a memory and
     with more gradient steps.
 
-    A subclass defines the mixture: `_mix`, and `_mixer_parameters` if it has any.
+    A subclass defines the mixture by `_mix`, and by `_mixer_parameters` if the mixture has parameters.
     """
 
     several_agents: ClassVar[bool] = True
@@ -124,7 +123,7 @@ class ValueDecomposition(Agent):
         action = jnp.zeros((*reward.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
-            learned=begin(
+            learned=init_learned(
                 Parameters(agents, self._mixer_parameters(mixer_key, values, observation)), self._optimizer
             ),
             observation_statistics=self.normalizers.begin(self.env.observation_space),
@@ -170,7 +169,7 @@ class ValueDecomposition(Agent):
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action of each agent."""
         types = step_types(self._network, state.learned.parameters.agents, state)
-        actions = sum(sizes(choices(self.env)))
+        actions = sum(sizes(discrete_space(self.env)))
         check_recurrent_values(types, actions, (1, self.num_envs, self._num_agents))
 
     # --- defined by subclasses ---
@@ -196,7 +195,7 @@ class ValueDecomposition(Agent):
         values, memories = self._unroll(
             parameters.agents, minibatch.memory, steps.observation, sequences.start
         )
-        value = self._joint_values(parameters.mixer, of_action(values, steps.action), steps.observation)
+        value = self._joint_values(parameters.mixer, select_values(values, steps.action), steps.observation)
         target = self._target(parameters, target_parameters, minibatch.memory, sequences, memories)
         error = jax.lax.stop_gradient(target) - value  # [L, N]
         loss = jnp.mean(weight * jnp.mean(0.5 * jnp.square(error), axis=0))
@@ -213,14 +212,13 @@ class ValueDecomposition(Agent):
     ) -> jax.Array:
         """The targets of the joint values: `[L, N]`.
 
-        `memory [N, ...]` is the memory before each sequence `[L, N]`; `memories [L, N, ...]` are those of the
-        trained agents after each step.
+        `memory [N, ...]` is the memory before each of the sequences `[L, N]`; `memories [L, N, ...]` are the
+        trained agents' memories after each step.
         """
         steps, start = sequences.steps, sequences.start
         _, target_memories = self._unroll(target_parameters.agents, memory, steps.observation, start)
 
-        # Values at the observations after each step, with the memory after that step, before any reset; at a
-        # truncation, it is the memory at the end of the episode.
+        # Values at the observations after each step, with the memory after that step, before any reset.
         def next_values(agents: Any, memories: Any) -> jax.Array:
             final, recollection = jax.tree.map(
                 environment_major, (steps.final_observation, Recollection(memories, start))
@@ -232,7 +230,7 @@ class ValueDecomposition(Agent):
         values = next_values(target_parameters.agents, target_memories)
         # Double Q-learning: van Hasselt, Guez and Silver 2016, arXiv 1509.06461, equation 4.
         choosing_values = next_values(parameters.agents, memories) if self.double else values
-        best = of_action(values, jnp.argmax(choosing_values, axis=-1))
+        best = select_values(values, jnp.argmax(choosing_values, axis=-1))
         final = jax.tree.map(environment_major, steps.final_observation)
         next_value = self._mix(target_parameters.mixer, best.reshape(best.shape[0], -1), final)
         return lambda_returns(
@@ -246,7 +244,7 @@ class ValueDecomposition(Agent):
         rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
         return time_major(self._mix(mixer, *rows), values.shape[0])
 
-    def _state_of(self, observation: Observation) -> jax.Array:
+    def _mixer_state(self, observation: Observation) -> jax.Array:
         """Concatenates all agents' observations, `privileged` parts included: `[N, S]` float32."""
         features, _ = features_and_mask(observation)
         agents = jax.tree.map(merge_axes, features)
@@ -257,15 +255,15 @@ class ValueDecomposition(Agent):
     def _unroll(self, agents, memory, observation, start):
         """Values of all actions `[T, B, A, n]`, and the memory after each step.
 
-        Values are `-inf` for actions that are not allowed. Those of `MultiDiscrete` actions are `[T, B, A,
+        Values are `-inf` for actions that are not allowed. `MultiDiscrete` actions have values `[T, B, A,
         choices, n]`, padded with `-inf`.
         """
         features, action_mask = features_and_mask(observation)
         values, memories = self._network.unroll(agents, memory, features, start)
-        return allowed_values(choices(self.env), values, action_mask), memories
+        return allowed_values(discrete_space(self.env), values, action_mask), memories
 
     def _one_step(self, agents, observation, recollection: Recollection):
-        """Values of all actions `[B, A, ..., n]` for observations `[B, A, *obs]`, and the memory after it."""
+        """Values of all actions `[B, A, ..., n]` at observations `[B, A, *obs]`, and the next memory."""
         memory, start = recollection
         observation, start = jax.tree.map(lambda x: x[None], (observation, start))
         return jax.tree.map(lambda x: x[0], self._unroll(agents, memory, observation, start))
@@ -301,7 +299,7 @@ class ValueDecomposition(Agent):
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
         module = AgentQNetwork(
-            space, sizes(choices(self.env)), self._num_agents, sized(layers, space),
+            space, sizes(discrete_space(self.env)), self._num_agents, with_widths(layers, space),
             memory, self.dueling, self.agent_identity,
         )  # fmt: skip
         return networks.computing(self, of_module(module))
@@ -321,7 +319,7 @@ class VDN(ValueDecomposition, presets="VDN"):
     """
 
     def _mix(self, mixer, values: jax.Array, observation) -> jax.Array:
-        """The sum (the paper's section 3, "the joint action-value function")."""
+        """The sum of values (the paper's section 3, "the joint action-value function")."""
         return jnp.sum(values, axis=-1)
 
 
@@ -331,9 +329,9 @@ class VDN(ValueDecomposition, presets="VDN"):
 class AgentQNetwork(nn.Module):
     """The values of each agent's actions, by one trunk that all agents share.
 
-    It has dense layers (after a convolution, for images), optionally a memory and a dense layer, and a head,
-    as the agent of QMIX (Rashid et al. 2018, figure 2c). Inputs exclude `privileged` parts; with `identity`
-    they include each agent's index, one-hot.
+    The trunk has dense layers (after a convolution, for images), optionally a memory and a dense layer, and a
+    head, as in QMIX (Rashid et al. 2018, figure 2c). Inputs exclude `privileged` parts; with `identity` they
+    include each agent's index, one-hot.
     """
 
     observation_space: ObservationSpace

@@ -3,7 +3,7 @@
 An algorithm imports only these interfaces; `registry.option` imports the module that implements a component
 on first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`).
 Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and bonuses (called by
-`algos.checks`) are pure functions that take and return a state; transforms are pure functions.
+`algos.checks`) consist of pure functions that take and return a state. A transform is a pure function.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
 """
@@ -34,7 +34,7 @@ def by_name(flag: str, value: Any) -> Any:
 
 
 class Policy(Protocol):
-    """The methods of a distribution over actions that acting needs."""
+    """The methods of a distribution over actions that are used for acting."""
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *action]`; `keys` is one key, or one per element of the leading axes."""
@@ -61,7 +61,7 @@ class Network(NamedTuple):
     `init(key, observation [N, *obs]) -> parameters`, a pytree; only shape and dtype of the observation are
     used.
     `apply(parameters, observation [N, *obs]) -> output`, whose leading axis is `N`.
-    Critics of actions (`twin_critics`) take an action after the observation, in both.
+    Both functions of a critic of actions (`twin_critics`) take an action after the observation.
 
     Default networks with equal arguments are equal and hash alike; others compare by their functions.
     """
@@ -82,7 +82,7 @@ class RecurrentNetwork(NamedTuple):
     - `init(key, observation [T, B, *obs]) -> parameters`; only shape and dtype of the observation are used.
     - `memory(B) -> memory`: the initial memory; a pytree with leading axis `B`.
     - `unroll(parameters, memory, observation [T, B, *obs], start [T, B]) -> Output`: runs `T` steps. Where
-    `start` is true an episode begins, and the memory is reset.
+      `start` is True an episode begins, and the memory is reset.
 
     Networks made by `recurrent_actor_critic` with equal arguments are equal, and hash alike.
     """
@@ -185,21 +185,23 @@ class ObservationNormalizer(Part):
         """Whether observations are normalised."""
         return self.normalize_observation or self.normalize is not None
 
-    def begin(self, space: ObservationSpace, kept: bool = False) -> Any:
-        """Initial statistics; None if observations are not normalised, unless `kept` is True."""
-        return registry.option("running").begin(self.normalize, space) if self.used or kept else None
+    def begin(self, space: ObservationSpace, keep_statistics: bool = False) -> Any:
+        """Initial statistics; None if observations are not normalised, unless `keep_statistics` is True."""
+        return (
+            registry.option("running").begin(self.normalize, space) if self.used or keep_statistics else None
+        )
 
     def seen(self, statistics: Any, observation: Any) -> Any:
         """Normalises observations `[..., *obs]` for the networks."""
         if not self.used:
             return observation
-        return registry.option("running").seen(self.normalize, statistics, observation)
+        return registry.option("running").normalize_inputs(self.normalize, statistics, observation)
 
     def observed(self, statistics: Any, observation: Any) -> Any:
         """Updates the statistics with observations `[T, B, *obs]`."""
         if not self.used:
             return statistics
-        return registry.option("running").observed(self.normalize, statistics, observation)
+        return registry.option("running").update_with_rollout(self.normalize, statistics, observation)
 
     def check(self, algorithm: Any) -> None:
         """Refuses two normalisers, and observations without a mean or variance."""
@@ -214,12 +216,12 @@ class Normalizers(ObservationNormalizer):
         False, "divide rewards by the running standard deviation of the discounted return"
     )
 
-    def begin_returns(self, shape: tuple[int, ...], kept: bool = False) -> tuple[Any, Any]:
+    def begin_returns(self, shape: tuple[int, ...], keep_statistics: bool = False) -> tuple[Any, Any]:
         """Initial statistics of returns, and initial running returns, for environments of this `shape`.
 
-        Both are None if rewards are not normalised, unless `kept` is True.
+        Both are None if rewards are not normalised, unless `keep_statistics` is True.
         """
-        if not (self.normalize_reward or kept):
+        if not (self.normalize_reward or keep_statistics):
             return None, None
         return registry.option("running").begin_returns(shape)
 
@@ -230,7 +232,7 @@ class Normalizers(ObservationNormalizer):
         if not self.normalize_reward:
             return time_step.reward, running_return, statistics
         reward, done = time_step.reward, time_step.done
-        return registry.option("running").scaled(reward, done, running_return, statistics, discount)
+        return registry.option("running").scale_rewards(reward, done, running_return, statistics, discount)
 
 
 # --- transforms of rows between collecting and learning ---
@@ -248,4 +250,4 @@ class Transforming(Part):
         """The rows after the transform; unchanged if there is none."""
         if self.transform is None:
             return rows
-        return registry.option("checks").transformed(self.transform, rows, parameters, key)
+        return registry.option("checks").apply_transform(self.transform, rows, parameters, key)

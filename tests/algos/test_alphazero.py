@@ -116,7 +116,7 @@ def test_a_long_search_finds_what_minimax_finds(kind):
         return jnp.zeros(9), jnp.float32(0)
 
     if kind == "gumbel":
-        player = algos.search.Searching(GAME, nothing, (), simulations=300)
+        player = algos.search.SearchPlayer(GAME, nothing, (), simulations=300)
     else:
         player = algos.search.RandomPlayouts(GAME, simulations=300)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *positions)

@@ -45,19 +45,19 @@ def test_targets_by_hand():
     Reward 0, discount 1: as they are. Reward 1, discount 1/2: the atoms lead to 1/2, 1 and 3/2, which is held
     at 1: 1/8 for 0, the rest for 1, and 1/2 lay outside. Terminated with 1/4: 3/4 for 0, 1/4 for 1.
     """
-    target, outside = algorithm()._projected(ONLINE, TARGET, STEPS)
+    target, outside = algorithm()._project_target(ONLINE, TARGET, STEPS)
     np.testing.assert_allclose(target, [[0.25, 0.25, 0.5], [0, 0.125, 0.875], [0, 0.75, 0.25]], atol=1e-6)
     np.testing.assert_allclose(outside, [0.0, 0.5, 0.0], atol=1e-6)
     # Double: the online network's best is the first, of which the target says 1/2, 1/2, 0: 1/2 and 1.
-    target, _ = algorithm(double=True)._projected(ONLINE, TARGET, STEPS)
+    target, _ = algorithm(double=True)._project_target(ONLINE, TARGET, STEPS)
     np.testing.assert_allclose(target[:2], [[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], atol=1e-6)
 
 
 class Rounded(algos.C51):
     """Gives all of a return to the atom below it: a projection that keeps no mean."""
 
-    def _projected(self, parameters, target_parameters, transition):
-        target, outside = super()._projected(parameters, target_parameters, transition)
+    def _project_target(self, parameters, target_parameters, transition):
+        target, outside = super()._project_target(parameters, target_parameters, transition)
         return jax.nn.one_hot(jnp.argmax(target, axis=-1), self.atoms), outside
 
 
@@ -66,7 +66,7 @@ def test_a_projection_keeps_the_mean(kind, keeps):
     """Of what lies within the grid: rewards up to 1/2 and a discount of 1/2."""
     reward = np.linspace(-0.5, 0.5, 7)
     steps = transition(np.zeros(7, int), reward, np.full(7, 0.5))
-    target, outside = algorithm(kind)._projected(ONLINE, TARGET, steps)
+    target, outside = algorithm(kind)._project_target(ONLINE, TARGET, steps)
     assert np.allclose(target @ jnp.array([-1.0, 0.0, 1.0]), reward + 0.5 * 0.25, atol=1e-6) == keeps
     assert not np.any(outside)
 

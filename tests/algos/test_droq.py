@@ -12,7 +12,7 @@ import pytest
 
 import algos
 import envs
-from algos.layers import Trunk, dropped
+from algos.layers import Trunk, apply_dropout
 from algos.redq import Ensemble
 from algos.values import Layers
 
@@ -34,12 +34,12 @@ def test_an_ensemble_is_single_critics_side_by_side():
 
 def test_dropout_keeps_the_mean_and_draws_for_each_sample_feature_critic_and_layer():
     many = jax.random.split(jax.random.key(0), 500)
-    x = dropped(jnp.ones((500, 20)), 0.25, many)
+    x = apply_dropout(jnp.ones((500, 20)), 0.25, many)
     np.testing.assert_allclose(np.unique(x), [0.0, 1 / 0.75], rtol=1e-6)
     assert float(jnp.mean(x)) == pytest.approx(1.0, abs=0.03)
-    assert not jnp.array_equal(x, dropped(jnp.ones((500, 20)), 0.25, many, 1))
+    assert not jnp.array_equal(x, apply_dropout(jnp.ones((500, 20)), 0.25, many, 1))
     np.testing.assert_array_equal(
-        dropped(jnp.ones((2, 20)), 0.25, many[7:9]), x[7:9]
+        apply_dropout(jnp.ones((2, 20)), 0.25, many[7:9]), x[7:9]
     )  # whoever else is there
     space = envs.Box(-1.0, 1.0, (1,))
     network = Ensemble(num_critics=2, dropout=0.5).network(space, Layers(hidden=(64,), activation="relu"))
@@ -63,7 +63,7 @@ def test_its_layers_are_those_of_the_paper():
         "head": {"kernel": jnp.eye(16), "bias": jnp.zeros(16)},
     }
     found = jax.jit(trunk.apply)({"params": parameters}, x, None, keys)
-    kept = np.asarray(dropped(kernel, 0.5, keys))
+    kept = np.asarray(apply_dropout(kernel, 0.5, keys))
     normal = (kept - kept.mean()) / np.sqrt(kept.var() + 1e-6)
     assert 0 < np.count_nonzero(kept) < 16
     np.testing.assert_allclose(found, np.maximum(normal, 0.0), rtol=1e-4, atol=1e-5)

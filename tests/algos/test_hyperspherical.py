@@ -15,7 +15,7 @@ import algos
 import envs
 import fdg
 from algos import layers, networks
-from algos.layers import Trunk, UnitHead, projected, unit
+from algos.layers import Trunk, UnitHead, project_kernels, to_unit_length
 from algos.values import Layers
 
 
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return layers.block(x, self.depth)
+        return layers.residual_block(x, self.depth)
 
 
 class Embedding(nn.Module):
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return layers.embedding(x, self.width)
+        return layers.embed_inputs(x, self.width)
 
 
 def length(x, axis=-1):
@@ -56,7 +56,7 @@ def test_an_embedding_by_hand():
 
 def test_a_block_by_hand():
     """Width 2, 8 within: in NumPy, from parameters as they are drawn."""
-    x = unit(jax.random.normal(jax.random.key(1), (5, 2)))
+    x = to_unit_length(jax.random.normal(jax.random.key(1), (5, 2)))
     parameters = jax.jit(Block(depth=2).init)(jax.random.key(0), x)["params"]
     up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))
     assert up.shape == (2, 8) and down.shape == (8, 2)
@@ -70,7 +70,7 @@ def test_a_block_by_hand():
 
 def test_features_that_are_all_off_have_a_gradient():
     """Zero has no direction: no NaN comes of it."""
-    gradient = jax.grad(lambda x: jnp.sum(unit(x)))(jnp.zeros((2, 3)))
+    gradient = jax.grad(lambda x: jnp.sum(to_unit_length(x)))(jnp.zeros((2, 3)))
     assert jnp.all(jnp.isfinite(gradient))
 
 
@@ -87,7 +87,7 @@ def test_columns_have_length_one_at_first_and_after_a_projection():
     for kernel in kernels:
         np.testing.assert_allclose(length(kernel, axis=0), 1.0, rtol=1e-5)
     moved = jax.tree.map(lambda p: p + 0.3, parameters)
-    after = projected(moved)
+    after = project_kernels(moved)
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(moved), jax.tree.leaves(after), strict=True
     ):

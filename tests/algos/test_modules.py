@@ -14,7 +14,7 @@ from flax import nnx
 import algos
 import envs
 import fdg
-from algos.networks import resolved
+from algos.networks import resolve_network
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError
 from fdg.settings import foreign
@@ -100,7 +100,7 @@ GIVEN = {  # what is given, when it is asked for; how its own library makes it; 
 def test_it_computes_what_its_own_library_does(name):
     given, make, apply = GIVEN[name]
     given = foreign.make_hashable(given())
-    network = resolved(given, SEEN, ACTIONS)
+    network = resolve_network(given, SEEN, ACTIONS)
     parameters = network.init(KEY, X)
 
     @jax.jit
@@ -146,7 +146,7 @@ def test_an_algorithm_takes_it(name):
 )
 def test_what_is_no_network_is_said(network, message):
     with pytest.raises(FdgError, match=message):
-        resolved(network, SEEN, ACTIONS).init(KEY, X)
+        resolve_network(network, SEEN, ACTIONS).init(KEY, X)
 
 
 def test_an_actor_does_not_see_what_is_privileged():
@@ -157,7 +157,7 @@ def test_an_actor_does_not_see_what_is_privileged():
     observation = {"a": jnp.ones((2, 1)), "b": jnp.ones((2, 1))}
 
     def applied(sees):
-        return resolved(total, space, ACTIONS, sees=sees).apply((), observation)
+        return resolve_network(total, space, ACTIONS, sees=sees).apply((), observation)
 
     assert applied("both")[0].max() == applied("actor")[0].max() == 1
     assert applied("both")[1].min() == applied("critic")[0].min() == 11

@@ -9,7 +9,14 @@ import pytest
 
 from algos import distributions, dqn
 from algos.layers import Convolution, features
-from algos.networks import actor_critic, gaussian_actor, of_action, policy_and_value, q_network, twin_critics
+from algos.networks import (
+    actor_critic,
+    gaussian_actor,
+    policy_and_value,
+    q_network,
+    select_values,
+    twin_critics,
+)
 from algos.values import Network
 from envs import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -318,13 +325,15 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
     features = observe(space, batch=2)
     parameters = jax.jit(network.init)(jax.random.key(0), features)
     mask = jnp.array([[True, False, True], [True, True, True]])
-    values = dqn.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
-    plain = dqn.values(network, parameters, features, ACTIONS["discrete"])
+    values = dqn.action_values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
+    plain = dqn.action_values(network, parameters, features, ACTIONS["discrete"])
     np.testing.assert_array_equal(values, np.where(mask, plain, -np.inf))
 
     def loss(parameters):
-        values = dqn.values(network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"])
-        return jnp.sum(of_action(values, jnp.array([2, 1])))
+        values = dqn.action_values(
+            network, parameters, MaskedObservation(features, mask), ACTIONS["discrete"]
+        )
+        return jnp.sum(select_values(values, jnp.array([2, 1])))
 
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(parameters)):
         assert np.all(np.isfinite(leaf))

@@ -140,7 +140,7 @@ def test_rewards_of_replay_against_numpy(agents):
 
     drawn = jax.tree.map(lambda x: x[None, :2], rows)
     given = stored._replace(steps=drawn) if agents else drawn
-    after = replaying.to_learn_from(algorithm, state, given, state.learned, jax.random.key(0))
+    after = replaying.transform_and_scale(algorithm, state, given, state.learned, jax.random.key(0))
     found = (after.steps if agents else after).reward
     np.testing.assert_allclose(found, np.clip(drawn.reward / np.std(returns), -10, 10), rtol=1e-4)
 

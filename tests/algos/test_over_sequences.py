@@ -10,7 +10,7 @@ import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
 from algos.rings import ActorMemory, Recollection
-from algos.sequences import SequenceReplay, Sequences, WithMemory, over_sequences
+from algos.sequences import MemoryNetworks, SequenceReplay, Sequences, over_sequences
 
 
 def unroll(parameters, memory, observation, start, *more):
@@ -84,11 +84,11 @@ def test_further_inputs_join_each_step():
 
 
 def test_one_step_is_a_sequence_of_one():
-    memory = WithMemory((SUMS,), (), sequence_length=4, burn_in=0)
+    memory = MemoryNetworks((SUMS,), (), sequence_length=4, burn_in=0)
     before = Recollection(ActorMemory(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
-    seen = memory.seen(jnp.array([[2.0], [3.0]]), before)
+    seen = memory.as_sequences(jnp.array([[2.0], [3.0]]), before)
     assert over_sequences(SUMS).apply(1.0, seen).tolist() == [12, 3]
-    assert memory.after(1.0, seen).tolist() == [12, 3]
+    assert memory.next_memory(1.0, seen).tolist() == [12, 3]
 
 
 def test_a_priority_is_mostly_the_largest_error():
@@ -103,7 +103,7 @@ def test_samples_with_burn_in_are_neighbours_end_to_end():
     time = jnp.arange(16.0)[:, None]
     never = jnp.zeros((16, 1), bool)
     steps = Step(time[..., None], time.astype(jnp.int32), time, never, never, time[..., None] + 1)
-    state = buffer.add(state, buffer.cut(time[::4] + 100, never, steps))
+    state = buffer.add(state, buffer.as_rows(time[::4] + 100, never, steps))
     drawn = buffer.sample(state, jax.random.key(0)).transition
     assert np.unique(drawn.memory).tolist() == [100, 104, 108]
     np.testing.assert_array_equal(drawn.steps.reward, drawn.memory[:, None] - 100 + jnp.arange(8.0)[None])

@@ -36,10 +36,12 @@ def rollout(seed):
 
 @functools.partial(jax.jit, static_argnums=0)
 def judged(distillation, step, running):
-    """Parameters, what `judged` gives, and the loss over all of it with its gradient."""
+    """Parameters, what `evaluate_rollout` gives, and the loss over all of it with its gradient."""
     seen = jax.random.uniform(jax.random.key(1), (T, B, 2))
     parameters, known, _ = distillation.begin(jax.random.key(0), (), seen[0])
-    found = distillation.judged(parameters, known, running, (seen, seen[0]), step, jax.random.key(2))
+    found = distillation.evaluate_rollout(
+        parameters, known, running, (seen, seen[0]), step, jax.random.key(2)
+    )
     rows = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), found[1])
     value = distillation._value.apply(parameters.value, seen.reshape(T * B, 2)).reshape(T, B)
     loss = jax.value_and_grad(distillation.loss, has_aux=True)(parameters, rows, seen.reshape(T * B, 2), 0.5)

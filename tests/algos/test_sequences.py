@@ -18,7 +18,7 @@ def test_sequences_are_stored_with_the_memory_before_them():
         never = jnp.zeros((4, 2), bool)
         assert bool(buffer.is_ready(state)) == (first > 0)
         steps = Step(time[..., None], time.astype(jnp.int32), time, never, never, time[..., None] + 1)
-        state = buffer.add(state, buffer.cut(time[::2, :, None], never, steps))
+        state = buffer.add(state, buffer.as_rows(time[::2, :, None], never, steps))
     drawn = buffer.sample(state, jax.random.key(0)).transition
     np.testing.assert_array_equal(np.unique(drawn.memory), [0, 2, 4, 6, 100, 102, 104, 106])
     np.testing.assert_array_equal(drawn.steps.reward, drawn.memory + jnp.arange(2.0)[None])
