@@ -1,4 +1,4 @@
-"""Where two runs part: what is compared, which fragment is named, and what files may say."""
+"""Where two runs differ: what is compared, which fragment is named, and what files may say."""
 
 import dataclasses
 import io
