@@ -51,8 +51,8 @@ class Experiment:
     as_ratio: bool = False
 
 
-def _addition(more: str) -> Experiment:
-    return Experiment(f"text:addition?{more}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
+def _addition(digits: str) -> Experiment:
+    return Experiment(f"text:addition?{digits}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
 
 
 EXPERIMENTS = {

@@ -4,9 +4,9 @@
     python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
     python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
 
-`--list` prints the names; the beginning of a name selects all such pairs. Without names all pairs run, except
-those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`, on first
-use.
+`--list` prints the names; a prefix selects all pairs whose names begin with it. Without names all pairs run,
+except those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`,
+on first use.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.results import RESULTS, keep, returns
 
 def main() -> None:
     parser = harness.parser("bench.peers", __doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or prefixes of their names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
     parser.add_argument(
         "--rounds", type=int, default=5, help="timed rounds of each side, after one of warm-up (5)"
