@@ -36,7 +36,7 @@ MIN_FITTED_MACS = 128  # larger chips share one efficiency; smaller ones wait fo
 
 
 def eyeriss() -> list[dict]:
-    """Our figures and those of Table V, by layer; "raw" ones leave out `templates.FILL`. We do not compress."""
+    """Our figures and those of Table V, by layer; "raw" ones leave out `templates.FILL`. We compress none."""
     alexnet = networks.alexnet()
     stacked, pe_rows, pe_columns = layers.stack(alexnet), jnp.int32(12), jnp.int32(14)
     cycles_per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES

@@ -163,15 +163,15 @@ class Family(Part):
         return objective(self.variant, self.convention, **values)
 
     @staticmethod
-    def own_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the variant that the fields `values` name; empty if they name none."""
+    def variant_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of the variant that the fields `values` name; empty if they name no variant."""
         return VARIANTS.get(str(values.get("variant")), {})
 
     @classmethod
-    def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """The oversampling factor of dynamic sampling, of the fields `values` or by default the variant's."""
+    def oversampling_factor(cls, values: Mapping[str, Any]) -> int:
+        """The oversampling factor of dynamic sampling: that of the fields `values`, or else the variant's."""
         times = values.get("dynamic_sampling")
-        times = cls.own_values(values).get("dynamic_sampling", 0) if times is None else times
+        times = cls.variant_values(values).get("dynamic_sampling", 0) if times is None else times
         return max(1, times) if isinstance(times, int) else 1
 
 
@@ -237,14 +237,13 @@ def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array
 
 
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rescales `x [N, R]` to mean zero and variance one (over `n - 1`) over the mask's tokens; zero
-    elsewhere.
+    """Rescales `x [N, R]` to mean zero and variance one (by `n - 1`) over the mask's tokens; zero elsewhere.
 
     If all these tokens are equal, the result is exactly zero.
     """
     count = jnp.sum(mask, dtype=jnp.float32)
-    equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
-    centred = jnp.where(mask & ~equal, x - masked_mean(x, mask), 0.0)
+    all_equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
+    centred = jnp.where(mask & ~all_equal, x - masked_mean(x, mask), 0.0)
     variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
     return centred * jax.lax.rsqrt(variance + 1e-8)
 
