@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# 5,000 designs, 50 an iteration. With a smaller entropy bonus, or twice the step size, more seeds get stuck
-# at one of the first good designs.
+# A run tries 5,000 designs, 50 per iteration. With a smaller entropy bonus, or twice the step size, more
+# seeds get stuck at one of the first good designs.
 _AT_ONCE: dict[str, Any] = {
     "total_steps": 5_000,
     "num_envs": 50,

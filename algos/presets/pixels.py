@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# With a smaller entropy bonus, most agents of Breakout clear a wall up to its last bricks, miss those for
-# ever, and see no other wall; agents of Asterix end at 24, not 39. Values clipped to changes of 0.2 per
+# With a smaller entropy bonus, most agents of Breakout never hit the last bricks of a wall, and see no second
+# wall; agents of Asterix end at a return of 24, not 39. Values that are clipped to changes of 0.2 per
 # iteration lag behind returns of a hundred.
 _MINATAR = Entry(
     "PureJaxRL's settings for MinAtar, a fifth of its step size, five times its entropy bonus, values that"
@@ -54,7 +54,7 @@ _MINATAR_DQN = Entry(
     },
 )
 
-# Where CleanRL clips rewards to their sign, they are scaled here: an evaluation shows the game's score.
+# CleanRL clips rewards to their sign. Here they are scaled, so that an evaluation shows the game's score.
 _ATARI = Entry(
     "CleanRL's ppo_atari_envpool.py, with rewards scaled by their deviation in place of clipped ones",
     {
@@ -67,7 +67,7 @@ _ATARI = Entry(
     },
 )
 _PICTURES = _ATARI.with_changes("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
-# Without state-dependent exploration, and without wrappers that change the images.
+# The Zoo's state-dependent exploration, and its wrappers that change the images, are left out.
 _VISUAL = Entry(
     "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, a quarter of its steps; not tuned",
     {
@@ -96,7 +96,7 @@ _MINIGRID = Entry(
     },
 )
 _ATARI_PQN = Entry(
-    "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True, as it",
+    "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True too",
     {
         "total_steps": 50_000_000,
         "num_envs": 128,
@@ -136,12 +136,11 @@ _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,
-        # Layers of 64 do not learn to hit the ball from everywhere: three agents of ten never hit the last
-        # bricks of a wall.
+        # With layers of 64, three agents of ten never hit the last bricks of a wall.
         "Breakout-MinAtar": _MINATAR.with_changes(
             "layers twice as wide; docs/settings.md", hidden=(128, 128)
         ),
-        # Targets are close: distant returns only add noise.
+        # An action's effects come soon, so distant returns only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.with_changes(
             "a nearer horizon, twice the step size, layers twice as wide; docs/settings.md",
             hidden=(128, 128),

@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# Truncated episodes bootstrap here, so values of MPE become large, and a clipped loss approaches them by 0.2
-# an iteration; these settings keep values moderate. See docs/settings.md.
+# Truncated episodes bootstrap here, so values in MPE become large. A clipped value loss changes values by at
+# most 0.2 per iteration; these settings keep values moderate. See docs/settings.md.
 _MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
     "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
@@ -80,7 +80,7 @@ _SWITCH_RIDDLE = Entry(
     {"total_steps": 1_000_000, "num_envs": 64, "num_steps": 128, "activation": "relu"},
 )
 
-# Cooperative value learning. In MPE, JaxMARL's team gets the sum of the agents' rewards, here their mean.
+# VDN and QMIX. In MPE, JaxMARL's team gets the sum of the agents' rewards; here it gets their mean.
 _QL_MPE = Entry(
     "JaxMARL's vdn_ff_mpe.yaml, its 32 environments as 8 of twice the steps",
     {
@@ -124,8 +124,8 @@ _QL_OVERCOOKED = Entry(
         "convolve": False,
     },
 )
-_VALUES = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
-_MIXED = {
+_VDN = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
+_QMIX = {
     "mpe": _QL_MPE.with_changes(
         "the mixing network of ql_rnn_mpe.yaml, and a fifth of its step size; docs/algorithms/qmix.md",
         learning_rate=1e-3,
@@ -146,8 +146,8 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "mabrax": _MABRAX,
         "switch-riddle": _SWITCH_RIDDLE,
     },
-    "VDN": _VALUES,
-    "QMIX": _MIXED,
+    "VDN": _VDN,
+    "QMIX": _QMIX,
     "MAPPO": {
         "mpe": _MPE_MAPPO,
         "smax": _SMAX_MAPPO,

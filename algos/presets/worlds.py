@@ -48,7 +48,7 @@ _OCTAX = Entry(
     on_cpu={"num_envs": 32, "num_steps": 128, "num_minibatches": 8, "convolve": False},
 )
 _JUMANJI = Entry(
-    "Jumanji gives actor-critics of its own for each environment; here PPO, observations by their statistics",
+    "PPO with normalised observations and rewards, in place of Jumanji's own actor-critics",
     {
         "total_steps": 5_000_000,
         "num_envs": 64,
