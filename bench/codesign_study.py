@@ -275,7 +275,7 @@ def enumerate_designs(workload, seeds):
 
 
 METHODS = ("ppo", *PROPOSERS)
-# Joint search, and search for networks or chips first; for workloads that `show_order` compares.
+# Joint search, and search for networks or for chips first, which `show_order` compares.
 ORDER_METHODS = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
 SLOW = {"tpe"}  # methods that run one seed at a time
 CELLS = [
@@ -313,7 +313,7 @@ def score(worth):
     return np.maximum(np.asarray(worth), 0)
 
 
-def with_interval(values):
+def mean_with_interval(values):
     low, high = statistics.interval(np.asarray(values))
     return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
 
@@ -327,7 +327,7 @@ def show_methods(cells):
             continue
         worth = np.asarray(stored["worth"])
         worth = worth[:, [budget // BATCH - 1 for budget in BUDGETS if budget <= BATCH * worth.shape[1]]]
-        columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
+        columns = [f"{mean_with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
         if (name, level) in optimum:
             hits = (worth >= optimum[name, level] - NEAR).sum(0)
             columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
@@ -339,7 +339,7 @@ def show_methods(cells):
 
 
 def show_order(cells):
-    """Prints sequential and joint search, ten seeds; the last columns compare with network-then-hardware."""
+    """Prints sequential and joint search with ten seeds, and comparisons with network-then-hardware."""
     rows = []
     for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
         workload, results = problem_of(name, level), {}
@@ -352,7 +352,7 @@ def show_order(cells):
         for method, result in results.items():
             means = [np.mean(x) for x in result[:3]]
             us, uj = means[0] / workload.technology.clock_hz * 1e6, means[1] / 1e6
-            columns = [with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
+            columns = [mean_with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
             columns += [f"{us:.2f}, {uj:.2f}, {means[2]:.2f}", f"{result.violation.mean():.0%}"]
             if (first := results.get("network-then-hardware")) and first is not result:
                 ratios = [np.mean(x) / y for x, y in zip(first[:3], means, strict=True)]

@@ -102,7 +102,7 @@ def cells() -> list[Cell]:
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
         ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))),
     ]
-    others = [
+    more_jobs = [
         ("PPO", "MountainCar-v0", (("num_envs", 512), ("num_steps", 64))),
         ("A2C", "Acrobot-v1", (("num_envs", 2048), ("num_steps", 8), ("hidden", (128, 128)))),
         ("A2C", "Pendulum-v1", (("num_envs", 64), ("num_steps", 32), ("hidden", (256, 256)))),
@@ -112,7 +112,7 @@ def cells() -> list[Cell]:
         ("IPPO", "MPE_simple_spread_v3", (("num_envs", 64), ("num_steps", 25))),
     ]
     result = []
-    for job_list, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
+    for job_list, counts in ((jobs, (1, 2, 4, 8)), (more_jobs, (1, 2, 4))):
         for job, devices in itertools.product(job_list, counts):
             placements = [*_COARSE, ("SingleLearnerFine", ()), ("Central", ())] if devices > 1 else []
             result += [Cell(*job, policy, sizes, devices) for policy, sizes in [_GPU_ONLY, *placements]]
@@ -259,18 +259,18 @@ def report(kind: str, half: str) -> None:
         for row in rows:
             if dict(row[0].sizes).get("staleness", 0) == 0:
                 groups.setdefault(row[0].group, []).append(row)
-        losses = []
+        slowdowns = []
         for group in (group for group in groups.values() if len(group) > 1):
             if kind == "streaming":
                 chosen = seconds_of_chosen_lag(group)
             else:
                 chosen = group[break_ties([(p, num_groups[cell], cell.devices) for cell, _, p in group])][1]
-            losses.append(chosen / min(row[1] for row in group))
-        if losses:
+            slowdowns.append(chosen / min(row[1] for row in group))
+        if slowdowns:
             limit = TIE if kind == "streaming" else 1.1
-            good, worst = sum(loss <= limit for loss in losses) / len(losses), max(losses)
+            good, worst = sum(slowdown <= limit for slowdown in slowdowns) / len(slowdowns), max(slowdowns)
             print(
-                f"{len(losses)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
+                f"{len(slowdowns)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
                 f" {worst:.2f} times as long as the best"
             )
         stale = [row for row in rows if "staleness" in dict(row[0].sizes)]

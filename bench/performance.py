@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import harness, pictures
 from bench.harness import table
-from bench.results import RESULTS, read, returns
+from bench.results import RESULTS, read, returns_text
 
 DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
@@ -73,7 +73,7 @@ def _peer_row(figures: Figures) -> Sequence[str]:
         f"{figures['at_least']:g}: {verdict}",
         _both_sides(ours["compile_seconds"], theirs["compile_seconds"]),
         _both_sides(ours["start_seconds"], theirs["start_seconds"]),
-        returns(figures),
+        returns_text(figures),
     )
 
 

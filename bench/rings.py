@@ -126,7 +126,7 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
     return lambda _: seconds(run)
 
 
-def even(rounds: int, inference: float = INFERENCE) -> bool:
+def measure_even(rounds: int, inference: float = INFERENCE) -> bool:
     """Prints the gain for each s / f and number of rings; returns whether all reach 0.9 of the bound."""
     all_reached = True
     for ratio in RATIOS:
@@ -140,7 +140,7 @@ def even(rounds: int, inference: float = INFERENCE) -> bool:
     return all_reached
 
 
-def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
+def measure_uneven(rounds: int, workers: int, median: float, steps: int) -> None:
     """Prints the speed in one ring, and in a ring per instance, as a share of free-running workers'."""
     for sigma in SIGMAS:
         source = Sleeping(median, sigma)
@@ -179,8 +179,8 @@ def main() -> int:
     command.add_argument("--steps", type=int, default=32, help="uneven: steps of a rollout")
     args = command.parse_args()
     if args.which == "even":
-        return 0 if even(args.rounds, args.inference) else 1
-    uneven(args.rounds, args.workers, args.median, args.steps)
+        return 0 if measure_even(args.rounds, args.inference) else 1
+    measure_uneven(args.rounds, args.workers, args.median, args.steps)
     return 0
 
 

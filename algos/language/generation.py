@@ -72,7 +72,7 @@ def filter_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     Tokens tied with the least likely kept token are kept.
 
     >>> logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
-    >>> [f"{x:.2f}" for x in filtered(logits, Sampling(1, top_k=3, top_p=0.7))]
+    >>> [f"{x:.2f}" for x in filter_logits(logits, Sampling(1, top_k=3, top_p=0.7))]
     ['-inf', '-inf', '-1.20', '-0.92']
     """
     logits = logits / sampling.temperature
@@ -158,7 +158,7 @@ def generate(
     """
     _check(decoder, prompts, sampling, slots)
     keys = key if key.ndim else sample_keys(key, prompts.tokens.shape[0])
-    rows = functools.partial(_rows, decoder, sampling, slots, prompts.tokens.shape[0])
+    rows = functools.partial(_generate_rows, decoder, sampling, slots, prompts.tokens.shape[0])
     return rowwise(rows, in_axes=(None, 0, 0))(parameters, prompts, keys)
 
 
@@ -201,7 +201,7 @@ def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") 
         )
 
 
-def _rows(
+def _generate_rows(
     decoder: Decoder,
     sampling: Sampling,
     slots: int | None,

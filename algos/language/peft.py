@@ -92,7 +92,7 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
     folder = pathlib.Path(directory)
     adapted = read_config(folder, config)
     blocks: dict[str, Any] = {}
-    for path, (columns, *rows), _ in weights.names(config).values():
+    for path, (columns, *rows), _ in weights.tensor_table(config).values():
         if path[-1] == "kernel" and path[3] in adapted.lora_targets:
             shapes = {"a": (*rows, adapted.lora_rank), "b": (adapted.lora_rank, columns)}
             zeros = {letter: np.zeros(shape, np.float32) for letter, shape in shapes.items()}
@@ -117,7 +117,7 @@ def _match_tensors(
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
-    base_tensors = weights.names(config)
+    base_tensors = weights.tensor_table(config)
     found = set()  # (path, letter) of each tensor
     for key, tensor in tensors.items():
         name, part, _ = key.removeprefix(_PREFIX).partition(".lora_")
@@ -165,7 +165,7 @@ def save(
     if "adapters" not in parameters:
         raise FdgError(f"{directory}: the network has no adapters: train with lora_rank, or export all of it")
     tensors = {}
-    for key, (path, _, _) in weights.names(config).items():
+    for key, (path, _, _) in weights.tensor_table(config).items():
         if path[-1] == "kernel" and path[3] in config.lora_targets:
             adapter = parameters["adapters"]["layers"][path[1]][path[2]][path[3]]
             for ending, letter in _LETTERS.items():
@@ -186,6 +186,6 @@ def save(
         "init_lora_weights": True,
         "inference_mode": True,
     }
-    with weights.writing(directory, CONFIG, files) as partial:
+    with weights.staging_folder(directory, CONFIG, files) as partial:
         weights.write_tensors(partial / TENSORS, tensors)
         (partial / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")

@@ -31,7 +31,7 @@ _MAX_INDEX_BYTES = 32 << 20
 _MAX_LAYERS = 1024
 
 
-def names(
+def tensor_table(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
     """The parameter path, the shape in the file, and whether it is transposed, of each tensor by its name.
@@ -39,7 +39,7 @@ def names(
     Names are Hugging Face's. With `scores`, for a reward model: instead of the head it has `score` [D, 1],
     applied at the last token (in Transformers, `...ForSequenceClassification` with one label).
 
-    >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
+    >>> tensor_table(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
     """
     c = config
@@ -104,7 +104,7 @@ def load(
     """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
     The directory has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward
-    model: see `names`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`,
+    model: see `tensor_table`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`,
     `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
 
     Raises:
@@ -188,13 +188,13 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
 def _match_tensors(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
-    """The parameter path, whether it is transposed, and the tensor, for each name in `names`."""
+    """The parameter path, whether it is transposed, and the tensor, for each name in `tensor_table`."""
     if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
         )
-    expected = names(config, scores)
+    expected = tensor_table(config, scores)
     matched: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
     for name, tensor in tensors.items():
         plain = _WRAPPERS.sub("", name)
@@ -256,7 +256,7 @@ def save(
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
-    model's (see `names`). `shard_bytes` is the largest file, unless a single tensor is larger. The `dtype` of
+    model's (see `tensor_table`). `shard_bytes` is the largest file, unless a single tensor is larger. The `dtype` of
     tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such as the
     end token; `files` are further files by name, such as a tokenizer's.
 
@@ -276,7 +276,7 @@ def save(
         raise FdgError(
             f"{directory}: holds adapters, which would be added to the checkpoint: name another one"
         )
-    with writing(directory, "config.json", files) as partial:
+    with staging_folder(directory, "config.json", files) as partial:
         shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
         file_names = (
             [_SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
@@ -308,7 +308,7 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 @contextlib.contextmanager
-def writing(
+def staging_folder(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary folder, then moves its files into a directory, the one named `last` at the end."""
@@ -336,7 +336,7 @@ def _shards(config: DecoderConfig, base: Weights, max_bytes: int, dtype: np.dtyp
     """Divides tensors into files; returns, for each file, functions that make its tensors."""
     shards: list[dict[str, Any]] = [{}]
     room = max_bytes
-    for key, (path, shape, transposed) in names(config, "score" in base).items():
+    for key, (path, shape, transposed) in tensor_table(config, "score" in base).items():
         node: Any = base
         for name in path:
             node = node[name]

@@ -85,7 +85,7 @@ def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, E
 PRESETS: dict[str, dict[str, Entry]] = {
     "SFT": {
         "text:*": _SFT,
-        **_checkpoint(f"{_TRL}'s SFTConfig; batches of 32, below which adapters lose nothing", 2e-5),
+        **_checkpoint(f"{_TRL}'s SFTConfig; batches of 32, with which adapters lose nothing", 2e-5),
     },
     "GRPO": {
         "text:*": _GRPO,

@@ -6,7 +6,7 @@ from algos.presets.entry import Entry
 
 # With CleanRL's initial standard deviation of 1, most half-cheetahs learn to slide on their backs (1,700).
 _MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
-    "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
+    "an initial standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
     initial_log_std=-1.0,
 )
 
@@ -59,7 +59,7 @@ _INVERTED_PENDULUM = Entry(
 )
 
 _CONTROL_SUITE = Entry(
-    "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation in place of 10",
+    "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation, not by 10",
     {
         "total_steps": 60_000_000,
         "num_envs": 2048,
@@ -128,13 +128,13 @@ for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "Walk
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
         "mujoco": _entry.with_changes(
-            "a first standard deviation of exp(-1), as PPO's here", initial_log_std=-1.0
+            "an initial standard deviation of exp(-1), as for PPO", initial_log_std=-1.0
         ),
         "brax": _entry,
         "control-suite": _entry,
     }
 _FAST_TD3 = Entry(
-    "FastTD3's hyperparams.py, CheetahRun, its example for the DM suite; on a CPU smaller, not tuned",
+    "FastTD3's hyperparams.py for CheetahRun, its example of the suite; smaller on a CPU, not tuned",
     {
         "num_envs": 1024,
         "total_steps": 102_400_000,
@@ -170,7 +170,7 @@ _FAST_TD3_ON_HOST = Entry(
     on_cpu={**FAST_ON_CPU, "updates_per_step": 0.5},
 )
 PRESETS["FastTD3"] = {"control-suite": _FAST_TD3, "brax": _FAST_TD3, "mujoco": _FAST_TD3_ON_HOST}
-_DEFAULTS = Entry("its defaults: CleanRL and the Zoo of Stable-Baselines3 train MuJoCo's tasks so", {})
+_DEFAULTS = Entry("its defaults, with which CleanRL and Stable-Baselines3 Zoo train MuJoCo's tasks", {})
 for _algorithm in ("SAC", "CrossQ", "TD3", "REDQ", "DroQ", "TQC"):
     PRESETS[_algorithm] = {
         "mujoco": _DEFAULTS,

@@ -32,7 +32,7 @@ _SMAX_MAPPO = Entry(
 )
 
 _OVERCOOKED = Entry(
-    "JaxMARL's ippo_ff_overcooked.yaml: grids are flattened",
+    "JaxMARL's ippo_ff_overcooked.yaml, with flattened grids",
     {"total_steps": 5_000_000, "num_envs": 16, "num_steps": 128, "convolve": False},
 )
 _OVERCOOKED_V2 = Entry(
@@ -51,7 +51,7 @@ _OVERCOOKED_V2 = Entry(
     on_cpu={"num_envs": 64, "num_steps": 128, "num_minibatches": 16, "convolve": False},
 )
 _HANABI = Entry(
-    "JaxMARL's ippo_ff_hanabi.yaml, which is trained for 1e10 steps",
+    "JaxMARL's ippo_ff_hanabi.yaml, which trains for 1e10 steps",
     {
         "total_steps": 1_000_000_000,
         "num_envs": 1024,
@@ -82,7 +82,7 @@ _SWITCH_RIDDLE = Entry(
 
 # VDN and QMIX. In MPE, JaxMARL's team gets the sum of the agents' rewards; here it gets their mean.
 _QL_MPE = Entry(
-    "JaxMARL's vdn_ff_mpe.yaml, its 32 environments as 8 of twice the steps",
+    "JaxMARL's vdn_ff_mpe.yaml, with 8 environments of twice the steps in place of 32",
     {
         "total_steps": 10_000_000,
         "num_steps": 32,
@@ -93,7 +93,7 @@ _QL_MPE = Entry(
     },
 )
 _QL_SMAX = Entry(
-    "JaxMARL's ql_rnn_smax.yaml, its 16 environments of 128 steps, its layers of 512 units",
+    "JaxMARL's ql_rnn_smax.yaml, with 16 environments of 128 steps and layers of 512 units, as there",
     {
         "total_steps": 10_000_000,
         "num_envs": 16,
@@ -111,7 +111,7 @@ _QL_SMAX = Entry(
     on_cpu={"memory_size": 64, "buffer_size": 128_000, "learning_rate": 5e-4, "num_steps": 64},
 )
 _QL_OVERCOOKED = Entry(
-    "JaxMARL's ql_cnn_overcooked.yaml, its grids flattened, in sequences of eight steps",
+    "JaxMARL's ql_cnn_overcooked.yaml, with flattened grids and sequences of eight steps",
     {
         "total_steps": 5_000_000,
         "num_envs": 32,

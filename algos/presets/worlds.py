@@ -35,7 +35,7 @@ _CRAFTAX_PQN = Entry(
     on_cpu={"num_envs": 256, "total_steps": 5_000_000, "hidden": (512, 512)},
 )
 _OCTAX = Entry(
-    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), step size annealed, rewards scaled",
+    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), annealed, with scaled rewards",
     {
         "total_steps": 5_000_000,
         "num_envs": 512,

@@ -110,7 +110,7 @@ def check_fields(algorithm: Any) -> None:
 
 def check_together(algorithm: Any) -> None:
     """Checks the fields, the task and the network against each other."""
-    check_room(algorithm, algorithm.network.config, context_length(algorithm.env))
+    check_capacity(algorithm, algorithm.network.config, context_length(algorithm.env))
     check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
     _ = algorithm._speaker  # its construction checks the settings of sampling
     check_sizes(algorithm, algorithm.rows_of)
@@ -206,7 +206,7 @@ def other_tokens(env: Any, earlier: Any) -> str | None:
     return f"'{env.name}' and the run number characters in other orders: give it the run's tokenizer"
 
 
-def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
+def check_capacity(algorithm: Any, config: DecoderConfig, longest: int) -> None:
     """Checks that a network has the tokens of its task, and a context of at least `longest` tokens."""
     env = algorithm.env
     require(
@@ -215,13 +215,13 @@ def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
         f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
         f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
     )
-    room = config.max_positions - longest + env.response_length
+    fitting = config.max_positions - longest + env.response_length
     require(
         algorithm,
         longest <= config.max_positions,
         f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
         f" {env.response_length}, and the network's context is {config.max_positions}: "
-        + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
+        + (f"use max_response={fitting}" if fitting > 0 and not is_game(env) else "shorten the task"),
     )
 
 
@@ -235,14 +235,14 @@ def preset_name(cls: Any, values: Mapping[str, Any]) -> str | None:
     return "checkpoint-lora" if values.get("lora_rank") or values.get("adapters") else "checkpoint"
 
 
-def changed(self: Any, **values: Any) -> Any:
+def change(self: Any, **values: Any) -> Any:
     """A copy with changed fields; the micro-batch is adjusted if it no longer divides."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     named = {*fields, *values} - ({"micro_batch"} - values.keys())
     return type(self)(**self.adjust_unnamed({**fields, **values}, named))
 
 
-def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+def size_changes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
     """Changes to fields that are not `named` so that sizes divide: see `fitting_sizes`."""
     for name in (*_SIZES, "group_size", "dataset_size"):
         value = values.get(name, 1)
@@ -256,4 +256,4 @@ def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[s
     return changes
 
 
-MEMBERS = {"_sizes": classmethod(sizes), "changed": changed, "preset_name": classmethod(preset_name)}
+MEMBERS = {"_sizes": classmethod(size_changes), "changed": change, "preset_name": classmethod(preset_name)}

@@ -19,7 +19,7 @@ from bench.peers.alternate import DriverError, compare
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 from bench.peers.table import PAIRS
-from bench.results import RESULTS, keep, returns
+from bench.results import RESULTS, keep, returns_text
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def line(name: str, result: dict[str, Any], at_least: float) -> str:
         f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {at_least:g}x; steps/s "
         f"{ours['steps_per_s']:,.0f} / {theirs['steps_per_s']:,.0f}; compile "
         f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f} s; start "
-        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns(result)}; "
+        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns_text(result)}; "
         f"{ours['devices']} device{'s' * (ours['devices'] > 1)}"
     )
 
