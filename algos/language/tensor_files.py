@@ -1,7 +1,7 @@
 """Tensors in files: a file's header says where its tensors are; each tensor is read when it is needed.
 
 Headers are checked first: tensors must lie within the file and not overlap. So the memory that they take is
-bounded by the file's size (by four times that size for float8, which becomes float32).
+bounded by a multiple of the file's size (four times it for float8, which becomes float32).
 """
 
 import math

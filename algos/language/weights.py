@@ -104,8 +104,8 @@ def load(
     """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
     The directory has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward
-    model: see `tensor_table`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`,
-    `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
+    model: see `tensor_table`. `changes` are fields of `DecoderConfig` that the file does not set, such as
+    `dtype`, `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
 
     Raises:
       FdgError: no such directory or file, a missing shard, an unsupported architecture, numbers that are not
@@ -256,9 +256,9 @@ def save(
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
-    model's (see `tensor_table`). `shard_bytes` is the largest file, unless a single tensor is larger. The `dtype` of
-    tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such as the
-    end token; `files` are further files by name, such as a tokenizer's.
+    model's (see `tensor_table`). `shard_bytes` is the size of the largest file, unless a tensor is larger. The
+    `dtype` of tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such
+    as the end token; `files` are further files by name, such as a tokenizer's.
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,
