@@ -12,7 +12,7 @@ import numpy as np
 from bench.harness import table
 from envs.codesign import cost, layers, networks, templates
 
-# Table V of Chen et al., JSSC 2017 (AlexNet, 4 images, 200 MHz): ms, active PEs of 12 x 14, compressed DRAM MB.
+# Table V of Chen et al., JSSC 2017 (AlexNet, 4 images, 200 MHz): ms, active PEs of 12 x 14, MB of DRAM.
 EYERISS = {
     "CONV1": (16.5, 154, 5.0),
     "CONV2": (39.2, 135, 4.0),
@@ -36,7 +36,7 @@ MIN_FITTED_MACS = 128  # larger chips share one efficiency; smaller ones wait fo
 
 
 def eyeriss() -> list[dict]:
-    """Our figures and those of Table V, by layer; "raw" ones are without the factor `templates.FILL`."""
+    """Our figures, without zero compression, and Table V's, by layer; "raw" is without `templates.FILL`."""
     alexnet = networks.alexnet()
     stacked, pe_rows, pe_columns = layers.stack(alexnet), jnp.int32(12), jnp.int32(14)
     cycles_per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES

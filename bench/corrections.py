@@ -24,7 +24,7 @@ from typing import Any
 import fdg
 import policies
 from bench.harness import environment, parser, table
-from bench.rlhf_learning import EPISODES, Experiment, imitate, scaled
+from bench.rlhf_learning import EPISODES, Experiment, imitate, make_scaled
 
 RUNS = Path("runs/corrections")
 _SMALL = {"hidden_size": 32}
@@ -62,7 +62,7 @@ WITHOUT_STALENESS = ("naive", "decoupled")  # run with eta = 0, where all other 
 def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
     """Trains all seeds with one method and one eta."""
     begun, experiment = time.process_time(), EXPERIMENTS[task]
-    learner = scaled("grpo", environment(experiment.env), experiment.grpo, scale)
+    learner = make_scaled("grpo", environment(experiment.env), experiment.grpo, scale)
     learner = dataclasses.replace(learner, **METHODS[method])
     out = RUNS / f"{start.name}-{method}-{eta}"
     run = fdg.fit(

@@ -256,9 +256,9 @@ def save(
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
-    model's (see `tensor_table`). `shard_bytes` is the size of the largest file, unless a tensor is larger. The
-    `dtype` of tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such
-    as the end token; `files` are further files by name, such as a tokenizer's.
+    model's (see `tensor_table`). `shard_bytes` is the largest file, unless a single tensor is larger. The
+    `dtype` of tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`,
+    such as the end token; `files` are further files by name, such as a tokenizer's.
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,

@@ -18,7 +18,7 @@ import optax
 import fdg
 from algos import presets, registry
 from algos.rlhf.objective import masked_mean, token_weights
-from algos.rlhf.responses import Responses, Rollout, lengths, repeated, scores
+from algos.rlhf.responses import Responses, Rollout, lengths, repeat_rows, scores
 from algos.rlhf.updates import Rows, map_micro_batches
 from envs.text import Problem, Reward, is_game
 from envs.text.game import checked_sample
@@ -291,7 +291,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def play_problems(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
         """Responses to problems `[B]`, `G` contiguous ones to each, by `keys [B * G]`, with their rewards."""
-        problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
+        problem = jax.tree.map(lambda x: repeat_rows(x, self.responses_per_prompt), problem)
         versions = []
 
         def respond(prompts, keys):

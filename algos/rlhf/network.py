@@ -85,7 +85,7 @@ class NetworkSettings(Part):
         )
 
     def initial_parameters(self, algorithm: Any, key: jax.Array) -> Any:
-        """The initial parameters."""
+        """The network's initial parameters: random, or those of the checkpoint."""
         network = algorithm.network
         if self.model is None:
             return network.init(key)

@@ -82,7 +82,7 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
-    If `judged` by a model that may give no reward, a metric is the share of responses without a reward.
+    If `judged` by a function or model, which may give no reward, a metric is the share without a reward.
     """
     own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     rewarded = has_reward(responses)
@@ -97,7 +97,7 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
     }
 
 
-def repeated(x: jax.Array, times: int) -> jax.Array:
+def repeat_rows(x: jax.Array, times: int) -> jax.Array:
     """`[B, ...]` to `[B * times, ...]`, with contiguous copies."""
     if times == 1:
         return x

@@ -21,7 +21,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples, Sampling, generate
 from algos.rlhf import requirements
 from algos.rlhf.objective import masked_mean
-from algos.rlhf.responses import Responses, repeated
+from algos.rlhf.responses import Responses, repeat_rows
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, Transcript, is_game, play
 from envs.text.game import checked_reply
 from fdg.arguments import quoted
@@ -130,7 +130,7 @@ class Speaker:
         problem = self.env.sample(
             jax.random.split(problem_key, count), "test", *held_out_numbers(self.env, count)
         )
-        problem = jax.tree.map(lambda x: repeated(x, per_problem), problem)
+        problem = jax.tree.map(lambda x: repeat_rows(x, per_problem), problem)
         keys = jax.random.split(key, count * per_problem)
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
