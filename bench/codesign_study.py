@@ -128,7 +128,7 @@ def network_then_hardware(workload, rng):
 
 def hardware_then_network(workload, rng):
     """Takes the chip of the random design nearest to the specs; then searches for networks for it."""
-    num_network = sum(len(task.decisions) for task in workload.tasks)
+    num_network_decisions = sum(len(task.decisions) for task in workload.tasks)
     candidates = []
     for _ in range(EVALUATIONS // BATCH // 2):
         new, _, result = yield next(random(workload, rng))
@@ -136,7 +136,7 @@ def hardware_then_network(workload, rng):
         best = np.lexsort((distance, result.violation))[0]
         candidates.append((result.violation[best], distance[best], new[best]))
     nearest = min(candidates, key=lambda design: design[:2])[2]
-    yield from genetic(workload, rng, nearest, range(num_network, len(workload.decisions())))
+    yield from genetic(workload, rng, nearest, range(num_network_decisions, len(workload.decisions())))
 
 
 def batched_tpe(seed, candidates=24):

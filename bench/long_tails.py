@@ -62,8 +62,8 @@ def with_drawn_lengths(draw, mean):
         normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 1 << 20)))(keys)
         length = jnp.clip(jnp.round(mean * jnp.exp(normal - 0.5)), 2, self.width).astype(jnp.int32)
         stop = self.sampling.stop_tokens[0]
-        other = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
-        return jnp.where(position + 1 >= length, stop, other), *rest
+        not_stop = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
+        return jnp.where(position + 1 >= length, stop, not_stop), *rest
 
     return draw_and_end
 

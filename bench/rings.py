@@ -35,7 +35,7 @@ SIGMAS = (0.5, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
-    """Instances that sleep `seconds` each, in turn; with `sigma`, in parallel for lognormal times."""
+    """Instances that sleep `seconds` each, one after the other; with `sigma`, lognormal times in parallel."""
 
     seconds: float
     sigma: float | None = None
@@ -110,7 +110,7 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
         return jax.tree.map(of_parts, jax.lax.map(reset, in_parts(keys, rings)))
 
     @functools.partial(jax.jit, static_argnums=2)
-    def roll(state: Any, observation: Any, steps: int) -> Any:
+    def run_rollout(state: Any, observation: Any, steps: int) -> Any:
         return rollout(
             functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
         )[:2]
@@ -119,7 +119,7 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
 
     def run() -> Any:
         nonlocal state_and_observation
-        state_and_observation = roll(*state_and_observation, steps)
+        state_and_observation = run_rollout(*state_and_observation, steps)
         return state_and_observation
 
     seconds(run)  # compiles
@@ -141,7 +141,7 @@ def measure_even(rounds: int, inference: float = INFERENCE) -> bool:
 
 
 def measure_uneven(rounds: int, workers: int, median: float, steps: int) -> None:
-    """Prints the speed in one ring, and in a ring per instance, as a share of free-running workers'."""
+    """Prints the speed in one ring, and in one ring per instance, relative to free-running workers."""
     for sigma in SIGMAS:
         source = Sleeping(median, sigma)
 

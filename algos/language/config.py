@@ -93,7 +93,7 @@ class DecoderConfig:
         and its factors. "dynamic" and "longrope" depend on the length of each text.
       rms_norm_eps: added to the mean square.
       tie_embeddings: the head is the embedding's transpose.
-      qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: the first).
+      qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: only queries, keys and values).
       qk_norm: normalise each head of queries and keys (Qwen3).
       sliding_window: in layers from `first_sliding_layer` on, a token attends to this many tokens, including
         itself; None for all.

@@ -62,27 +62,27 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     factor = float(rope["factor"])
     if kind == "linear":
         return plain / factor, 1.0
-    trained = float(config.trained_positions)
+    trained_length = float(config.trained_positions)
     if kind == "longrope":
-        default = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-        attention = float(rope.get("attention_factor") or default)
-        return plain / np.asarray(rope["short_factor"], np.float64), attention
+        default = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
+        attention_factor = float(rope.get("attention_factor") or default)
+        return plain / np.asarray(rope["short_factor"], np.float64), attention_factor
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = trained * plain / (2 * math.pi)  # full rotations over the trained context
+        turns = trained_length * plain / (2 * math.pi)  # full rotations over the trained context
         unchanged = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: divided by the factor; 1: unchanged
         return plain * (unchanged + (1 - unchanged) / factor), 1.0
-    first, last = (
-        width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+    start, end = (
+        width * math.log(trained_length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
         for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
     )
     if rope.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
-    ramp = (np.arange(width // 2) - first) / max(last - first, 1e-3)
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(start, 0), min(end, width - 1)
+    ramp = (np.arange(width // 2) - start) / max(end - start, 1e-3)
     unchanged = 1 - np.clip(ramp, 0.0, 1.0)
-    attention = float(rope.get("attention_factor") or _yarn_attention(factor, rope))
-    return plain * (unchanged + (1 - unchanged) / factor), attention
+    attention_factor = float(rope.get("attention_factor") or _yarn_attention(factor, rope))
+    return plain * (unchanged + (1 - unchanged) / factor), attention_factor
 
 
 def _yarn_attention(factor: float, rope: dict[str, Any]) -> float:

@@ -33,7 +33,7 @@ Convention = Literal["paper", "trl", "verl", "tunix"]
 VARIANTS: dict[str, Mapping[str, Any]] = {
     # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
     "grpo": {},
-    # Liu et al. 2025, arXiv 2503.20783: neither lengths nor deviations divide; no reference.
+    # Liu et al. 2025, arXiv 2503.20783: no division by lengths or deviations, and no reference.
     "dr_grpo": {"scale": "none", "aggregation": "constant", "kl_coefficient": 0.0},
     # Yu et al. 2025, arXiv 2503.14476, equations 8 to 13.
     "dapo": {
@@ -43,7 +43,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "overlong_buffer": 0.2,
         "dynamic_sampling": 2,
     },
-    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7; the range of its section 5.1.
+    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7, with the clip range of its section 5.1.
     "gspo": {
         "ratio_level": "sequence",
         "clip_low": 3e-4,
@@ -57,8 +57,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "clip_high": 0.4,
         "kl_coefficient": 0.0,
     },
-    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated; 5 is
-    # from Khatri et al. 2025, arXiv 2510.13786.
+    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The paper does not state the upper
+    # bound; 5 is from Khatri et al. 2025, arXiv 2510.13786.
     "cispo": {
         "surrogate": "weight",
         "aggregation": "token_mean",
@@ -86,7 +86,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "kl_estimator": "k1",
         "kl_in": "reward_to_go",
     },
-    # As above, but with the group's mean as baseline, for binary rewards; the KL is in the loss, as k2.
+    # REINFORCE++ with the group's mean as baseline, for binary rewards; the KL is in the loss, as k2.
     "reinforce_plus_plus_baseline": {
         "baseline": "group",
         "scale": "tokens",
