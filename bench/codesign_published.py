@@ -1,4 +1,4 @@
-"""The cost model compared with published chips: Eyeriss (JSSC 2017, Table V), NVDLA's seven configurations.
+"""Compares the cost model with published chips: Eyeriss (JSSC 2017), and NVDLA's seven configurations.
 
 python -m bench.codesign_published
 """
@@ -12,7 +12,7 @@ import numpy as np
 from bench.harness import table
 from envs.codesign import cost, layers, networks, templates
 
-# Chen et al., JSSC 2017, Table V: AlexNet, 4 images, 200 MHz: ms, active PEs of 12 x 14, MB of DRAM.
+# Table V of Chen et al., JSSC 2017 (AlexNet, 4 images, 200 MHz): ms, active PEs of 12 x 14, MB of DRAM.
 EYERISS = {
     "CONV1": (16.5, 154, 5.0),
     "CONV2": (39.2, 135, 4.0),
@@ -36,10 +36,10 @@ MIN_FITTED_MACS = 128  # larger chips share one efficiency; smaller ones wait fo
 
 
 def eyeriss() -> list[dict]:
-    """Our figures and those of Table V, by layer. The chip compresses runs of zeros in DRAM; we do not."""
+    """Our figures, without zero compression, and Table V's, by layer; "raw" is without `templates.FILL`."""
     alexnet = networks.alexnet()
     stacked, pe_rows, pe_columns = layers.stack(alexnet), jnp.int32(12), jnp.int32(14)
-    per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
+    cycles_per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
     rows = []
     for i, (name, (ms, pes, dram_mb)) in enumerate(EYERISS.items()):
         layer = jax.tree.map(lambda x, i=i: x[i], stacked)
@@ -53,10 +53,10 @@ def eyeriss() -> list[dict]:
                 "layer": name,
                 "active_pes": alexnet[i].macs / raw,
                 "active_pes_error": alexnet[i].macs / raw / pes - 1,
-                "raw_ms": raw / per_ms,
-                "raw_error": raw / per_ms / ms - 1,
-                "filled_ms": filled / per_ms,
-                "filled_error": filled / per_ms / ms - 1,
+                "raw_ms": raw / cycles_per_ms,
+                "raw_error": raw / cycles_per_ms / ms - 1,
+                "filled_ms": filled / cycles_per_ms,
+                "filled_error": filled / cycles_per_ms / ms - 1,
                 "published_ms": ms,
                 "compulsory_mb": words * EYERISS_WORD_BYTES / 1e6,
                 "published_dram_mb": dram_mb,
@@ -102,7 +102,7 @@ def nvdla() -> list[dict]:
 
 
 def fitted_errors(rows: list[dict]) -> dict[tuple[int, int], float]:
-    """For each pair of rows: one efficiency is fitted to the pair; the largest error for the other rows."""
+    """Fits one efficiency to each pair of rows; returns the largest error for the other rows, by pair."""
     ratios = {row["macs"]: row["ratio"] for row in rows if row["macs"] >= MIN_FITTED_MACS}
     errors = {}
     for pair in itertools.combinations(ratios, 2):

@@ -1,4 +1,4 @@
-"""Cycles of systolic arrays compared with SCALE-Sim 3.0.0, which runs in its own environment.
+"""Compares the cycles of systolic arrays with SCALE-Sim 3.0.0, which runs in its own environment.
 
     python -m venv build/venvs/scalesim
     build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"
@@ -88,7 +88,7 @@ def simulate(python: str, dataflow: str, rows: int, columns: int) -> list[int]:
 def our_cycles(case: dict) -> int:
     """The cycles of our template for a case of `scalesim.json`."""
     in_rows, in_columns, kernel_rows, kernel_columns, channels, kernels, stride = case["layer"]
-    # SCALE-Sim counts outputs as the quotient rounded up.
+    # SCALE-Sim rounds the number of outputs up.
     out_rows = (in_rows - kernel_rows + stride + stride - 1) // stride
     out_columns = (in_columns - kernel_columns + stride + stride - 1) // stride
     layer = layers.Layer(kernels, channels, out_rows, out_columns, kernel_rows, kernel_columns, stride)

@@ -1,10 +1,10 @@
-"""Schedules compared with optimal ones by OR-tools' CP-SAT, which runs in its own environment.
+"""Compares our schedules with optimal ones of OR-tools' CP-SAT, which runs in its own environment.
 
     python -m venv build/venvs/ortools
     build/venvs/ortools/bin/pip install ortools
     python -m bench.codesign_schedules --python build/venvs/ortools/bin/python
 
-This prints the gaps of latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
+This prints relative gaps in latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
 """
 
 import json
@@ -70,8 +70,8 @@ def instance(seed: int, num_layers: int, num_subs: int | None = None) -> dict:
         before = []
         for low, high in ((0, num_layers // 2), (num_layers // 2, num_layers)):
             for j in range(low + 1, high):
-                needed = random.integers(max(low, j - 3), j, random.integers(1, 3))
-                before += [[i, j] for i in sorted(set(needed.tolist()))]
+                predecessors = random.integers(max(low, j - 3), j, random.integers(1, 3))
+                before += [[i, j] for i in sorted(set(predecessors.tolist()))]
     return {"latency": cycles.tolist(), "transfer": transfer.tolist(), "before": before}
 
 

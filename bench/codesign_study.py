@@ -3,10 +3,10 @@
 python -m bench.codesign_study                      # runs the missing cells in runs/codesign-study
 python -m bench.codesign_study --only 'small.*ppo'  # cells whose names match a regular expression
 python -m bench.codesign_study --show               # prints tables of finished cells, and draws the picture
-python -m bench.codesign_study --area               # one, two equal or two different sub-accelerators
+python -m bench.codesign_study --area               # compares chips of one sub-accelerator, and of two
 
 Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 minus its
-violation of them: the order of constrained domination.
+violation of the specs. This orders designs as constrained domination does.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def problem_of(name, level):
 
 
 def repair_and_evaluate(workload, proposals):
-    """Repairs proposals [n, decisions] to fit the budgets; evaluates them, in one program for all specs."""
+    """Repairs proposals [n, decisions] to fit the budgets, and evaluates them; one program for all specs."""
     specs = jnp.asarray(workload.specs)
     workload = dataclasses.replace(workload, specs=problem.Specs())
     return _repair_and_evaluate(workload, jnp.asarray(proposals, jnp.int32), specs)
@@ -71,8 +71,8 @@ def random_designs(workload, seed):
     return jax.vmap(functools.partial(problem.draw, workload))(jax.random.split(jax.random.key(seed), BATCH))
 
 
-# Generators: each yields proposed designs [50, decisions]; `send` gives it (repaired designs, worths,
-# evaluation).
+# Each proposer is a generator: it yields proposed designs [50, decisions], and receives (repaired designs,
+# worths, evaluation).
 
 
 def random(workload, rng):
@@ -109,34 +109,34 @@ def genetic(workload, rng, begin=None, fixed=()):
         new, value, _ = yield np.where(free, new, new if begin is None else begin)
         designs, worth = np.concatenate([designs, new]), np.append(worth, value)
         _, first = np.unique(designs, axis=0, return_index=True)
-        kept = first[np.argsort(-worth[first], kind="stable")][:BATCH]
-        designs, worth = designs[kept], worth[kept]
+        survivors = first[np.argsort(-worth[first], kind="stable")][:BATCH]
+        designs, worth = designs[survivors], worth[survivors]
         parents = designs[rng.integers(len(worth), size=(2, 2, BATCH)).min(0)]
         new = np.where(rng.random(parents[0].shape) < 0.5, *parents)
-        changed = rng.random(new.shape) < 1 / free.sum()
-        new = np.where(changed, rng.integers(counts, size=new.shape), new)
+        mutated = rng.random(new.shape) < 1 / free.sum()
+        new = np.where(mutated, rng.integers(counts, size=new.shape), new)
 
 
 def network_then_hardware(workload, rng):
     """Takes the networks of highest accuracy, which costs no evaluations here; then searches for a chip."""
     best = [task.choices()[x.argmax()] for task, x in zip(workload.tasks, accuracies(workload), strict=True)]
     options = [decision.options for task in workload.tasks for decision in task.decisions]
-    networks = [values.index(x) for values, x in zip(options, sum(best, ()), strict=True)]
-    begin = np.pad(networks, (0, len(workload.decisions()) - len(networks)))
-    return genetic(workload, rng, begin, range(len(networks)))
+    choices = [values.index(x) for values, x in zip(options, sum(best, ()), strict=True)]
+    begin = np.pad(choices, (0, len(workload.decisions()) - len(choices)))
+    return genetic(workload, rng, begin, range(len(choices)))
 
 
 def hardware_then_network(workload, rng):
     """Takes the chip of the random design nearest to the specs; then searches for networks for it."""
-    networks = sum(len(task.decisions) for task in workload.tasks)
+    num_network_decisions = sum(len(task.decisions) for task in workload.tasks)
     candidates = []
     for _ in range(EVALUATIONS // BATCH // 2):
         new, _, result = yield next(random(workload, rng))
         distance = np.abs(np.log(np.stack(result[:3], 1) / np.asarray(workload.specs)[None])).sum(1)
-        first = np.lexsort((distance, result.violation))[0]
-        candidates.append((result.violation[first], distance[first], new[first]))
+        best = np.lexsort((distance, result.violation))[0]
+        candidates.append((result.violation[best], distance[best], new[best]))
     nearest = min(candidates, key=lambda design: design[:2])[2]
-    yield from genetic(workload, rng, nearest, range(networks, len(workload.decisions())))
+    yield from genetic(workload, rng, nearest, range(num_network_decisions, len(workload.decisions())))
 
 
 def batched_tpe(seed, candidates=24):
@@ -151,25 +151,25 @@ def batched_tpe(seed, candidates=24):
         def _sample(self, study, trial, search_space):
             if not self.proposed:
                 complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-                parts = tpe._split_trials(study, complete, tpe.default_gamma(len(complete)))
+                halves = tpe._split_trials(study, complete, tpe.default_gamma(len(complete)))
                 below, above = (
-                    self._build_parzen_estimator(study, search_space, part, handle_below=at == 0)
-                    for at, part in enumerate(parts)
+                    self._build_parzen_estimator(study, search_space, half, handle_below=i == 0)
+                    for i, half in enumerate(halves)
                 )
                 drawn = below.sample(self._rng.rng, candidates * BATCH)
-                rows, of_row = np.unique(np.stack([*drawn.values()]), axis=1, return_inverse=True)
+                rows, inverse = np.unique(np.stack([*drawn.values()]), axis=1, return_inverse=True)
                 distinct = dict(zip(drawn, rows, strict=True))
                 value = below.log_pdf(distinct) - above.log_pdf(distinct)
-                value = value[of_row].reshape(BATCH, candidates)
+                value = value[inverse].reshape(BATCH, candidates)
                 best = value.argmax(1) + candidates * np.arange(BATCH)
-                self.proposed = [{key: int(x[at]) for key, x in drawn.items()} for at in best]
+                self.proposed = [{key: int(x[i]) for key, x in drawn.items()} for i in best]
             return self.proposed.pop(0)
 
     return Batched(seed=seed, multivariate=True, constant_liar=False)
 
 
-def optuna_by(name):
-    """One of Optuna's samplers, with excess over the specs as constraints."""
+def optuna_proposer(name):
+    """A proposer that uses one of Optuna's samplers; the excess over the specs is a constraint."""
 
     def propose(workload, rng):
         import optuna
@@ -183,15 +183,15 @@ def optuna_by(name):
         )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         space = {
-            f"{at:02d}": optuna.distributions.IntDistribution(0, len(decision.options) - 1)
-            for at, decision in enumerate(workload.decisions())
+            f"{i:02d}": optuna.distributions.IntDistribution(0, len(decision.options) - 1)
+            for i, decision in enumerate(workload.decisions())
         }
         while True:
             trials = [study.ask(space) for _ in range(BATCH)]
             _, _, costs = yield np.asarray([list(trial.params.values()) for trial in trials])
             for trial, excess, score in zip(trials, costs.excess.tolist(), costs.score.tolist(), strict=True):
-                for at, value in enumerate(excess):
-                    trial.set_constraint(str(at), value)
+                for i, value in enumerate(excess):
+                    trial.set_constraint(str(i), value)
                 study.tell(trial, score)
 
     return propose
@@ -203,8 +203,8 @@ PROPOSERS = {
     "genetic": genetic,
     "network-then-hardware": network_then_hardware,
     "hardware-then-network": hardware_then_network,
-    "nsga2": optuna_by("nsga2"),
-    "tpe": optuna_by("tpe"),
+    "nsga2": optuna_proposer("nsga2"),
+    "tpe": optuna_proposer("tpe"),
 }
 
 
@@ -221,10 +221,10 @@ def search(method, workload, seeds):
         designs, result = jax.tree.map(by_seed, repair_and_evaluate(workload, np.concatenate(new)))
         worth = np.where(result.feasible, result.score, -1 - result.violation)
         top = worth.argmax(1)
-        before = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
-        is_better = worth.max(1) > before
+        previous = curve[:, -1] if curve.size else np.full(len(seeds), -np.inf)
+        is_better = worth.max(1) > previous
         best = np.where(is_better[:, None], designs[np.arange(len(seeds)), top], best)
-        curve = np.concatenate([curve, np.maximum(before, worth.max(1))[:, None]], 1)
+        curve = np.concatenate([curve, np.maximum(previous, worth.max(1))[:, None]], 1)
         new = [
             proposer.send((designs[i], worth[i], type(result)(*(x[i] for x in result))))
             for i, proposer in enumerate(proposers)
@@ -258,8 +258,8 @@ def ppo(workload, seeds):
     iterations = np.arange(1, algorithm.num_iterations + 1)
     designs = algorithm.num_envs * (iterations * algorithm.num_steps // steps)
     worth = np.where(violation == 0, score, -1 - np.nan_to_num(violation, nan=np.inf))
-    at = np.searchsorted(designs, BATCH * np.arange(1, EVALUATIONS // BATCH + 1), "right") - 1
-    curve = np.where(at < 0, -np.inf, worth[:, at])
+    last = np.searchsorted(designs, BATCH * np.arange(1, EVALUATIONS // BATCH + 1), "right") - 1
+    curve = np.where(last < 0, -np.inf, worth[:, last])
     top = np.where(episodes.violation == 0, episodes.score, -1 - episodes.violation).argmax(1)
     return curve, episodes.choices[np.arange(len(top)), top]
 
@@ -275,7 +275,7 @@ def enumerate_designs(workload, seeds):
 
 
 METHODS = ("ppo", *PROPOSERS)
-# Joint search, and search for networks or chips first; for workloads that `show_order` compares.
+# Joint search, and search for networks or for chips first, which `show_order` compares.
 ORDER_METHODS = ("ppo", "genetic", "random", "network-then-hardware", "hardware-then-network")
 SLOW = {"tpe"}  # methods that run one seed at a time
 CELLS = [
@@ -313,7 +313,7 @@ def score(worth):
     return np.maximum(np.asarray(worth), 0)
 
 
-def with_interval(values):
+def mean_with_interval(values):
     low, high = statistics.interval(np.asarray(values))
     return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
 
@@ -327,7 +327,7 @@ def show_methods(cells):
             continue
         worth = np.asarray(stored["worth"])
         worth = worth[:, [budget // BATCH - 1 for budget in BUDGETS if budget <= BATCH * worth.shape[1]]]
-        columns = [f"{with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
+        columns = [f"{mean_with_interval(score(x))} [{(x >= 0).sum()}]" for x in worth.T]
         if (name, level) in optimum:
             hits = (worth >= optimum[name, level] - NEAR).sum(0)
             columns = [f"{x} {hit} near" for x, hit in zip(columns, hits, strict=True)]
@@ -339,24 +339,24 @@ def show_methods(cells):
 
 
 def show_order(cells):
-    """Prints sequential and joint search, ten seeds; the last columns compare with network-then-hardware."""
+    """Prints sequential and joint search with ten seeds, and comparisons with network-then-hardware."""
     rows = []
     for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
         workload, results = problem_of(name, level), {}
         for method in ORDER_METHODS:
             if stored := cells.get((name, level, method)):
                 designs = np.asarray(stored["design"][:10])
-                number, shape = len(designs), (len(SEEDS) * BATCH, len(workload.decisions()))
+                count, shape = len(designs), (len(SEEDS) * BATCH, len(workload.decisions()))
                 result = repair_and_evaluate(workload, np.resize(designs, shape))[1]
-                results[method] = jax.tree.map(lambda x, number=number: np.asarray(x)[:number], result)
+                results[method] = jax.tree.map(lambda x, count=count: np.asarray(x)[:count], result)
         for method, result in results.items():
             means = [np.mean(x) for x in result[:3]]
             us, uj = means[0] / workload.technology.clock_hz * 1e6, means[1] / 1e6
-            columns = [with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
+            columns = [mean_with_interval(result.score), f"{result.feasible.sum()} of {len(result.score)}"]
             columns += [f"{us:.2f}, {uj:.2f}, {means[2]:.2f}", f"{result.violation.mean():.0%}"]
             if (first := results.get("network-then-hardware")) and first is not result:
-                less = [np.mean(x) / y for x, y in zip(first[:3], means, strict=True)]
-                columns += [", ".join(f"{x:.2f} x" for x in less)]
+                ratios = [np.mean(x) / y for x, y in zip(first[:3], means, strict=True)]
+                columns += [", ".join(f"{x:.2f} x" for x in ratios)]
                 columns += [f"{100 * (result.score.mean() - first.score.mean()):+.1f}"]
             else:
                 columns += ["", ""]
@@ -372,7 +372,7 @@ def costs_on_chips(workload, networks, kinds):
 
 
 def show_area():
-    """Prints the lowest latency of the most accurate networks on any chip of a workload within an area."""
+    """For each area limit, prints the lowest latency on any chip of the workload's most accurate networks."""
     rows = []
     for name in reading.WORKLOADS:
         workload = reading.get(name)
@@ -383,9 +383,9 @@ def show_area():
         kind = np.where(chips[:, 0] == 0, 0, np.where(chips[:, 0] == chips[:, 1], 1, 2))
         for level, specs in workload.levels:
             fits = np.asarray(costs.area_mm2) <= specs.area_mm2
-            at = [np.where(fits & (kind == i), cycles, np.inf).argmin() for i in range(3)]
-            us = [cycles[i] / workload.technology.clock_hz * 1e6 for i in at]
-            columns = [*(f"{x:.2f}" for x in us), " and ".join(sub_kinds[i][1] for i in chips[at[2]])]
+            fastest = [np.where(fits & (kind == i), cycles, np.inf).argmin() for i in range(3)]
+            us = [cycles[i] / workload.technology.clock_hz * 1e6 for i in fastest]
+            columns = [*(f"{x:.2f}" for x in us), " and ".join(sub_kinds[i][1] for i in chips[fastest[2]])]
             rows.append((name, f"{specs.area_mm2} ({level})", *columns))
     kinds = ("us with one", "two equal ones", "two that differ")
     print("", harness.table(("workload", "mm2 at most", *kinds, "its templates"), rows), sep="\n")
@@ -401,14 +401,14 @@ def plot(cells, path):
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
     evaluations = BATCH * np.arange(1, EVALUATIONS // BATCH + 1)
     for axes, level in zip(panels, LEVELS, strict=True):
-        for at, method in enumerate(METHODS):
+        for i, method in enumerate(METHODS):
             if ("w1", level, method) not in cells or method == "network-then-hardware":
                 continue
             curves = score(cells["w1", level, method]["worth"])
             low, high = statistics.intervals(curves)
             x = evaluations[: curves.shape[1]]
-            axes.plot(x, curves.mean(0), color=f"C{at}", label=method, linewidth=1.6)
-            axes.fill_between(x, low, high, color=f"C{at}", alpha=0.15, linewidth=0)
+            axes.plot(x, curves.mean(0), color=f"C{i}", label=method, linewidth=1.6)
+            axes.fill_between(x, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
         axes.set_title(f"w1, {level} specs", loc="left", fontsize=11)
         axes.set_xlabel("designs evaluated")
         axes.set_xscale("log")

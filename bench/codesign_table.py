@@ -19,7 +19,7 @@ from envs.codesign import accuracy, children, images, reading
 from fdg import files
 
 SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)
-CHUNK = 16
+CHUNK = 16  # networks that one call trains
 
 
 def tasks_of(workloads):
@@ -65,16 +65,16 @@ def measure(tasks, seeds, path):
             row = table[key]
             if len(row["accuracy"]) > seed:
                 continue
-            part_file, part_of = path.with_suffix(".part.json"), {"task": key, "seed": seed}
-            part = results.read(part_file)
-            scores = part["found"] if part and part["at"] == part_of else []
+            part_file, cell = path.with_suffix(".part.json"), {"task": key, "seed": seed}
+            partial_results = results.read(part_file)
+            scores = partial_results["found"] if partial_results and partial_results["at"] == cell else []
             options, before = children.options(task), time.process_time()
             while len(scores) < len(options):
                 chunk = options[len(scores) : len(scores) + CHUNK]
                 padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
                 shares = np.asarray(train(padded, seed))[: len(chunk)]
                 scores += np.rint(shares * accuracy.UNIT).astype(int).tolist()
-                part_file.write_text(json.dumps({"at": part_of, "found": scores}))
+                part_file.write_text(json.dumps({"at": cell, "found": scores}))
                 seconds = time.process_time() - before
                 print(
                     f"{task.name}, seed {seed}: {len(scores)} of {len(options)}, {seconds:.0f} s", flush=True

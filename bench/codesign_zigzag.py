@@ -1,11 +1,11 @@
-"""Latency and energy of layers compared with ZigZag 3.9, which runs in its own environment.
+"""Compares the latency and energy of layers with ZigZag 3.9, which runs in its own environment.
 
     python -m venv build/venvs/zigzag
     build/venvs/zigzag/bin/pip install zigzag-dse==3.9.1 six
     python -m bench.codesign_zigzag --python build/venvs/zigzag/bin/python
 
-This writes tests/codesign/zigzag.json, with which a test compares our model. Without --python, it only prints
-the comparison with that file.
+This writes tests/codesign/zigzag.json, with which a test compares our model. Without --python, the command
+only compares our model with that file.
 ZigZag searches loop orders for the same arrays, with the same buffers, bandwidths and energies.
 """
 
@@ -46,7 +46,7 @@ def sampled_layers() -> list[tuple[str, layers.Layer]]:
     sample = []
     for name, every in (("resnet18", 1), ("mobilenet_v2", 6), ("unet", 4)):
         distinct = list(dict.fromkeys(layer for layer in networks.get(name) if layer.has_weights))
-        sample += [(f"{name} {at}", layer) for at, layer in enumerate(distinct) if at % every == 0]
+        sample += [(f"{name} {i}", layer) for i, layer in enumerate(distinct) if i % every == 0]
     return sample
 
 
@@ -55,11 +55,11 @@ def run_zigzag(python: str, template: str) -> list[dict]:
     chip, sample = exports.Chip(template, *ARRAYS[template], **MEMORY), sampled_layers()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for at, (_, layer) in enumerate(sample):
+        for i, (_, layer) in enumerate(sample):
             files = exports.zigzag([layer], chip, cost.PROCESS)
             (folder / "accelerator.yaml").write_text(files["accelerator"])
-            (folder / f"mapping_{at}.yaml").write_text(files["mapping"])
-            (folder / f"workload_{at}.yaml").write_text(files["workload"])
+            (folder / f"mapping_{i}.yaml").write_text(files["mapping"])
+            (folder / f"workload_{i}.yaml").write_text(files["workload"])
         process = subprocess.run(
             [python, "-c", _DRIVER, str(len(sample))], capture_output=True, text=True, cwd=folder
         )
@@ -70,23 +70,23 @@ def run_zigzag(python: str, template: str) -> list[dict]:
 
 
 def compare_cases(cases_of_zigzag: list[dict]) -> list[dict]:
-    """ZigZag's cases with the figures of our model, and the term that bounds its latency."""
+    """ZigZag's cases with the figures of our model, and the term that bounds our latency."""
     by_name = dict(sampled_layers())
     cases = []
     for template, (rows, columns) in ARRAYS.items():
         of_template = [case for case in cases_of_zigzag if case["template"] == template]
-        sub = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
-        one_sub = jax.tree.map(lambda x: x[None], sub)
-        ours = cost.layer_costs(layers.stack([by_name[case["layer"]] for case in of_template]), one_sub)
+        chip = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
+        chips = jax.tree.map(lambda x: x[None], chip)
+        ours = cost.layer_costs(layers.stack([by_name[case["layer"]] for case in of_template]), chips)
         cases += [
             {
                 **case,
                 "our_macs": by_name[case["layer"]].macs,
-                "our_latency_cycles": int(ours.latency_cycles[at, 0]),
-                "our_energy_pj": float(ours.energy_pj[at, 0]),
-                "bound": cost.BOUNDS[int(ours.bound[at, 0])],
+                "our_latency_cycles": int(ours.latency_cycles[i, 0]),
+                "our_energy_pj": float(ours.energy_pj[i, 0]),
+                "bound": cost.BOUNDS[int(ours.bound[i, 0])],
             }
-            for at, case in enumerate(of_template)
+            for i, case in enumerate(of_template)
         ]
     return cases
 
@@ -114,13 +114,13 @@ def main() -> None:
         results = [row for template in ARRAYS for row in run_zigzag(python, template)]
         RESULTS.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
     cases = compare_cases(json.loads(RESULTS.read_text()))
-    kinds = {
+    scores = {
         name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*ARRAYS, "all")
     }
     head = ("arrays", "cases", "MACs differ", "Spearman: latency", "energy", "median error of latency")
     rows = [
         (name, x["cases"], x["macs_differ"], f"{x['latency_spearman']:.3f}", f"{x['energy_spearman']:.3f}",
-         f"{x['latency_median_error']:.1%}") for name, x in kinds.items()
+         f"{x['latency_median_error']:.1%}") for name, x in scores.items()
     ]  # fmt: skip
     print(harness.table(head, rows), "\n")
     worst = sorted(cases, key=lambda x: -abs(np.log(x["our_latency_cycles"] / x["latency_cycles"])))

@@ -1,4 +1,4 @@
-"""How much stale parameters slow down learning, and how much corrections help: GRPO on two tasks.
+"""Measures how much stale parameters slow down learning, and how much corrections help GRPO on two tasks.
 
     python -m bench.corrections sorting                 # five seeds in one program, eta 0, 1, 4, 16
     python -m bench.corrections countdown --scale 0.1   # a tenth of the steps, to try it
@@ -6,8 +6,8 @@
 
 Responses are sampled with parameters that are `eta` iterations old (`Split(staleness=eta)`). All seeds start
 from one network that was trained by imitation, as in `bench.rlhf_learning`, and train on equally many
-samples. A cell is a method and an eta; problems and networks are small, so that it takes a minute on two
-cores. Step sizes and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device
+samples. A cell is a method and an eta; a cell takes a minute on two cores, because problems and networks are
+small. Step sizes and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device
 each; they overlap if `eta` is above 0. `runs/corrections/TASK.json` has the share of 512 held-out problems
 that each seed solves at the end, greedily and by sampling, and rewards and seconds of every iteration. A
 second start continues with the missing cells. Intervals are Student's, of 95%; `seconds to half` is the time
@@ -24,7 +24,7 @@ from typing import Any
 import fdg
 import policies
 from bench.harness import environment, parser, table
-from bench.rlhf_learning import EPISODES, Experiment, imitate, scaled
+from bench.rlhf_learning import EPISODES, Experiment, imitate, make_scaled
 
 RUNS = Path("runs/corrections")
 _SMALL = {"hidden_size": 32}
@@ -56,13 +56,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "tis": {"old_log_prob": "learner", "correction": "truncate_token"},
     "mis": {"old_log_prob": "learner", "correction": "mask_token"},
 }
-WITHOUT_STALENESS = ("naive", "decoupled")  # with eta = 0 all others equal "decoupled"
+WITHOUT_STALENESS = ("naive", "decoupled")  # run with eta = 0, where all other methods equal "decoupled"
 
 
 def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
     """Trains all seeds with one method and one eta."""
     begun, experiment = time.process_time(), EXPERIMENTS[task]
-    learner = scaled("grpo", environment(experiment.env), experiment.grpo, scale)
+    learner = make_scaled("grpo", environment(experiment.env), experiment.grpo, scale)
     learner = dataclasses.replace(learner, **METHODS[method])
     out = RUNS / f"{start.name}-{method}-{eta}"
     run = fdg.fit(
@@ -93,18 +93,18 @@ def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale:
 def results_table(cells: list[dict[str, Any]]) -> str:
     """A table of cells: solved problems in %, and the difference from training with eta = 0."""
     means = {(c["method"], c["eta"]): statistics.mean(c["greedy"]) for c in cells}
-    goal = next(
+    half_reward = next(
         (statistics.mean(map(statistics.mean, c["reward"][-10:])) / 2 for c in cells if not c["eta"]), 0.0
     )
     rows = []
     for c in cells:
         values = [100 * x for x in c["greedy"]]
         spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
-        best = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
-        difference = "" if best is None else f"{statistics.mean(values) - 100 * best:+.1f}"
+        baseline = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
+        difference = "" if baseline is None else f"{statistics.mean(values) - 100 * baseline:+.1f}"
         solved = f"{statistics.mean(values):.1f} ± {spread:.1f}"
         sampled = f"{100 * statistics.mean(c['sampled']):.1f}"
-        seconds = _seconds_until(goal, c), f"{c['wall_s'][-1]:.0f}"
+        seconds = _seconds_until(half_reward, c), f"{c['wall_s'][-1]:.0f}"
         rows.append((c["method"], c["eta"], solved, difference, sampled, *seconds))
     heads = ("method", "eta", "right, %", "from eta = 0", "sampled, %", "seconds to half", "seconds in all")
     return table(heads, rows)

@@ -1,15 +1,15 @@
 """Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
     python -m bench.costs measure        measures each cell in its own process; resumes
-    python -m bench.costs report         by machine, for cells that were not fitted: rank, error, choices
+    python -m bench.costs report         prints errors and choices by machine, for cells that were not fitted
     python -m bench.costs fit            fits the model's constants to one half of the cells
-    python -m bench.costs fit --machines fits each machine's calibration to its jobs, too
-    python -m bench.costs memory         estimated peak memory, relative to XLA's (`costs_memory`)
-    python -m bench.costs search         CPU seconds of a choice among 244 candidates
+    python -m bench.costs fit --machines also fits each machine's calibration to its jobs
+    python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)
+    python -m bench.costs search         times the choice among 244 candidates
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. A cell of
 `--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in
-micro-batches: the smallest lag that is predicted to be within 5% of the best is compared with the fastest.
+micro-batches; there the choice is the smallest lag whose predicted time is within 5% of the shortest.
 `bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
 after `python -m fdg.calibrate`.
 """
@@ -38,7 +38,7 @@ from fdg.costs.fitting import JobSample
 from fdg.training.reference_jobs import ReferenceJob
 
 MACHINES = ROOT / "bench" / "machines"
-_TIMEOUT = 300
+_TIMEOUT = 300  # seconds
 
 
 _GPU_ONLY: tuple[str, Any] = ("GPUOnly", ())
@@ -55,7 +55,7 @@ class Cell(ReferenceJob):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the model is fitted to this cell: so are half of the groups, chosen by a hash."""
+        """Whether the model is fitted to this_one cell; a hash chooses half of the groups."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
 
@@ -73,14 +73,14 @@ class Machine:
     def file(self, kind: str) -> Path:
         return MACHINES / self.name / f"{kind}.json"
 
-    def measured(self, kind: str = "cells") -> list[tuple[Cell, float]]:
+    def measured_cells(self, kind: str = "cells") -> list[tuple[Cell, float]]:
         """Cells of a kind, with seconds per iteration."""
         cells = results.read(self.file(kind)).get("cells", {})
         return [(Cell.of_key(key), result["seconds"]) for key, result in cells.items() if "seconds" in result]
 
 
 def this_machine() -> Machine:
-    """This machine, named by its processor's name and a hash of its features."""
+    """This machine; its name consists of the processor's name and a hash of the processor's features."""
     name = results.machine_facts()["processor"].lower().replace("(r)", "").replace("(tm)", "")
     parts = "".join(c if c.isalnum() else " " for c in name).split()
     return Machine("-".join([*parts[:2], machine.fingerprint("cpu")["processor"][:6]]))
@@ -102,7 +102,7 @@ def cells() -> list[Cell]:
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
         ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000))),
     ]
-    others = [
+    more_jobs = [
         ("PPO", "MountainCar-v0", (("num_envs", 512), ("num_steps", 64))),
         ("A2C", "Acrobot-v1", (("num_envs", 2048), ("num_steps", 8), ("hidden", (128, 128)))),
         ("A2C", "Pendulum-v1", (("num_envs", 64), ("num_steps", 32), ("hidden", (256, 256)))),
@@ -112,7 +112,7 @@ def cells() -> list[Cell]:
         ("IPPO", "MPE_simple_spread_v3", (("num_envs", 64), ("num_steps", 25))),
     ]
     result = []
-    for job_list, counts in ((jobs, (1, 2, 4, 8)), (others, (1, 2, 4))):
+    for job_list, counts in ((jobs, (1, 2, 4, 8)), (more_jobs, (1, 2, 4))):
         for job, devices in itertools.product(job_list, counts):
             placements = [*_COARSE, ("SingleLearnerFine", ()), ("Central", ())] if devices > 1 else []
             result += [Cell(*job, policy, sizes, devices) for policy, sizes in [_GPU_ONLY, *placements]]
@@ -159,7 +159,7 @@ PROCESSES = {"processes": 2}  # other kinds have one process
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """Seconds per iteration, in this process; with an address, this process is one of two."""
+    """Seconds per iteration, in this_one process; with an address, this_one process is one of two."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
@@ -200,10 +200,10 @@ def measure(kind: str, only: str, again: bool, seconds: float) -> None:
     calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
         raise SystemExit("error: this machine has no calibration: run python -m fdg.calibrate first")
-    this = this_machine()
-    this.calibration_file.parent.mkdir(parents=True, exist_ok=True)
-    this.calibration_file.write_bytes(calibration.read_bytes())
-    stored = results.read(this.file(kind)) or {"cells": {}}
+    machine_here = this_machine()
+    machine_here.calibration_file.parent.mkdir(parents=True, exist_ok=True)
+    machine_here.calibration_file.write_bytes(calibration.read_bytes())
+    stored = results.read(machine_here.file(kind)) or {"cells": {}}
     end = time.monotonic() + seconds
     for cell in KINDS[kind]():
         if only not in str(cell) or (cell.key in stored["cells"] and not again):
@@ -219,7 +219,7 @@ def measure(kind: str, only: str, again: bool, seconds: float) -> None:
             if before == math.inf:
                 stored["cells"][cell.key] = {"error": str(problem)}
         stored["machine"] = results.machine_facts()
-        this.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
+        machine_here.file(kind).write_text(json.dumps(stored, indent=1) + "\n")
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
 
@@ -259,18 +259,18 @@ def report(kind: str, half: str) -> None:
         for row in rows:
             if dict(row[0].sizes).get("staleness", 0) == 0:
                 groups.setdefault(row[0].group, []).append(row)
-        losses = []
+        slowdowns = []
         for group in (group for group in groups.values() if len(group) > 1):
             if kind == "streaming":
                 chosen = seconds_of_chosen_lag(group)
             else:
                 chosen = group[break_ties([(p, num_groups[cell], cell.devices) for cell, _, p in group])][1]
-            losses.append(chosen / min(row[1] for row in group))
-        if losses:
+            slowdowns.append(chosen / min(row[1] for row in group))
+        if slowdowns:
             limit = TIE if kind == "streaming" else 1.1
-            good, worst = sum(loss <= limit for loss in losses) / len(losses), max(losses)
+            good, worst = sum(slowdown <= limit for slowdown in slowdowns) / len(slowdowns), max(slowdowns)
             print(
-                f"{len(losses)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
+                f"{len(slowdowns)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
                 f" {worst:.2f} times as long as the best"
             )
         stale = [row for row in rows if "staleness" in dict(row[0].sizes)]
@@ -289,14 +289,14 @@ def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
     return f"{statistics.median(abs(predicted / seconds - 1) for _, seconds, predicted in rows):.1%}"
 
 
-def fit(half: str, of_machines: bool) -> None:
+def fit(half: str, with_calibrations: bool) -> None:
     """Prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
 
     A machine without a calibration uses these values, and a calibration starts from them.
 
     Args:
       half: "fitted"; "all" gives the best possible fit, whose values are not for the code.
-      of_machines: whether to fit each machine's calibration as `python -m fdg.calibrate` does. If a
+      with_calibrations: whether to fit each machine's calibration as `python -m fdg.calibrate` does. If a
         calibration has no reference jobs, the times of the machine's cells replace them.
     """
     from fdg.costs.fitting import fit_overheads
@@ -305,16 +305,16 @@ def fit(half: str, of_machines: bool) -> None:
     samples = [
         JobSample(fdg.place(*cell.build(), cell.devices), source.calibration.cluster(cell.devices), seconds)
         for source in machines()
-        for cell, seconds in source.measured()
+        for cell, seconds in source.measured_cells()
         if is_in_half(half, cell)
     ]
-    # `known` keeps the constants of operations that few cells have near plausible values.
+    # `known` keeps a constant near a plausible value if few cells have its operation.
     fits = fit_overheads(samples, known=0.4)
     print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")
     print(f"fdg/costs/overheads.py: {fits.overheads}")
-    for source in machines() if of_machines else ():
-        cells = {cell.key: seconds for cell, seconds in source.measured()}
+    for source in machines() if with_calibrations else ():
+        cells = {cell.key: seconds for cell, seconds in source.measured_cells()}
         jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
         old = source.calibration
         new = fit_to_jobs(old if old.jobs else dataclasses.replace(old, jobs=jobs))
@@ -323,7 +323,7 @@ def fit(half: str, of_machines: bool) -> None:
 
 
 def search() -> None:
-    """Prints the CPU seconds of a choice of policy for PPO with 4,096 environments on 64 H100s."""
+    """Prints the CPU seconds for choosing a policy of PPO with 4,096 environments on 64 H100s."""
     import algos
     import envs
     import policies

@@ -20,7 +20,7 @@ from bench.harness import ROOT, run_module
 from fdg.training.reference_jobs import ReferenceJob
 
 RESULTS = ROOT / "bench" / "costs_memory.json"
-TOLERANCE = 0.3  # of the ratio of estimate to XLA's bytes, for the count of good estimates
+TOLERANCE = 0.3  # an estimate is good if its ratio to XLA's bytes differs from 1 by at most this
 MIN_RATIO = 0.6  # the smallest accepted ratio
 
 
@@ -51,8 +51,8 @@ def job_of(name: str) -> ReferenceJob:
 def max_ratio(job: ReferenceJob) -> float:
     """The largest accepted ratio of estimate to XLA's bytes.
 
-    It is larger on several devices: a device with only one core computes gradients in tiles, which need less
-    memory.
+    The limit is higher on several devices, where each device has one core: it computes gradients in tiles,
+    which need less memory than estimated.
     """
     return 1.5 if job.devices == 1 else 2.6
 

@@ -3,7 +3,7 @@
     python -m bench.every_environment                        # all; writes docs/every_environment.md
     python -m bench.every_environment --only jumanji: MPE_   # names with these prefixes; the table keeps all
     python -m bench.every_environment --sample 100 --seed 0  # 100 random ones of EnvPool and Gymnasium
-    python -m bench.every_environment --again                # tries again those that were refused
+    python -m bench.every_environment --again                # tries refused environments again
     python -m bench.every_environment --trace                # only traces: quick
     python -m bench.every_environment --list                 # prints names, in the order of the trials
 
@@ -60,7 +60,7 @@ def jax_environments(seed: int) -> list[str]:
 
 
 def start(name: str, trace: bool) -> dict[str, Any]:
-    """Trains in an environment; or traces it and, if it lives on the host, steps it. Returns the result."""
+    """Trains in an environment; with `trace` only traces it, and steps it if it lives on the host."""
     import jax
 
     import envs

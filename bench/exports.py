@@ -1,11 +1,11 @@
-"""Compares exported folders, as fdg and as Transformers and PEFT read them: logits, token ids, adapters.
+"""Exports folders, and compares how fdg, Transformers and PEFT read them: logits, token ids and adapters.
 
     python -m venv build/venvs/transformers
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Each shape of network is exported once, with random parameters; kinds of tokenizers take turns. Then fdg and
-Transformers (`bench/exports_reference.py`) read the folder.
+Each network shape is exported once, with random parameters and with the next kind of tokenizer in turn. Then
+fdg and Transformers (`bench/exports_reference.py`) read the folder.
 """
 
 import json
@@ -71,37 +71,37 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
-TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] | trim }}</s>{% endfor %}<s>"
+CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] | trim }}</s>{% endfor %}<s>"
 WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve größe 東京 дом x=y+z? no!".split()
 
 
 def corpus() -> list[str]:
     """Texts on which tokenizers are trained."""
-    draw = random.Random(0)
-    return [" ".join(draw.choices(WORDS, k=12)) for _ in range(300)]
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=12)) for _ in range(300)]
 
 
 def byte_level() -> Tokenizer:
-    new = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE())
     # Qwen2's pattern: Transformers 5 always uses it for a Qwen2, and ignores the one in tokenizer.json.
     pattern = Regex(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
     )
-    new.normalizer = normalizers.NFC()
-    new.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    new.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIAL),
         show_progress=False,
     )  # fmt: skip
-    new.train_from_iterator(corpus(), trainer)
-    return new
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
@@ -112,96 +112,96 @@ def byte_fallback() -> Tokenizer:
     merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("1", "2"), ("a", "n"), ("an", "d")]
     for left, right in merges:
         vocabulary[left + right] = len(vocabulary)
-    new = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
-    new.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    new.decoder = decoders.Sequence(
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    bpe.decoder = decoders.Sequence(
         [
             decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
             decoders.Strip(" ", 1, 0),
         ]
     )  # fmt: skip
-    return new
+    return bpe
 
 
 def unigram() -> Tokenizer:
-    new = Tokenizer(models.Unigram())
-    new.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
-    new.pre_tokenizer = pre_tokenizers.Metaspace()
-    new.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False,
         initial_alphabet=[chr(i) for i in range(33, 127)],
     )  # fmt: skip
-    new.train_from_iterator(corpus(), trainer)
-    return new
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
 
 
 def word_piece() -> Tokenizer:
-    new = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    new.normalizer = normalizers.BertNormalizer(lowercase=True)
-    new.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    new.decoder = decoders.WordPiece()
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
         vocab_size=260, special_tokens=list(SPECIAL), show_progress=False,
         initial_alphabet=[chr(i) for i in range(33, 127)],
     )  # fmt: skip
-    new.train_from_iterator(corpus(), trainer)
-    return new
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
 
 
-KINDS = {
+TOKENIZERS = {
     "byte-level BPE": byte_level, "BPE with byte fallback": byte_fallback, "Unigram": unigram,
     "WordPiece": word_piece,
 }  # fmt: skip
 
 
-def tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """A tokenizer of this kind; its files are written to a folder, and read as those of a checkpoint."""
+def make_tokenizer(kind: str, folder: pathlib.Path) -> Any:
+    """Writes the files of a tokenizer of this kind into a folder, and reads them as a checkpoint's."""
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()
-    new = KINDS[kind]()
-    new.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
-    new.save(str(folder / "tokenizer.json"))
+    tokenizer = TOKENIZERS[kind]()
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
     special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | special_tokens))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return HuggingFaceTokenizer(str(folder))
 
 
 def random_texts(kind: str, count: int) -> list[str]:
     """Random strings of characters, words, blanks, numbers and the names of special tokens."""
-    draw = random.Random(f"{kind} strings")
+    rng = random.Random(f"{kind} strings")
     if kind == "characters":
         return [
-            "".join(draw.choices(CharacterTokenizer().alphabet, k=draw.randint(0, 40))) for _ in range(count)
+            "".join(rng.choices(CharacterTokenizer().alphabet, k=rng.randint(0, 40))) for _ in range(count)
         ]
 
     def piece() -> str:
-        match draw.randrange(8):
+        match rng.randrange(8):
             case 0:
-                return chr(draw.choice([draw.randrange(32, 127), draw.randrange(0xA0, 0xD800)]))
+                return chr(rng.choice([rng.randrange(32, 127), rng.randrange(0xA0, 0xD800)]))
             case 1:
-                return chr(draw.randrange(0x1F300, 0x1F9FF))
+                return chr(rng.randrange(0x1F300, 0x1F9FF))
             case 2:
-                return draw.choice([" ", "  ", "\n", "\t", " \n "])
+                return rng.choice([" ", "  ", "\n", "\t", " \n "])
             case 3:
-                return str(draw.randrange(10**6))
+                return str(rng.randrange(10**6))
             case 4:
-                return draw.choice(SPECIAL) if draw.random() < 0.2 else "<"
+                return rng.choice(SPECIAL) if rng.random() < 0.2 else "<"
             case _:
-                return draw.choice(WORDS)
+                return rng.choice(WORDS)
 
-    return ["".join(piece() for _ in range(draw.randint(0, 24))) for _ in range(count)]
+    return ["".join(piece() for _ in range(rng.randint(0, 24))) for _ in range(count)]
 
 
 def random_parameters(config: DecoderConfig, seed: int) -> Any:
-    """Random parameters, large enough that logits differ."""
+    """Random parameters, large enough that logits differ; those of one axis have mean 1."""
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: (0.12 * draw.normal(size=x.shape) + (x.ndim == 1)).astype(np.float32), shapes
+        lambda x: (0.12 * rng.normal(size=x.shape) + (x.ndim == 1)).astype(np.float32), shapes
     )
 
 
@@ -221,8 +221,8 @@ def main() -> int:
 
 def compare(scratch: pathlib.Path, python: str, count: int) -> int:
     """Prints the comparison; returns exit status 1 if anything differs."""
-    kinds = [*KINDS, "characters"]
-    tokenizers = {kind: tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
+    kinds = [*TOKENIZERS, "characters"]
+    tokenizers = {kind: make_tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
     jobs: dict[str, Any] = {}
     ours: dict[str, Any] = {}
     for i, (name, options) in enumerate(SHAPES.items()):
@@ -238,49 +238,49 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         if i <= len(kinds):
             message = [{"role": "user", "content": "1+2="}]
             jobs[name] |= {"texts": random_texts(kind, count), "messages": message}
-    base = "qwen2"
-    tokens = np.asarray(jobs[base]["tokens"])
-    decoder, parameters = weights.load(scratch / base, lora_rank=4)
-    draw = np.random.default_rng(0)
+    base_name = "qwen2"
+    tokens = np.asarray(jobs[base_name]["tokens"])
+    decoder, parameters = weights.load(scratch / base_name, lora_rank=4)
+    rng = np.random.default_rng(0)
     parameters["adapters"] = jax.tree.map(
-        lambda x: (0.1 * draw.normal(size=x.shape)).astype(np.float32), parameters["adapters"]
+        lambda x: (0.1 * rng.normal(size=x.shape)).astype(np.float32), parameters["adapters"]
     )
-    peft.save(scratch / "adapters", decoder, parameters, str(scratch / base))
-    jobs["adapters written here"] = {**jobs[base], "adapters": str(scratch / "adapters")}
+    peft.save(scratch / "adapters", decoder, parameters, str(scratch / base_name))
+    jobs["adapters written here"] = {**jobs[base_name], "adapters": str(scratch / "adapters")}
     ours["adapters written here"] = logits(decoder, parameters, tokens), None
-    made = {"make_adapters": str(scratch / "made"), "adapters": str(scratch / "made")}
-    jobs["adapters written by PEFT"] = {**jobs[base], **made}
+    peft_job = {"make_adapters": str(scratch / "made"), "adapters": str(scratch / "made")}
+    jobs["adapters written by PEFT"] = {**jobs[base_name], **peft_job}
 
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     script = str(ROOT / "bench/exports_reference.py")
     out = str(scratch / "out.npz")
     subprocess.run([python, script, str(scratch / "jobs.json"), out], check=True)
     with np.load(out) as file:
-        of_transformers = dict(file)
+        theirs = dict(file)
 
-    config, adapters = peft.load(scratch / "made", weights.read_config(scratch / base))
-    parameters = {"base": weights.load(scratch / base)[1], "adapters": adapters}
+    config, adapters = peft.load(scratch / "made", weights.read_config(scratch / base_name))
+    parameters = {"base": weights.load(scratch / base_name)[1], "adapters": adapters}
     ours["adapters written by PEFT"] = logits(Decoder(config), parameters, tokens), None
     num_wrong = 0
     print(f"{'logits':<36}{'max |diff|':>10}")
     for name, (values, _) in ours.items():
-        difference = float(np.abs(values - of_transformers[f"{name} logits"]).max())
+        difference = float(np.abs(values - theirs[f"{name} logits"]).max())
         num_wrong += not difference < TOLERANCE
         print(f"{name:<36}{difference:>10.1e}")
     print(f"\n{'strings with equal':<46}{'ids':>10}{'text':>10}{'template':>10}{'tokens':>10}")
     for name, kind in zip(SHAPES, [*kinds, kinds[0]], strict=False):
         our_tokenizer, job = tokenizer_of(ours[name][1]), jobs[name]
         ids = [our_tokenizer.encode(text) for text in job["texts"]]
-        equal_ids = [json.loads(x) == y for x, y in zip(of_transformers[f"{name} ids"], ids, strict=True)]
+        equal_ids = [json.loads(x) == y for x, y in zip(theirs[f"{name} ids"], ids, strict=True)]
         decoded = [
             json.loads(x) == our_tokenizer.decode(y)
-            for x, y in zip(of_transformers[f"{name} decoded"], ids, strict=True)
+            for x, y in zip(theirs[f"{name} decoded"], ids, strict=True)
         ]
         chat = HuggingFaceTokenizer(str(ours[name][1])).chat(job["messages"])
         special = [getattr(our_tokenizer, "bos", None), our_tokenizer.stops[0], our_tokenizer.pad]
-        their_tokens = of_transformers[f"{name} special"].tolist(), of_transformers[f"{name} eos"].tolist()
+        their_tokens = theirs[f"{name} special"].tolist(), theirs[f"{name} eos"].tolist()
         same_special = their_tokens == (special, list(our_tokenizer.stops))
-        same_chat = str(of_transformers[f"{name} chat"]) == chat
+        same_chat = str(theirs[f"{name} chat"]) == chat
         num_wrong += sum(not x for x in equal_ids) + (not same_chat) + (not same_special)
         print(
             f"{name + ', ' + kind:<46}{sum(equal_ids):>10}{sum(decoded):>10}{same_chat!s:>10}"

@@ -3,7 +3,7 @@
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
 A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, `messages`
-of a chat, a folder of `adapters` to load first, and a folder into which `make_adapters` writes random ones.
+of a chat, a folder of `adapters` to load first, and a folder `make_adapters` to write random adapters into.
 """
 
 import json

@@ -27,8 +27,8 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
 
     Args:
       call: the function; its output is discarded.
-      limit: limit of CPU time in seconds, so that other work on the machine makes no difference. It is also
-        the limit of wall time in which no CPU time is used.
+      limit: limit of CPU time in seconds, which other work on the machine does not change. A call also ends
+        after as many seconds of wall time without progress in CPU time.
 
     Raises:
       LateError: the call exceeded the limit.

@@ -129,7 +129,7 @@ def main() -> None:
     add("--until", type=float, default=no_limit, help="seconds from the start after which no match begins")
     add("--games", type=int, default=200, help="games of each match")
     add("--simulations", type=int, default=32, help="AlphaZero's simulations per move in training")
-    add("--playouts", type=int, default=64, help="simulations per move in matches, for all that search")
+    add("--playouts", type=int, default=64, help="simulations per move in matches, for players that search")
     add("--num-envs", type=int, default=64, help="AlphaZero's parallel games")
     add("--ppo-num-envs", type=int, default=64, help="PPO's parallel games")
     add("--minibatch", type=int, default=256, help="moves per minibatch")
@@ -196,8 +196,8 @@ def main() -> None:
     # The programs of the most important matches compile in parallel, before anything is timed.
     precompiled = [program("alphazero", other) for other in ("ppo", "playouts", "ppo greedy", "alphazero")]
     training = Training(alphazero, args.seed)
-    every = max(1, ppo.num_iterations // 60)
-    training_ppo = Training(algos.SelfPlay(ppo, size=4, every=every), args.seed)
+    update_every = max(1, ppo.num_iterations // 60)
+    training_ppo = Training(algos.SelfPlay(ppo, size=4, every=update_every), args.seed)
     for compiled in precompiled:
         compiled.result()
     report("compiled")
@@ -212,16 +212,16 @@ def main() -> None:
     last, rival = ("alphazero", CHECKPOINTS), ("ppo", CHECKPOINTS)
     versions[("network", CHECKPOINTS)] = versions[last]
     versions[("ppo greedy", CHECKPOINTS)] = versions[rival]
-    fixed = [("playouts", 0), ("random", 0), ("greedy", 0)]
-    versions |= dict.fromkeys(fixed, ())
+    untrained = [("playouts", 0), ("random", 0), ("greedy", 0)]
+    versions |= dict.fromkeys(untrained, ())
     earlier = [[(kind, part) for part in parts[:-1]] for kind in ("alphazero", "ppo")]
-    pairs = [  # the most important matches first, whose programs are compiled
-        *((last, x) for x in (rival, fixed[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
-        *((x, fixed[0]) for x in earlier[0]),
-        *((rival, x) for x in fixed),
-        *((("network", CHECKPOINTS), x) for x in (fixed[2], rival)),
-        *((last, x) for x in fixed[1:]),
-        *((x, fixed[2]) for x in (*fixed[:2], *earlier[0], *earlier[1])),
+    pairs = [  # the most important matches first; their programs are compiled already
+        *((last, x) for x in (rival, untrained[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
+        *((x, untrained[0]) for x in earlier[0]),
+        *((rival, x) for x in untrained),
+        *((("network", CHECKPOINTS), x) for x in (untrained[2], rival)),
+        *((last, x) for x in untrained[1:]),
+        *((x, untrained[2]) for x in (*untrained[:2], *earlier[0], *earlier[1])),
     ]
 
     def label(kind: str, part: int) -> str:

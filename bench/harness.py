@@ -24,8 +24,7 @@ def in_turns(
     """Calls all sides in each round, in reverse order every other round; returns each side's results.
 
     A call's argument is the number of the round. Sides take turns, so that other work on the machine slows
-    all of them.
-    The results of warm-up rounds are left out.
+    all of them. The results of warm-up rounds are left out.
 
     >>> in_turns({"a": lambda i: i, "b": lambda i: -i}, rounds=2)
     {'a': [1, 2], 'b': [-1, -2]}
@@ -34,7 +33,7 @@ def in_turns(
     for round_number in range(warm_up + rounds):
         for name in list(sides) if round_number % 2 else reversed(sides):
             results[name].append(sides[name](round_number))
-    return {name: of_side[warm_up:] for name, of_side in results.items()}
+    return {name: side_results[warm_up:] for name, side_results in results.items()}
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -99,8 +98,8 @@ def environment(text: str) -> Any:
 class Spread:
     """The median of some values, and their middle half.
 
-    `low` and `high` are the smallest and largest value without a quarter of the values, rounded down, at each
-    end.
+    `low` and `high` are the smallest and largest value after a quarter of the values, rounded down, is left
+    out at each end.
 
     >>> print(f"{Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]):.1f}")
     3.0 (2.0 to 4.0)

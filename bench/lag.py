@@ -26,7 +26,7 @@ EQUAL = (1, 1, 1, 1)  # relative times of the stages
 RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generation : learning
 
 
-def slept(x, duration):
+def sleep_then_return(x, duration):
     """Returns `x` after a host callback has slept for `duration` seconds; 0 makes no callback."""
 
     def sleep(x):
@@ -66,27 +66,27 @@ class Stages:
 
         @fdg.fragment("actor", in_axes=(None, None, 0))
         def respond(weight, part, rows):
-            return slept(rows + weight + 1e-6 * part, respond_s)
+            return sleep_then_return(rows + weight + 1e-6 * part, respond_s)
 
         @fdg.fragment("reward")
         def judge(rows):
-            return slept(rows, judge_s)
+            return sleep_then_return(rows, judge_s)
 
         @fdg.fragment("reference")
         def refer(rows):
-            return slept(rows, refer_s)
+            return sleep_then_return(rows, refer_s)
 
         @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
         def learn(total, rows):
             # With 0 in place of 1e-6, XLA would remove the other stages.
-            return slept(total + 1 + 1e-6 * jnp.sum(rows), learn_s)
+            return sleep_then_return(total + 1 + 1e-6 * jnp.sum(rows), learn_s)
 
         @fdg.fragment("learner", in_axes=None, out_axes=None)
         def update(weight, total):
             return weight + total / self.parts
 
         def micro_batch(total, part):
-            # It depends on `part`, so that it is not hoisted out of the loop.
+            # `respond` depends on `part`, so that XLA does not hoist it out of the loop.
             rows = respond(state["weight"], part, state["rows"])
             return learn(total, refer(judge(rows))), rows[0, 0]
 
@@ -94,7 +94,7 @@ class Stages:
         return {**state, "weight": update(state["weight"], total)}, {"read": read[0], "last": read[-1]}
 
 
-def simulated(times, parts, lag, iterations):
+def simulate_seconds(times, parts, lag, iterations):
     """Seconds of `iterations` iterations if every stage has a device and waits only for its inputs."""
     device_free, parameters_ready, end = [0.0] * len(times), {0: 0.0}, 0.0
     for n in range(iterations * parts):
@@ -106,14 +106,14 @@ def simulated(times, parts, lag, iterations):
     return end
 
 
-def runs_of(unit, iterations):
-    """By name: seconds of the stages, the lag (None: stages run one after the other), bound of the run."""
+def runs_of(unit_s, iterations):
+    """Stage seconds, lag (None: stages run one after the other) and bound of each run, by the run's name."""
     settings = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
     settings |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
-    scaled = {name: (tuple(unit * time for time in times), lag) for name, (times, lag) in settings.items()}
+    scaled = {name: (tuple(unit_s * time for time in times), lag) for name, (times, lag) in settings.items()}
     return {
         name: (times, lag, iterations * MICRO_BATCHES * sum(times) if lag is None
-               else simulated(times, MICRO_BATCHES, lag, iterations))
+               else simulate_seconds(times, MICRO_BATCHES, lag, iterations))
         for name, (times, lag) in scaled.items()
     }  # fmt: skip
 
@@ -138,7 +138,7 @@ def main():
         median, sequential = statistics.median(timed[name]), sum(times) * MICRO_BATCHES * args.iterations
         print(
             f"{name:12}  {median:.3f} s ({min(timed[name]):.3f} to {max(timed[name]):.3f}),"
-            f" {bound / median:.3f} of its bound, {sequential / median:.2f} times the sum of its stages"
+            f" bound {bound / median:.3f} of that, sum of its stages {sequential / median:.2f} times that"
         )
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import fdg
 import policies
-from bench.lag import slept, timed_runs
+from bench.lag import sleep_then_return, timed_runs
 
 ROUNDS, ITERATIONS, SECONDS = 7, 20, 0.05
 
@@ -30,11 +30,11 @@ class Sleeping:
     def iterate(self, state):
         @fdg.fragment("actor", in_axes=(None, 0))
         def act(weight, batch):
-            return slept(batch + weight[None], SECONDS)
+            return sleep_then_return(batch + weight[None], SECONDS)
 
         @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
         def learn(weight, batch):
-            return slept(weight + jnp.mean(batch), SECONDS)
+            return sleep_then_return(weight + jnp.mean(batch), SECONDS)
 
         batch = act(state["weight"], state["batch"])
         return {"weight": learn(state["weight"], batch), "batch": batch}, {"mean": jnp.mean(batch)}

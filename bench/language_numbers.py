@@ -4,7 +4,7 @@ import numpy as np
 
 
 def random_parameters(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """A network's parameters, generated in the order of their names."""
+    """A network's parameters, generated in the order of their names; those of norms have mean 1."""
     rng = np.random.default_rng(seed)
     arrays = {name: 0.2 * rng.normal(size=shapes[name]) for name in sorted(shapes)}
     return {name: (x + ("norm" in name)).astype(np.float32) for name, x in arrays.items()}

@@ -66,7 +66,7 @@ def cases(golden: bool = False) -> list[tuple[str, DecoderConfig, int]]:
 
 def parameters_of(config: DecoderConfig, seed: int):
     """The random parameters; `bench.language_reference` makes the same ones."""
-    arrays = random_parameters({k: shape for k, (_, shape, _) in weights.names(config).items()}, seed)
+    arrays = random_parameters({k: shape for k, (_, shape, _) in weights.tensor_table(config).items()}, seed)
     return weights.assemble(config, {k: _InMemory("memory", array) for k, array in arrays.items()}, "memory")
 
 
@@ -99,7 +99,7 @@ def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict
         if padded:
             gradient = gradient_of(parameters, jnp.asarray(tokens), segments)
             largest = 0.0
-            for their_name, (path, _, transposed) in weights.names(config).items():
+            for their_name, (path, _, transposed) in weights.tensor_table(config).items():
                 leaf = np.asarray(functools.reduce(lambda tree, step: tree[step], path, gradient))
                 ours = projections(leaf.T if transposed else leaf, their_name)
                 theirs = expected[f"{key} gradient {their_name}"]

@@ -43,7 +43,7 @@ class ConstantRewardTask(envs.text.TextTask):
 
 
 def with_token_checksum(base):
-    """An algorithm with the checksum of an iteration's tokens as another metric."""
+    """An algorithm class with another metric, a checksum of the tokens of an iteration."""
 
     def _lengths(self, responses):
         rows, width = responses.tokens.shape

@@ -1,8 +1,8 @@
 """Compares the speed of streams and synchronous training; the longest response has 10 times the mean length.
 
-Each response's key gives its length, from a lognormal distribution, whatever the network generates. There are
-as many slots as responses in a batch, and all sides run on the same devices. Tokens with non-zero weight are
-counted. Sides take turns. The ratios are of tokens per second, of tokens per second of CPU time (which other
+A response's key gives its length, from a lognormal distribution, whatever the network generates. There are as
+many slots as responses in a batch, and all sides run on the same devices. Only tokens with non-zero weight
+count. Sides take turns. The ratios are of tokens per second, of tokens per second of CPU time (which other
 work on the machine affects less), and of tokens per tick, which ignores the time outside of generation.
 
     python -m bench.long_tails                      # one device: Colocated
@@ -55,15 +55,15 @@ class CountedTokens(GRPO):
 
 
 def with_drawn_lengths(draw, mean):
-    """Wraps `Answers.draw` so that each response ends at a random length."""
+    """Wraps `Answers.draw` so that each response ends at a lognormal length with this mean."""
 
     def draw_and_end(self, logits, keys, position, now):
         tokens, *rest = draw(self, logits, keys, position, now)
         normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 1 << 20)))(keys)
         length = jnp.clip(jnp.round(mean * jnp.exp(normal - 0.5)), 2, self.width).astype(jnp.int32)
         stop = self.sampling.stop_tokens[0]
-        other = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
-        return jnp.where(position + 1 >= length, stop, other), *rest
+        not_stop = jnp.where(tokens == stop, (stop + 1) % logits.shape[-1], tokens)
+        return jnp.where(position + 1 >= length, stop, not_stop), *rest
 
     return draw_and_end
 
@@ -83,7 +83,7 @@ def generate(algorithm, state):
 
 
 class Side:
-    """One way to train."""
+    """An algorithm with its settings and its policy; a call trains for some iterations."""
 
     def __init__(self, policy, devices, args, **fields):
         task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * args.mean)
@@ -113,10 +113,10 @@ class Side:
         return (
             tokens / wall_seconds,
             tokens / cpu_seconds,
-            tokens / float(self.metrics_of_rounds[-1].get("ticks", self.ticks()).sum()),
+            tokens / float(self.metrics_of_rounds[-1].get("ticks", self.synchronous_ticks()).sum()),
         )
 
-    def ticks(self):
+    def synchronous_ticks(self):
         """Ticks of a synchronous iteration: the longest response's tokens, minus one."""
         return np.maximum(self.metrics_of_rounds[-1]["response_length_max"] - 1, 1)
 
@@ -149,18 +149,18 @@ def main():
         ratios = [
             Spread.ratio([r[i] for r in rounds], [r[i] for r in timed["synchronous"]]) for i in range(3)
         ]
-        wall_seconds = Spread.of(r[0] for r in rounds)
+        rates = Spread.of(r[0] for r in rounds)
         metrics_of_rounds = sides[name].metrics_of_rounds[1:]
         ticks = [x["ticks"] for x in metrics_of_rounds if "ticks" in x]
         busy = np.average([x["slots_busy"] for x in metrics_of_rounds], weights=ticks) if ticks else None
         mean = np.mean([x["response_length"] for x in metrics_of_rounds])
         oldest = max(float(x.get("staleness_max", x["staleness"]).max()) for x in metrics_of_rounds)
         rows.append(
-            (name, f"{wall_seconds:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
+            (name, f"{rates:.0f}", *(f"{ratio:.2f}" for ratio in ratios),
              f"{mean:.1f}, {max(x['response_length_max'].max() for x in metrics_of_rounds):.0f}",
              f"{busy:.2f}" if ticks else "", f"{oldest:.0f}")
         )  # fmt: skip
-    head = ("side", "tokens/s", "ratio", "by work", "by ticks", "length: mean, longest", "busy", "oldest")
+    head = ("side", "tokens/s", "ratio", "of CPU", "by ticks", "length: mean, longest", "busy", "oldest")
     print(f"{args.policy}, load {os.getloadavg()[0]:.1f}")
     print(table(head, rows))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench import harness, pictures
 from bench.harness import table
-from bench.results import RESULTS, read, returns
+from bench.results import RESULTS, read, returns_text
 
 DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
@@ -29,13 +29,13 @@ def main() -> None:
 def measured_text(results: Figures, pictures_drawn: Sequence[Path]) -> str:
     """The text between the marks of the document: sections with tables and pictures."""
     sections = (
-        _peers(results.get("peers", {}), pictures_drawn),
-        _bench(results.get("bench", {}), pictures_drawn),
+        _peer_section(results.get("peers", {}), pictures_drawn),
+        _bench_section(results.get("bench", {}), pictures_drawn),
     )
     return "\n\n".join(text for text in sections if text)
 
 
-def _peers(peers: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
+def _peer_section(peers: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
     if not peers:
         return ""
     by_peer: dict[str, list[Figures]] = {}
@@ -71,13 +71,13 @@ def _peer_row(figures: Figures) -> Sequence[str]:
         f"{theirs['steps_per_s']:,.0f}",
         f"**{figures['ratio']:.2f}** ({low:.2f} to {high:.2f})",
         f"{figures['at_least']:g}: {verdict}",
-        _both(ours["compile_seconds"], theirs["compile_seconds"]),
-        _both(ours["start_seconds"], theirs["start_seconds"]),
-        returns(figures),
+        _both_sides(ours["compile_seconds"], theirs["compile_seconds"]),
+        _both_sides(ours["start_seconds"], theirs["start_seconds"]),
+        returns_text(figures),
     )
 
 
-def _both(ours: float, theirs: float) -> str:
+def _both_sides(ours: float, theirs: float) -> str:
     return f"{ours:.1f} / {theirs:.1f}"
 
 
@@ -92,7 +92,7 @@ def _equal(rows: Iterable[Figures]) -> str:
     )
 
 
-def _bench(bench: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
+def _bench_section(bench: Mapping[str, Figures], pictures_drawn: Sequence[Path]) -> str:
     if not bench:
         return ""
     groups: dict[str, list[Figures]] = {}

@@ -12,26 +12,26 @@ from matplotlib import pyplot as plt
 
 _OUR_COLOR, _TARGET_COLOR = "#1f6f8b", "#c8553d"
 _TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)
-_MIN_SIZES = 3  # a task with fewer sizes gets no picture by size
+_MIN_SIZES = 3  # a task with fewer sizes gets no picture of its sizes
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
     """Draws all pictures for which there are results; returns their files."""
     files = []
     if results.get("peers"):
-        files.append(_ratios(results["peers"], directory / "ratios.png"))
-        files += _by_size(results["peers"], directory)
+        files.append(_draw_ratios(results["peers"], directory / "ratios.png"))
+        files += _draw_speeds_by_size(results["peers"], directory)
     for group in ("environments", "seeds"):
         rows = [row for row in results.get("bench", {}).values() if row.get("group") == group]
         if len(rows) > 1:
             rows.sort(key=lambda row: row["value"])
             files.append(directory / f"{group}.png")
-            _lines([row["value"] for row in rows], {"fdg": rows}, group, files[-1])
+            _draw_lines([row["value"] for row in rows], {"fdg": rows}, group, files[-1])
     return files
 
 
-def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
-    """Draws a bar for each pair, with its middle half and its target."""
+def _draw_ratios(peers: Mapping[str, Any], path: Path) -> Path:
+    """Draws the ratio of each pair as a bar, with the middle half of the rounds and the target."""
     rows = sorted(peers.values(), key=lambda row: (row["peer"], row["task"], row["size"]), reverse=True)
     figure, axes = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
     for y, row in enumerate(rows):
@@ -55,7 +55,7 @@ def _ratios(peers: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
+def _draw_speeds_by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
     """Draws steps/s of both sides by number of environments, for each task with several sizes."""
     tasks: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in peers.values():
@@ -66,11 +66,11 @@ def _by_size(peers: Mapping[str, Any], directory: Path) -> list[Path]:
             rows.sort(key=lambda row: row["size"])
             files.append(directory / f"{peer}-{task}-by-size.png".replace(" ", "-").replace(":", "-"))
             sides = {"fdg": [row["ours"] for row in rows], peer: [row["theirs"] for row in rows]}
-            _lines([row["size"] for row in rows], sides, "environments", files[-1], task)
+            _draw_lines([row["size"] for row in rows], sides, "environments", files[-1], task)
     return files
 
 
-def _lines(
+def _draw_lines(
     sizes: list[int], sides: Mapping[str, list[Any]], x_label: str, path: Path, title: str = ""
 ) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")

@@ -3,8 +3,8 @@
     python -m bench.planted --count 50 --seed 0
 
 `--count` algorithms with a change, and as many without, are compared with recordings of the original
-algorithms. The change multiplies the result of a random operation by 1 + 1e-6. If a change does not affect
-the values of an iteration (such as in a product with zero), another one is drawn.
+algorithms. The change multiplies the result of a random operation by 1 + 1e-6. If a change has no effect on
+the state after an iteration (as in a product with zero), another change is drawn.
 """
 
 import random

@@ -42,21 +42,21 @@ def main() -> None:
     sizes = {"t": TRAIN, "tg": GENERATE, "p": 1, "d": DATA}
     rows = []
     for name, (before, after, *formulas) in ENGINES.items():
-        change_of_layout, program = compiled(before, after)
+        change_of_layout, program = plan_and_compile(before, after)
         received, temporary, _ = read_program(program)
-        part = 1 / change_of_layout.target.number
+        shard = 1 / change_of_layout.target.number
         # The training shard lies within the generation shard, or is stored in addition to it.
-        kept_twice = (
+        stored_twice = (
             0.0 if change_of_layout.kind == "all-gather" and after else 1 / change_of_layout.source.number
         )
-        paper_received, paper_peak, paper_kept = (value(formula, sizes) for formula in formulas)
-        figures = (paper_received, received, paper_peak, part + temporary, paper_kept, kept_twice)
+        paper_received, paper_peak, paper_stored = (value(formula, sizes) for formula in formulas)
+        figures = (paper_received, received, paper_peak, shard + temporary, paper_stored, stored_twice)
         rows.append((name, *(f"{figure:.3g}" for figure in figures)))
-    head = ("engine", "arrives: paper", "read", "peak: paper", "read", "kept twice: paper", "here")
+    head = ("engine", "received: paper", "XLA", "peak: paper", "XLA", "stored twice: paper", "here")
     print(f"{table(head, rows)}\n")
     rows = []
     for name, (before, after) in LEAVES.items():
-        change_of_layout, program = compiled(before, after)
+        change_of_layout, program = plan_and_compile(before, after)
         received, temporary, kinds = read_program(program)
         size = 4 * SHAPE[0] * SHAPE[1]
         figures = (
@@ -67,7 +67,7 @@ def main() -> None:
         )
         cells = (f"{figure:.3g}" for figure in figures)
         rows.append((name, change_of_layout.kind, *cells, ", ".join(kinds) or "none"))
-    head = ("leaf", "change", "arrives: plan", "read", "aside: plan, at most", "read", "collectives")
+    head = ("leaf", "change", "received: plan", "XLA", "temporary: plan, at most", "XLA", "collectives")
     print(table(head, rows))
 
 
@@ -83,7 +83,7 @@ def value(formula: str, sizes: dict[str, int]) -> float:
     return (first - sum(rest)) / product(bottom)
 
 
-def compiled(before, after):
+def plan_and_compile(before, after):
     """The planned change of a leaf's layout, and its compiled program."""
     import jax
     import numpy as np

@@ -27,7 +27,7 @@ def read(path: Path = RESULTS) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def returns(figures: Mapping[str, Any]) -> str:
+def returns_text(figures: Mapping[str, Any]) -> str:
     """The returns at the end of training as text: ours, and the peer's."""
     sides = (figures["ours"]["returned"], figures["theirs"]["returned"])
     return " / ".join("-" if value is None else f"{value:.4g}" for value in sides)

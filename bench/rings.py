@@ -35,7 +35,7 @@ SIGMAS = (0.5, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
-    """Instances that sleep `seconds` each, in turn; with `sigma`, in parallel for lognormal times."""
+    """Instances that sleep `seconds` each, one after the other; with `sigma`, lognormal times in parallel."""
 
     seconds: float
     sigma: float | None = None
@@ -110,7 +110,7 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
         return jax.tree.map(of_parts, jax.lax.map(reset, in_parts(keys, rings)))
 
     @functools.partial(jax.jit, static_argnums=2)
-    def roll(state: Any, observation: Any, steps: int) -> Any:
+    def run_rollout(state: Any, observation: Any, steps: int) -> Any:
         return rollout(
             functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
         )[:2]
@@ -119,14 +119,14 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
 
     def run() -> Any:
         nonlocal state_and_observation
-        state_and_observation = roll(*state_and_observation, steps)
+        state_and_observation = run_rollout(*state_and_observation, steps)
         return state_and_observation
 
     seconds(run)  # compiles
     return lambda _: seconds(run)
 
 
-def even(rounds: int, inference: float = INFERENCE) -> bool:
+def measure_even(rounds: int, inference: float = INFERENCE) -> bool:
     """Prints the gain for each s / f and number of rings; returns whether all reach 0.9 of the bound."""
     all_reached = True
     for ratio in RATIOS:
@@ -140,8 +140,8 @@ def even(rounds: int, inference: float = INFERENCE) -> bool:
     return all_reached
 
 
-def uneven(rounds: int, workers: int, median: float, steps: int) -> None:
-    """Prints the speed in one ring, and in a ring per instance, as a share of free-running workers'."""
+def measure_uneven(rounds: int, workers: int, median: float, steps: int) -> None:
+    """Prints the speed in one ring, and in one ring per instance, relative to free-running workers."""
     for sigma in SIGMAS:
         source = Sleeping(median, sigma)
 
@@ -179,8 +179,8 @@ def main() -> int:
     command.add_argument("--steps", type=int, default=32, help="uneven: steps of a rollout")
     args = command.parse_args()
     if args.which == "even":
-        return 0 if even(args.rounds, args.inference) else 1
-    uneven(args.rounds, args.workers, args.median, args.steps)
+        return 0 if measure_even(args.rounds, args.inference) else 1
+    measure_uneven(args.rounds, args.workers, args.median, args.steps)
     return 0
 
 

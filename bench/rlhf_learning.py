@@ -51,8 +51,8 @@ class Experiment:
     as_ratio: bool = False
 
 
-def _addition(more: str) -> Experiment:
-    return Experiment(f"text:addition?{more}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
+def _addition(digits: str) -> Experiment:
+    return Experiment(f"text:addition?{digits}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
 
 
 EXPERIMENTS = {
@@ -80,7 +80,7 @@ def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
     common: dict[str, Any] = {"seed": seed, "devices": 1, "eval_episodes": EPISODES}
     imitation = imitate(experiment, env, scale, out=folder / "sft", **common)
     reward_env = env.with_reward(random_reward) if reward == "random" else env
-    grpo = scaled("grpo", reward_env, experiment.grpo, scale)
+    grpo = make_scaled("grpo", reward_env, experiment.grpo, scale)
     grpo_run = fdg.fit(grpo, out=folder / "grpo", start_from=folder / "sft", **common)
     row = {
         f"{when}{'' if greedy else '_sampled'}": _solved_share(run, env, greedy)
@@ -95,7 +95,7 @@ def imitate(experiment: Experiment, env: Any, scale: float, **common: Any) -> fd
 
     The target return is raised step by step, because a return also contains rewards of partly right answers.
     """
-    learner = scaled("sft", env, experiment.sft, scale)
+    learner = make_scaled("sft", env, experiment.sft, scale)
     target_return = experiment.start
     while True:
         run = fdg.fit(learner, eval_every=experiment.every, stop_at=target_return, resume=True, **common)
@@ -116,7 +116,7 @@ def _folder(name: str, seed: int, reward: str) -> Path:
     return RUNS / f"{name}-{reward}-{seed}"
 
 
-def scaled(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
+def make_scaled(algo: str, env: Any, fields: dict[str, Any], scale: float) -> Any:
     """The algorithm with its number of steps multiplied by `scale`."""
     learner = algos.make(algo, env, **fields)
     return dataclasses.replace(learner, total_steps=int(learner.total_steps * scale))

@@ -198,8 +198,8 @@ def main() -> None:
         "dpo robust": dpo(batch, loss_types=["robust"], label_smoothing=0.1),
         "sft": sft(batch),
     }
-    given = {name: x.tolist() for name, x in batch.items()}
-    OUT.write_text(json.dumps({"trl": trl.__version__, "given": given, "cases": cases}) + "\n")
+    arrays = {name: x.tolist() for name, x in batch.items()}
+    OUT.write_text(json.dumps({"trl": trl.__version__, "given": arrays, "cases": cases}) + "\n")
     print(f"{len(cases)} cases to {OUT}")
 
 

@@ -16,8 +16,8 @@ processes with a thread each) and tokens at most two updates old. Peers run in t
     build/venvs/tunix/bin/pip install google-tunix==0.1.7
 
 An iteration has 2 prompts x 4 responses of at most 16 tokens, and one update of 77 thousand parameters; a
-round is some iterations. `repeat` trains a peer for two rounds, twice with one seed, and once killed after
-the first round and resumed from its last checkpoint.
+round is some iterations. `repeat` trains a peer for two rounds, twice with one seed. A third run is killed
+after the first round and resumed from its last checkpoint.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Compares workers of a Ray fleet on this machine that act (satellites) with workers that receive actions.
 
-Instances sleep in each step, so that many workers can share a few cores; the actor is a small network. The
-*own rate* of a worker is the rate at which this process acts for a worker's rows and steps them, without a
-fleet. With `--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
+Instances sleep in each step, so that many workers can share a few cores; the actor is a small network. This
+process measures a worker's *own rate*: it acts for the rows of one worker and steps them, without a fleet.
+With `--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8
@@ -55,20 +55,20 @@ def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
 
 
 def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> float:
-    """Seconds of a segment if this process acts for a worker's rows and steps them."""
+    """Seconds of a rollout if this process acts for a worker's rows and steps them."""
     algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
     network = algorithm._network
-    shape = jnp.zeros((rows, *source.observation_space.shape))
-    parameters = jax.jit(network.init)(jax.random.key(0), shape)
+    zeros = jnp.zeros((rows, *source.observation_space.shape))
+    parameters = jax.jit(network.init)(jax.random.key(0), zeros)
 
-    def act(observation: jax.Array, data: jax.Array) -> Any:
-        action, decision = algorithm.act(parameters, None, observation, jax.random.wrap_key_data(data))
+    def act(observation: jax.Array, key_data: jax.Array) -> Any:
+        action, decision = algorithm.act(parameters, None, observation, jax.random.wrap_key_data(key_data))
         return action, (action, decision)
 
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), (steps, rows))))
-    shapes = lambda count: (shape[:count], keys[0, :count])  # noqa: E731
-    fragment, operands = satellites.trace("sleeping", act, shapes, [rows])
-    pool, observation = source.start(rows), np.zeros(shape.shape, np.float32)
+    argument_shapes = lambda count: (zeros[:count], keys[0, :count])  # noqa: E731
+    fragment, operands = satellites.trace("sleeping", act, argument_shapes, [rows])
+    pool, observation = source.start(rows), np.zeros(zeros.shape, np.float32)
 
     def run() -> None:
         satellites.run_segment(fragment.program, pool, observation, operands, keys, None, 60.0)
@@ -80,7 +80,7 @@ def main() -> None:
     command = parser("bench.satellites", __doc__)
     command.add_argument("--workers", type=int, default=16)
     command.add_argument("--rows", type=int, default=4, help="instances of each worker")
-    command.add_argument("--steps", type=int, default=64, help="steps of a segment")
+    command.add_argument("--steps", type=int, default=64, help="steps of a rollout")
     command.add_argument("--milliseconds", type=float, default=5.0, help="sleep of an instance's step")
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
@@ -102,7 +102,7 @@ def main() -> None:
         )
         for name, median in medians.items()
     ]
-    print(table(("side", "steps/s", "of the workers' own rate", "ms a segment beyond it"), cells))
+    print(table(("side", "steps/s", "of the workers' own rate", "ms more per rollout"), cells))
     if args.kill:
         workers = from_ray.fleet(from_ray.FleetSource(source, args.workers, 1.0, True))
         places = [workers.where(i) for i in range(len(workers))]

@@ -1,6 +1,6 @@
 """A convolution as a matrix product (`algos.layers.Convolution`) compared with `flax.linen.Conv`.
 
-Both layers have the same parameters, and compute gradients of some minibatches in a loop, in turns.
+Both layers have the same parameters. They take turns; a call computes gradients of minibatches in a loop.
 """
 
 from typing import Any

@@ -117,7 +117,7 @@ def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
       runs_per_point: number of separate runs of each point; their mean stands for all seeds.
     """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), total_steps=_STEPS)
-    swept_s, swept = _timed(
+    swept_s, sweep_run = _timed(
         lambda: fdg.sweep(
             algorithm, {"learning_rate": _POINTS}, num_seeds=_SEEDS, out=tmp_path / "sweep", progress=False
         )
@@ -132,7 +132,7 @@ def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
             )
             seconds.append(alone_s)
             first_metrics = run.metrics[0]
-            swept_return = swept.metrics[0]["episode_return_per_seed"][point * _SEEDS + seed]
+            swept_return = sweep_run.metrics[0]["episode_return_per_seed"][point * _SEEDS + seed]
             differences.append(
                 abs(swept_return - first_metrics["episode_return"])
                 / max(1.0, abs(first_metrics["episode_return"]))
@@ -176,12 +176,12 @@ def test_while_training_cost(benchmark, record, tmp_path):
         "on": {"eval_every": every, "tensorboard": True},
     }
 
-    def trained(number, name):
+    def train_once(number, name):
         out = tmp_path / f"{name}-{number}"
         run = fdg.fit(algorithm, out=out, seed=number, progress=False, eval_episodes=0, **settings[name])
         return run.summary["wall_s"]
 
-    seconds = in_turns({name: functools.partial(trained, name=name) for name in settings}, PAIRS)
+    seconds = in_turns({name: functools.partial(train_once, name=name) for name in settings}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(seconds["on"], seconds["off"])
     medians = {f"{name}_seconds": Spread.of(times).median for name, times in seconds.items()}

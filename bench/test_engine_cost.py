@@ -1,8 +1,8 @@
 """The cost of the engine: `Engine.run` compared with the same PPO as a plain `jax.jit` function.
 
-The plain PPO runs the same functions without fragments. A second benchmark measures what it costs that the
-number of iterations is an argument: it compares the engine with a scan of a fixed length. The two sides
-take turns in one process; the result is the median of the ratios, because the machine's speed drifts.
+The plain PPO runs the same functions without fragments. A second benchmark compares the engine, whose number
+of iterations is an argument, with a scan of a fixed length. The two sides take turns in one process; the
+result is the median of the ratios, because the machine's speed drifts.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ SIZES = {
 
 
 class PPOWithoutFragments(algos.PPO):
-    """PPO without fragments: the functions under `fdg.fragment`."""
+    """PPO with the plain functions that `fdg.fragment` wraps."""
 
     act, step, learn, gradient, update = (
         getattr(algos.PPO, name).__wrapped__ for name in ("act", "step", "learn", "gradient", "update")

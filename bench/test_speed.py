@@ -1,7 +1,7 @@
 """Measures training speed by size, seeds, devices, policy, algorithm and source of environments.
 
-Each case is a command line of `python -m fdg.train`, which runs in a new process (`bench/peers/drivers/
-ours.py`), so that cases share no devices and no memory. A few run by default; `--thorough` runs all:
+Each case is a command line of `python -m fdg.train`, which runs in a new process (by the driver `ours`), so
+that cases share no devices and no memory. A few cases run by default; `--thorough` runs all:
 
     make bench ARGS="-k speed"
     make bench ARGS="-k 'speed and policy' --thorough --record"

@@ -4,8 +4,8 @@ The policy is `SingleLearnerFine`. In one process on two host devices, PPO's rol
 times) is measured:
 
 - the time of the host's thread for each program or transfer that it starts;
-- an iteration, compared with its two programs alone, each on its own device and called as often, on arrays
-  that are ready, without a schedule or transfers.
+- an iteration, compared with its two programs alone: each is called equally often on its own device, on
+  arrays that are ready, without a schedule or transfers.
 
     make bench ARGS="-k stepping -s"
 """
@@ -76,15 +76,15 @@ class Figures:
 
 
 def measure(num_envs):
-    """`Figures` of CartPole."""
+    """Measures the `Figures` of CartPole."""
     fdg.host_devices(2)
     algorithm = ActingOnly(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
     engine = fdg.compile(algorithm, policies.SingleLearnerFine(), jax.devices()[:2])
     state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # the engine times the first iterations
-    calls = {call.name: call for call, times in engine.plan.calls() if times > 1}
-    chains = {p.name: _chain(p, calls[p.name]) for p in engine.programs if p.name in calls}
-    moves = sum(times for _, times in engine.plan.moves())
-    items = moves + sum(times for _, times in engine.plan.calls())
+    calls = {call.name: call for call, count in engine.plan.calls() if count > 1}
+    chains = {p.name: _repeated_program(p, calls[p.name]) for p in engine.programs if p.name in calls}
+    num_transfers = sum(count for _, count in engine.plan.moves())
+    items = num_transfers + sum(count for _, count in engine.plan.calls())
     host_seconds = []
 
     def schedule(_):
@@ -105,13 +105,13 @@ def measure(num_envs):
         statistics.median(host_seconds) / items * 1e6,
         items,
         statistics.median(iteration_seconds),
-        {name: statistics.median(times) for name, times in rounds.items()},
+        {name: statistics.median(count) for name, count in rounds.items()},
         Spread.ratio(map(sum, zip(*rounds.values(), strict=True)), iteration_seconds),
     )
 
 
-def _chain(program, call):
-    """A function that runs a program as often as an iteration does, each time on its donated arguments."""
+def _repeated_program(program, call):
+    """A function that runs a program as often as an iteration does; results replace donated arguments."""
     arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
     free_outputs, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):

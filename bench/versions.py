@@ -49,7 +49,7 @@ def main() -> None:
             ratios = sorted(a / b for a, b in zip(rates, speeds[args.pythons[0]], strict=True))
             spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             rows.append((f"{envs:,}", name, f"{statistics.median(rates):,.0f}", spread))
-    print(table(("environments", "version", "steps/s", "ratio (least to largest)"), rows))
+    print(table(("environments", "version", "steps/s", "ratio (smallest to largest)"), rows))
 
 
 if __name__ == "__main__":

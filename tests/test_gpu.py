@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import measuring
-from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, here, measure
+from bench.gpu.measuring import FailedError, Measurement, Part, Record, Settings, measure, measure_here
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import NOT_MEASURED, markdown, record_of
 from bench.gpu.training import measure_training
@@ -41,13 +41,13 @@ def test_what_is_measured_is_kept_at_once_and_not_measured_again(tmp_path):
         assert len(kept) == sum(calls.values())  # all so far is on the disk
         if one.row == "b":
             raise FailedError("out of memory")
-        return here(one, limit)
+        return measure_here(one, limit)
 
     measure(part, Settings(tmp_path), Record(path), fails_at_b)
     assert calls == {"a": 1, "c": 1}
     printed = "\n".join(markdown(part, 1, tmp_path))
     assert "| a | 1 |\n| b | - |\n| c | 1 |" in printed and "failed: Rows: b: out of memory" in printed
-    measure(part, Settings(tmp_path), Record(path), here)
+    measure(part, Settings(tmp_path), Record(path), measure_here)
     assert calls == {"a": 1, "b": 1, "c": 1}
     assert "failed" not in "\n".join(markdown(part, 1, tmp_path))
 
@@ -62,7 +62,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said_to_be(tmp_path, monkeypa
     )
     assert limits == [23.0]
     assert record.content["left out"] == {"Rows: b": "2 s were left, and it takes about 10"}
-    measure(part_of("a", "b"), Settings(tmp_path), Record(record_of(tmp_path, 1)), here)
+    measure(part_of("a", "b"), Settings(tmp_path), Record(record_of(tmp_path, 1)), measure_here)
     assert not Record(record_of(tmp_path, 1)).content["left out"]
 
 

@@ -52,12 +52,12 @@ _COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and v
 _WHOLE = _Kind("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
 _NUMBER = _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _POSITIVE = _Kind("a number above zero", lambda value: _is_number(value) and value > 0)
-_BASE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
+_ABOVE_ONE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
 _FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
 
 _FIELDS = {
     "vocab_size": _COUNT, "hidden_size": _COUNT, "intermediate_size": _COUNT, "num_layers": _COUNT,
-    "num_heads": _COUNT, "num_kv_heads": _COUNT, "head_dim": _COUNT, "rope_theta": _BASE,
+    "num_heads": _COUNT, "num_kv_heads": _COUNT, "head_dim": _COUNT, "rope_theta": _ABOVE_ONE,
     "rms_norm_eps": _NUMBER, "tie_embeddings": _FLAG, "qkv_bias": _FLAG, "output_bias": _FLAG,
     "mlp_bias": _FLAG, "qk_norm": _FLAG, "sliding_window": _COUNT, "first_sliding_layer": _WHOLE,
     "max_positions": _COUNT, "remat": _FLAG, "packed_rows": _COUNT, "lora_rank": _WHOLE,
@@ -93,7 +93,7 @@ class DecoderConfig:
         and its factors. "dynamic" and "longrope" depend on the length of each text.
       rms_norm_eps: added to the mean square.
       tie_embeddings: the head is the embedding's transpose.
-      qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: the first).
+      qkv_bias, output_bias, mlp_bias: which linear layers have a bias (Qwen2: only queries, keys and values).
       qk_norm: normalise each head of queries and keys (Qwen3).
       sliding_window: in layers from `first_sliding_layer` on, a token attends to this many tokens, including
         itself; None for all.
@@ -149,7 +149,7 @@ class DecoderConfig:
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}: change one",
         )
-        self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even one")
+        self._require(self.width % 2 == 0, f"head_dim={self.head_dim}: rotary positions need an even width")
         self._require(
             self.dtype in ("float32", "bfloat16"), f"dtype={self.dtype!r}: it must be 'float32' or 'bfloat16'"
         )
@@ -171,10 +171,10 @@ class DecoderConfig:
                 count in (0, self.width // 2),
                 f"{name} has {count} numbers: it must have head_dim / 2, {self.width // 2}",
             )
-        self._require(kind != "dynamic" or self.width > 2, "head_dim=2: rope_type='dynamic' needs more")
+        self._require(kind != "dynamic" or self.width > 2, "head_dim=2: rope_type='dynamic' needs 4 or more")
         self._require(
             kind != "longrope" or self.trained_positions > 1,
-            f"{_TRAINED}={self.trained_positions}: rope_type='longrope' needs more",
+            f"{_TRAINED}={self.trained_positions}: rope_type='longrope' needs 2 or more",
         )
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if rope.get(low) and rope.get(high):
@@ -225,7 +225,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any], **changes: Any) -> "DecoderConfig":
-        """Makes it from the contents of a `config.json`; keyword arguments change fields.
+        """The config with the contents of a `config.json`; keyword arguments change fields.
 
         The `model_type` must be llama (Llama, SmolLM2, ...), mistral, qwen2 or qwen3.
 
@@ -238,7 +238,7 @@ class DecoderConfig:
                 f"config.json: model_type={quoted(family)} is not a supported decoder: supported are"
                 f" {', '.join(_FAMILIES)}"
             )
-        missing = [name for name in _SIZES if config.get(name) is None]
+        missing = [name for name in _SIZE_KEYS if config.get(name) is None]
         if missing:
             raise FdgError(f"config.json: {', '.join(missing)} missing, which {family} needs")
         check_config_keys(config, _READ | _FAMILY_KEYS[family].keys(), "config.json")
@@ -257,7 +257,7 @@ class DecoderConfig:
                 )
             return content
 
-        sizes = {name: value(key, name) for key, name in _SIZES.items()}
+        sizes = {name: value(key, name) for key, name in _SIZE_KEYS.items()}
         theta, rope = _rope_of(config, value)
         bias = value("attention_bias", "qkv_bias", False)
         window, first = _window_of(config, value)
@@ -313,7 +313,7 @@ class DecoderConfig:
         written = {
             "architectures": [_ARCHITECTURES[family]],
             "model_type": family,
-            **{key: getattr(self, name) for key, name in _SIZES.items()},
+            **{key: getattr(self, name) for key, name in _SIZE_KEYS.items()},
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "hidden_act": "silu",
@@ -401,7 +401,7 @@ def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, in
     return (window, first) if window is not None and first < layers else (None, 0)
 
 
-_SIZES = {
+_SIZE_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -409,7 +409,7 @@ _SIZES = {
     "num_attention_heads": "num_heads",
 }
 
-_READ = _SIZES.keys() | {
+_READ = _SIZE_KEYS.keys() | {
     "model_type", "hidden_act", "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling",
     "rope_parameters", _TRAINED, "rms_norm_eps", "tie_word_embeddings", _CONTEXT,
     "initializer_range",
@@ -423,10 +423,7 @@ _QWEN = {
 _FAMILY_KEYS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "mistral": {"num_key_value_heads": 8, _CONTEXT: 131_072, "sliding_window": 4096},
-    "qwen2": {
-        **_QWEN,
-        "attention_bias": False,
-    },  # not read by Transformers: queries, keys and values have biases
+    "qwen2": {**_QWEN, "attention_bias": False},  # ignored: queries, keys and values always have biases
     "qwen3": {**_QWEN, "attention_bias": False, "head_dim": 128},
 }
 

@@ -24,9 +24,7 @@ from algos.language.layers import Weights
 
 # Up to this vocabulary size, embeddings are looked up by a matrix product, so that the gradient is one, too.
 _SMALL_VOCABULARY = 1024
-_PACKED_ROWS = (
-    8  # packed rows that `recomputed_cache` computes at once, if the config does not set their number
-)
+_PACKED_ROWS = 8  # packed rows that `recompute_cache` computes at once, if the config sets no number
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
@@ -34,7 +32,7 @@ class Cache(NamedTuple):
     """Keys and values of prompts, and of up to `C` tokens after each prompt.
 
     The columns after the prompt are a ring buffer: in each step, all rows write their next token to one
-    column, `step % C`, even if they began at different steps. A row that takes another prompt starts there.
+    column, `step % C`, even if they began at different steps. A row that takes a new prompt starts at it.
     """
 
     keys: tuple[jax.Array, ...]  # per layer, [N, K, P + C, h]; `values` likewise
@@ -147,7 +145,7 @@ class Decoder:
         `tokens` and `segments` are [N, T] int32, where segment 0 is padding. `positions` are [N, T] int32;
         None: they are counted from the start of each segment.
         """
-        return self._sequences(parameters, tokens, segments, positions)[0]
+        return self._run_sequences(parameters, tokens, segments, positions)[0]
 
     def apply(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
@@ -165,8 +163,7 @@ class Decoder:
     def log_probs(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, temperature: float = 1.0
     ) -> jax.Array:
-        """Log-probability of each token given those before it in its segment: [N, T] float32; 0 for the
-        first.
+        """Log-probability of each token given earlier ones of its segment: [N, T] float32; 0 for the first.
 
         Logits are computed for a few positions at a time, and recomputed for the gradient.
         """
@@ -223,13 +220,12 @@ class Decoder:
     def prefill(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, new_tokens: int
     ) -> tuple[jax.Array, Cache]:
-        """Logits [N, V] float32 of the token after each prompt, and a cache for `new_tokens` (C) further
-        tokens.
+        """Logits [N, V] float32 after each prompt, and a cache with room for `new_tokens` (C) more tokens.
 
         `tokens` [N, P] int32 are left-padded, so the last column has no padding. `segments` [N, P] int32 are
         1 for tokens, 0 for padding.
         """
-        hidden, keys, values = self._sequences(parameters, tokens, segments, None)
+        hidden, keys, values = self._run_sequences(parameters, tokens, segments, None)
         padding = ((0, 0), (0, 0), (0, max(new_tokens, 1)), (0, 0))
         prompt = segments > 0
         length = jnp.sum(prompt, axis=1, dtype=jnp.int32)
@@ -240,7 +236,7 @@ class Decoder:
         )  # fmt: skip
         return self.logits(parameters, hidden[:, -1]), cache
 
-    def recomputed_cache(
+    def recompute_cache(
         self,
         parameters: Weights,
         tokens: jax.Array,
@@ -261,7 +257,7 @@ class Decoder:
         all_mask = jnp.concatenate([mask, jnp.arange(capacity)[None] < length[:, None]], axis=1)
 
         def keys_and_values(tokens: jax.Array, segments: jax.Array) -> Any:
-            pair = self._sequences(parameters, tokens, segments, None)[1:]
+            pair = self._run_sequences(parameters, tokens, segments, None)[1:]
             return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
 
         all_tokens = jnp.concatenate([tokens, generated], axis=1)
@@ -329,7 +325,7 @@ class Decoder:
             return jnp.matmul(rows, table, precision=jax.lax.Precision.HIGHEST)
         return table[tokens]
 
-    def _sequences(
+    def _run_sequences(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None
     ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
         """`hidden` of whole sequences, and each layer's keys and values [N, K, T, h]."""
@@ -414,7 +410,7 @@ def _block(
 
     weights, scale = _with_adapters(weights, adapters), _adapter_scale(config)
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
-    q, k, v = layers.heads(config, weights["attention"], normed, rotation, scale)
+    q, k, v = layers.project_heads(config, weights["attention"], normed, rotation, scale)
     keys, values = in_cache(k, 0), in_cache(v, 1)
     heads = layers.attend(q, keys, values, mask if cached is None else mask[:, None])
     x = x + layers.linear(weights["attention"]["output"], heads, scale)

@@ -56,7 +56,7 @@ class Sampling:
                 raise FdgError(f"Sampling: {message}")
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """True if top-k or top-p excludes tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
@@ -66,13 +66,13 @@ class Sampling:
         return self.temperature != 1
 
 
-def filtered(logits: jax.Array, sampling: Sampling) -> jax.Array:
+def filter_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Logits [..., V] after temperature (above 0), top-k and top-p, in this order; excluded tokens get -inf.
 
     Tokens tied with the least likely kept token are kept.
 
     >>> logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
-    >>> [f"{x:.2f}" for x in filtered(logits, Sampling(1, top_k=3, top_p=0.7))]
+    >>> [f"{x:.2f}" for x in filter_logits(logits, Sampling(1, top_k=3, top_p=0.7))]
     ['-inf', '-inf', '-1.20', '-0.92']
     """
     logits = logits / sampling.temperature
@@ -98,12 +98,12 @@ def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> tuple[jax.Ar
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return tokens, jnp.zeros(tokens.shape, logits.dtype), log_prob(logits, tokens)
-    sampling_logits = filtered(logits, sampling)
+    sampling_logits = filter_logits(logits, sampling)
     # Gumbel-max (arXiv 1411.0030): the argmax of logits plus Gumbel noise is a sample of their softmax.
     noise = jax.vmap(functools.partial(jax.random.gumbel, shape=logits.shape[1:], dtype=logits.dtype))(keys)
     tokens = jnp.argmax(sampling_logits + noise, axis=-1).astype(jnp.int32)
     policy_log_prob = log_prob(logits, tokens)
-    if not (sampling.filters or sampling.is_tempered):
+    if not (sampling.has_filters or sampling.is_tempered):
         return tokens, policy_log_prob, policy_log_prob
     return tokens, log_prob(sampling_logits, tokens), policy_log_prob
 
@@ -123,8 +123,8 @@ class Samples(NamedTuple):
     # [N, R] float32, log-probability of each token in the sampling distribution; 0 in padding
     log_probs: jax.Array
     policy_log_probs: jax.Array  # [N, R] float32, at temperature 1, unfiltered
-    # [N, R] float32, with temperature, unfiltered; this is how a learner computes log-probabilities, so
-    # ratios and importance weights divide by these
+    # [N, R] float32, with temperature, unfiltered: ratios and importance weights divide by these, because a
+    # learner computes log-probabilities in the same way
     tempered_log_probs: jax.Array
 
 
@@ -158,7 +158,7 @@ def generate(
     """
     _check(decoder, prompts, sampling, slots)
     keys = key if key.ndim else sample_keys(key, prompts.tokens.shape[0])
-    rows = functools.partial(_rows, decoder, sampling, slots, prompts.tokens.shape[0])
+    rows = functools.partial(_generate_rows, decoder, sampling, slots, prompts.tokens.shape[0])
     return rowwise(rows, in_axes=(None, 0, 0))(parameters, prompts, keys)
 
 
@@ -201,7 +201,7 @@ def check_tokens(vocab_size: int, tokens: Any, mask: Any, what: str = "prompt") 
         )
 
 
-def _rows(
+def _generate_rows(
     decoder: Decoder,
     sampling: Sampling,
     slots: int | None,
@@ -210,7 +210,7 @@ def _rows(
     prompts: Prompts,
     keys: jax.Array,
 ) -> Samples:
-    """Generates the rows of one device, of `count` on all devices."""
+    """Generates the rows of one device; all devices together have `count` rows."""
     n = prompts.tokens.shape[0]
     device_slots = n if slots is None else min(max(1, slots * n // count), n)
     if slots is not None and n < count:
@@ -235,8 +235,8 @@ class SlotState(NamedTuple):
     length: jax.Array  # [S] int32, tokens so far
     first: jax.Array  # [S] int32, the tick of the first token
     done: jax.Array  # [S] bool
-    # Ring buffers of tokens, log-probabilities (unfiltered and at temperature 1 only where they differ), and
-    # versions if recorded. All slots write the same column in a tick.
+    # Ring buffers of tokens, of log-probabilities (unfiltered ones, and ones at temperature 1, only if they
+    # differ), and of versions if recorded. All slots write the same column in a tick.
     written: tuple[jax.Array, ...]  # [S, C] each
 
 
@@ -278,7 +278,7 @@ class Answers:
 
     def idle(self, slots: int) -> SlotState:
         """Empty slots."""
-        num_log_probs = 1 + bool(self.sampling.filters) + bool(self.sampling.is_tempered)
+        num_log_probs = 1 + bool(self.sampling.has_filters) + bool(self.sampling.is_tempered)
         dtypes = (jnp.int32, *[self.dtype] * num_log_probs, *[jnp.int32] * self.records)
         zero = jnp.zeros(slots, jnp.int32)
         return SlotState(
@@ -346,7 +346,7 @@ class Answers:
         """Recomputes the caches, for prompts and all tokens but the last one, which the next tick reads."""
         tokens = self.in_order(kept, kept.written[0])[:, : max(self.width - 1, 1)]
         prompts: Prompts = kept.asked[0]
-        cache = self.decoder.recomputed_cache(
+        cache = self.decoder.recompute_cache(
             parameters, prompts.tokens, prompts.mask, tokens, kept.length - 1, kept.first
         )
         return _without_step(cache)
@@ -357,7 +357,7 @@ class Answers:
         mask = positions < kept.length[:, None]
         written = [jnp.where(mask, self.in_order(kept, x), 0) for x in kept.written]
         log_probs = written[1:-1] if self.records else written[1:]
-        tempered = log_probs[1 if self.sampling.filters else 0]
+        tempered = log_probs[1 if self.sampling.has_filters else 0]
         policy_log_probs = log_probs[-1] if self.sampling.is_tempered else tempered
         tokens = jnp.where(mask, written[0], self.sampling.pad_token)
         samples = Samples(tokens, mask, log_probs[0], policy_log_probs, tempered)
@@ -381,7 +381,7 @@ class Answers:
         sampling = self.sampling
         tokens, sampled, policy = draw(logits, jax.vmap(jax.random.fold_in)(keys, position), sampling)
         drawn = [tokens, sampled]
-        if sampling.filters:
+        if sampling.has_filters:
             tempered = log_prob(logits / sampling.temperature, tokens) if sampling.is_tempered else policy
             drawn.append(tempered)
         if sampling.is_tempered:

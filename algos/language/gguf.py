@@ -41,8 +41,8 @@ _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
 
 
 # The pre-tokenizer's patterns by `tokenizer.ggml.pre`, from llama.cpp's `src/llama-vocab.cpp`. They are
-# applied before GPT-2's pattern; those of `_WITHOUT_GPT2_PATTERN` replace it. None: older files, in which
-# pre-tokenizers have no names.
+# applied before GPT-2's pattern; those of `_WITHOUT_GPT2_PATTERN` replace it. The key None is for older
+# files, which do not name their pre-tokenizer.
 _WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -66,16 +66,16 @@ def load(file: str | os.PathLike[str], **changes: Any) -> tuple[Decoder, Weights
     Raises:
       FdgError: no such file, an unsupported architecture, or tensors of wrong shapes.
     """
-    opened = _open(file)
-    config = _config(opened, str(file), changes)
-    return Decoder(config), weights.assemble(config, _by_key(opened, config), str(file))
+    header = _open(file)
+    config = _config(header, str(file), changes)
+    return Decoder(config), weights.assemble(config, _tensors_by_key(header, config), str(file))
 
 
 def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
     """Converts a GGUF file to a Hugging Face directory: config, weights, tokenizer and chat template.
 
     Raises:
-      FdgError: as `load`; a tokenizer other than byte-level BPE.
+      FdgError: an error of `load`, or a tokenizer other than byte-level BPE.
     """
     tokenizer, settings = read_tokenizer(file)
     decoder, parameters = load(file)
@@ -85,7 +85,7 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-class _File(NamedTuple):
+class _Header(NamedTuple):
     """The content of a file's header: its values, and its tensors."""
 
     values: dict[str, Any]
@@ -108,59 +108,59 @@ _MAX_STRINGS = 1 << 21  # in an array: more than any vocabulary or its merges ha
 _MAX_COUNT = 1 << 16  # of values, and of tensors
 
 
-class _Header:
+class _HeaderReader:
     """Reads a header sequentially; checks each length against the file's size before it reads.
 
-    `at` is the position in the file.
+    `position` counts the bytes read so far.
     """
 
     def __init__(self, file: io.BufferedReader, where: object):
         self._file, self._where = file, where
         self.size = os.fstat(file.fileno()).st_size
-        self.at = 0
+        self.position = 0
 
     def bytes(self, count: int) -> bytes:
-        if count > self.size - self.at:
-            raise self.error(f"{count} bytes at {self.at}, and it has {self.size}")
-        self.at += count
+        if count > self.size - self.position:
+            raise self.error(f"{count} bytes at {self.position}, and it has {self.size}")
+        self.position += count
         return self._file.read(count)
 
     def numbers(self, dtype: Any, count: int) -> np.ndarray:
         return np.frombuffer(self.bytes(count * np.dtype(dtype).itemsize), np.dtype(dtype).newbyteorder("<"))
 
-    def number(self, dtype: Any = np.uint64, limit: int | None = None) -> Any:
-        number = self.numbers(dtype, 1)[0].item()
-        if limit is not None and number > limit:
-            raise self.error(f"{number} at {self.at}, where at most {limit} can be")
-        return number
+    def scalar(self, dtype: Any = np.uint64, limit: int | None = None) -> Any:
+        scalar = self.numbers(dtype, 1)[0].item()
+        if limit is not None and scalar > limit:
+            raise self.error(f"{scalar} at {self.position}, where at most {limit} can be")
+        return scalar
 
     def text(self) -> str:
-        content = self.bytes(self.number())
+        content = self.bytes(self.scalar())
         try:
             return content.decode()
         except UnicodeDecodeError:
-            raise self.error(f"no UTF-8 at {self.at - len(content)}") from None
+            raise self.error(f"no UTF-8 at {self.position - len(content)}") from None
 
     def value(self) -> Any:
-        kind = self.number(np.uint32)
+        kind = self.scalar(np.uint32)
         if kind == _STRING:
             return self.text()
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind])
+            return self.scalar(_SCALARS[kind])
         if kind != _ARRAY:
-            raise self.error(f"a value of type {kind} at {self.at}")
-        inner, count = self.number(np.uint32), self.number()
-        if inner == _STRING and count <= min(_MAX_STRINGS, (self.size - self.at) // 8):
+            raise self.error(f"a value of type {kind} at {self.position}")
+        inner, count = self.scalar(np.uint32), self.scalar()
+        if inner == _STRING and count <= min(_MAX_STRINGS, (self.size - self.position) // 8):
             return [self.text() for _ in range(count)]
         if inner not in _SCALARS:
-            raise self.error(f"an array of {count} values of type {inner} at {self.at}")
+            raise self.error(f"an array of {count} values of type {inner} at {self.position}")
         return self.numbers(_SCALARS[inner], count)
 
     def error(self, what: str) -> FdgError:
         return FdgError(f"{self._where}: is not a complete GGUF file: its header says {what}")
 
 
-def _open(file: str | os.PathLike[str]) -> _File:
+def _open(file: str | os.PathLike[str]) -> _Header:
     try:
         import gguf
     except ImportError:
@@ -169,39 +169,39 @@ def _open(file: str | os.PathLike[str]) -> _File:
     tensors: dict[str, Stored] = {}
     where = str(file)
     with open_regular(file) as opened:
-        header = _Header(opened, where)
-        magic, version = header.bytes(4), header.number(np.uint32)
+        reader = _HeaderReader(opened, where)
+        magic, version = reader.bytes(4), reader.scalar(np.uint32)
         if magic != b"GGUF" or version not in (2, 3):
-            raise header.error(f"{magic!r}, version {version}; known are 2 and 3")
-        num_tensors, num_values = header.number(limit=_MAX_COUNT), header.number(limit=_MAX_COUNT)
+            raise reader.error(f"{magic!r}, version {version}; known are 2 and 3")
+        num_tensors, num_values = reader.scalar(limit=_MAX_COUNT), reader.scalar(limit=_MAX_COUNT)
         for _ in range(num_values):
-            name = header.text()
+            name = reader.text()
             if name in values:
-                raise header.error(f"{name:.60!r} twice")
-            values[name] = header.value()
+                raise reader.error(f"{name:.60!r} twice")
+            values[name] = reader.value()
         entries = []
         for _ in range(num_tensors):
-            name = header.text()
-            shape = header.numbers(np.uint64, header.number(np.uint32, limit=8)).tolist()[::-1]
-            entries.append((name, shape, header.number(np.uint32), header.number()))
+            name = reader.text()
+            shape = reader.numbers(np.uint64, reader.scalar(np.uint32, limit=8)).tolist()[::-1]
+            entries.append((name, shape, reader.scalar(np.uint32), reader.scalar()))
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment <= 0:
-            raise header.error(f"general.alignment={quoted(alignment)}")
-        start = -(-header.at // alignment) * alignment
+            raise reader.error(f"general.alignment={quoted(alignment)}")
+        start = -(-reader.position // alignment) * alignment
     for name, shape, number, offset in entries:
         try:
             kind = gguf.GGMLQuantizationType(number)
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            raise header.error(f"'{name:.60}' of type {number}, which is not known") from None
+            raise reader.error(f"'{name:.60}' of type {number}, which is not known") from None
         length = math.prod(shape) // block * size
-        if name in tensors or not shape or shape[-1] % block or start + offset + length > header.size:
-            raise header.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
+        if name in tensors or not shape or shape[-1] % block or start + offset + length > reader.size:
+            raise reader.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
         decode = functools.partial(_decode, kind, shape[-1] // block * size, where)
         tensors[name] = Stored(where, tuple(shape), start + offset, length, decode)
-    if tensors and sum(tensor.size for tensor in tensors.values()) > header.size - start:
-        raise header.error("that tensors overlap")
-    return _File(values, tensors)
+    if tensors and sum(tensor.size for tensor in tensors.values()) > reader.size - start:
+        raise reader.error("that tensors overlap")
+    return _Header(values, tensors)
 
 
 def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.ndarray:
@@ -213,49 +213,49 @@ def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.nd
         raise FdgError(f"{where}: tensors of type {kind.name} are not read") from None
 
 
-def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
-    tensors = opened.tensors
-    family = opened.of_kind("general.architecture", str, file)
+def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfig:
+    tensors = header.tensors
+    family = header.of_kind("general.architecture", str, file)
     if family not in _FAMILIES:
         raise FdgError(
             f"{file}: architecture {quoted(family)} is not a supported decoder: supported are"
             f" {', '.join(_FAMILIES)}"
         )
-    if opened.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
+    if header.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
         raise FdgError(f"{file}: it scales rotary positions, which is not supported in GGUF files")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FdgError(f"{file}: has no matrix token_embd.weight")
 
-    def number(name: str, kind: type = int, default: Any = None) -> Any:
-        value = opened.of_kind(f"{family}.{name}", kind, file, default)
+    def field(name: str, kind: type = int, default: Any = None) -> Any:
+        value = header.of_kind(f"{family}.{name}", kind, file, default)
         if value is None:
             raise FdgError(f"{file}: has no {family}.{name}")
         return value
 
-    heads = number("attention.head_count")
+    heads = field("attention.head_count")
     read: dict[str, Any] = {
         "vocab_size": embedding.shape[0],
-        "hidden_size": number("embedding_length"),
-        "intermediate_size": number("feed_forward_length"),
-        "num_layers": number("block_count"),
+        "hidden_size": field("embedding_length"),
+        "intermediate_size": field("feed_forward_length"),
+        "num_layers": field("block_count"),
         "num_heads": heads,
-        "num_kv_heads": number("attention.head_count_kv", default=heads),
-        "head_dim": opened.of_kind(f"{family}.attention.key_length", int, file),
-        "rope_theta": number("rope.freq_base", float, 10_000.0),
-        "rms_norm_eps": float(f"{number('attention.layer_norm_rms_epsilon', float):.6g}"),
+        "num_kv_heads": field("attention.head_count_kv", default=heads),
+        "head_dim": header.of_kind(f"{family}.attention.key_length", int, file),
+        "rope_theta": field("rope.freq_base", float, 10_000.0),
+        "rms_norm_eps": float(f"{field('attention.layer_norm_rms_epsilon', float):.6g}"),
         "tie_embeddings": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
         "output_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "qk_norm": family == "qwen3",
-        "max_positions": number("context_length", default=2048),
+        "max_positions": field("context_length", default=2048),
     }
     try:
         config = DecoderConfig(**{**read, **changes})
     except FdgError as error:
         raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
-    _check_keys(opened, family, config, file)
+    _check_keys(header, family, config, file)
     return config
 
 
@@ -263,7 +263,7 @@ def _config(opened: _File, file: str, changes: dict[str, Any]) -> DecoderConfig:
 _IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length")
 
 
-def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -> None:
+def _check_keys(header: _Header, family: str, config: DecoderConfig, where: str) -> None:
     """Refuses keys about the network that `_config` does not read."""
     read = {"embedding_length", "feed_forward_length", "block_count", "attention.head_count"}
     read |= {"attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.scaling.type"}
@@ -275,7 +275,7 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     neutral_values |= {"rope.scaling.factor": 1.0, "attention.causal": True}
     values = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in opened.values.items()
+        for name, value in header.values.items()
         if name.startswith(f"{family}.") and value is not None
     }
     neutral = [name for name, value in neutral_values.items() if values.get(f"{family}.{name}") == value]
@@ -283,11 +283,11 @@ def _check_keys(opened: _File, family: str, config: DecoderConfig, where: str) -
     check_config_keys(values, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
-def _by_key(opened: _File, config: DecoderConfig) -> dict[str, Stored]:
+def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, Stored]:
     """The tensors by Hugging Face's names."""
-    has_rotary_pairs = opened.values["general.architecture"] == "llama"
+    has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}
-    for name, tensor in opened.tensors.items():
+    for name, tensor in header.tensors.items():
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         other = re.fullmatch(r"(\w+)\.weight", name)
         if block and block[2] in _BLOCK_NAMES:
@@ -314,13 +314,13 @@ def _split_pairs(
 
 def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     """A file's tokenizer (`tokenizers.Tokenizer`), and the contents of `tokenizer_config.json`."""
-    opened = _open(file)
+    header = _open(file)
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     except ImportError:
         raise FdgError("tokenizers are needed: pip install 'fdg[language]'") from None
 
-    kind, pattern = (opened.of_kind(f"tokenizer.ggml.{name}", str, file) for name in ("model", "pre"))
+    kind, pattern = (header.of_kind(f"tokenizer.ggml.{name}", str, file) for name in ("model", "pre"))
     if kind != "gpt2":
         raise FdgError(
             f"{file}: its tokenizer is {quoted(kind)}, and only byte-level BPE ('gpt2') is converted"
@@ -332,9 +332,9 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
             " converted: take tokenizer.json of Hugging Face's checkpoint"
         )
     words, merges = (
-        opened.of_kind(f"tokenizer.ggml.{name}", list, file, []) for name in ("tokens", "merges")
+        header.of_kind(f"tokenizer.ggml.{name}", list, file, []) for name in ("tokens", "merges")
     )
-    kinds = opened.of_kind("tokenizer.ggml.token_type", np.ndarray, file, np.zeros(0, int))
+    token_types = header.of_kind("tokenizer.ggml.token_type", np.ndarray, file, np.zeros(0, int))
     try:
         vocabulary = {word: i for i, word in enumerate(words)}
         pairs = [tuple(pair.split(" ")) for pair in merges]
@@ -349,22 +349,22 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     )
     tokenizer.decoder = decoders.ByteLevel()
     for add, number in ((tokenizer.add_special_tokens, _CONTROL), (tokenizer.add_tokens, _USER_DEFINED)):
-        added = [word for word, word_kind in zip(words, kinds.tolist(), strict=False) if word_kind == number]
+        added = [word for word, x in zip(words, token_types.tolist(), strict=False) if x == number]
         add([AddedToken(word, special=number == _CONTROL, normalized=False) for word in added])
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-        token_id = opened.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
+        token_id = header.of_kind(f"tokenizer.ggml.{key}_token_id", int, file)
         if token_id is not None:
             if not 0 <= token_id < len(words):
                 raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={token_id}, of {len(words)} tokens")
             settings[name] = words[token_id]
-    adds_bos, bos = opened.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
+    adds_bos, bos = header.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
     if bos is not None and (pattern in _LLAMA_3 if adds_bos is None else adds_bos is True):
         special_tokens = [(bos, words.index(bos))]
         with library_errors(f"{file}: its tokenizer"):
             processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], special_tokens)
         tokenizer.post_processor = processor
-    template = opened.of_kind("tokenizer.chat_template", str, file)
+    template = header.of_kind("tokenizer.chat_template", str, file)
     return tokenizer, settings | ({"chat_template": template} if template else {})
 
 

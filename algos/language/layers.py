@@ -18,7 +18,7 @@ from algos.language.config import DecoderConfig
 Weights = dict[str, Any]
 
 
-def wide(x: jax.Array) -> jax.Array:
+def at_least_float32(x: jax.Array) -> jax.Array:
     """Casts to at least float32, for norms, softmax and logits."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -30,18 +30,18 @@ def linear(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
     if "a" in weights:
         y = y + (x @ weights["a"].astype(dtype)) @ weights["b"].astype(dtype) * jnp.asarray(scale, dtype)
     if "bias" in weights:
-        y = y + _along_last(weights["bias"].astype(dtype), y)
+        y = y + _align_last_axis(weights["bias"].astype(dtype), y)
     return y
 
 
 def rms_norm(scale: jax.Array, x: jax.Array, epsilon: float) -> jax.Array:
     """`scale * x / sqrt(mean(x^2) + epsilon)` over the last axis (arXiv 1910.07467, eq. 4)."""
-    y = wide(x)
+    y = at_least_float32(x)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon)
-    return _along_last(scale.astype(x.dtype), x) * y.astype(x.dtype)
+    return _align_last_axis(scale.astype(x.dtype), x) * y.astype(x.dtype)
 
 
-def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
+def _align_last_axis(vector: jax.Array, like: jax.Array) -> jax.Array:
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
@@ -49,10 +49,10 @@ def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
 def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     """Rotary frequencies [h / 2] in radians per position, and the factor of cosines and sines.
 
-    They are those of arXiv 2104.09864, sec. 3.2.2, changed by the kind of scaling. "linear" divides all;
-    "llama3" divides those with wavelengths above the trained context, with a smooth transition (Llama 3.1's
-    release); "yarn": arXiv 2309.00071, eq. 17-23; "longrope", here for short texts: arXiv 2402.13753, sec.
-    3.3.
+    `config.rope_type` changes the frequencies of arXiv 2104.09864, sec. 3.2.2: "linear" divides all of them;
+    "llama3" divides those whose wavelength exceeds the trained context, with a smooth transition (Llama 3.1's
+    release); "yarn" follows arXiv 2309.00071, eq. 17-23, and "longrope" arXiv 2402.13753, sec. 3.3 (here its
+    factors for short texts).
     """
     width, rope = config.width, config.rope
     plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
@@ -62,27 +62,27 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     factor = float(rope["factor"])
     if kind == "linear":
         return plain / factor, 1.0
-    trained = float(config.trained_positions)
+    trained_length = float(config.trained_positions)
     if kind == "longrope":
-        default = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-        attention = float(rope.get("attention_factor") or default)
-        return plain / np.asarray(rope["short_factor"], np.float64), attention
+        default = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
+        attention_factor = float(rope.get("attention_factor") or default)
+        return plain / np.asarray(rope["short_factor"], np.float64), attention_factor
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = trained * plain / (2 * math.pi)  # over the trained context
+        turns = trained_length * plain / (2 * math.pi)  # full rotations over the trained context
         unchanged = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: divided by the factor; 1: unchanged
         return plain * (unchanged + (1 - unchanged) / factor), 1.0
-    first, last = (
-        width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+    start, end = (
+        width * math.log(trained_length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
         for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
     )
     if rope.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
-    ramp = (np.arange(width // 2) - first) / max(last - first, 1e-3)
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(start, 0), min(end, width - 1)
+    ramp = (np.arange(width // 2) - start) / max(end - start, 1e-3)
     unchanged = 1 - np.clip(ramp, 0.0, 1.0)
-    attention = float(rope.get("attention_factor") or _yarn_attention(factor, rope))
-    return plain * (unchanged + (1 - unchanged) / factor), attention
+    attention_factor = float(rope.get("attention_factor") or _yarn_attention(factor, rope))
+    return plain * (unchanged + (1 - unchanged) / factor), attention_factor
 
 
 def _yarn_attention(factor: float, rope: dict[str, Any]) -> float:
@@ -101,7 +101,7 @@ def rotary(
     """Cosines and sines [..., h / 2] of positions [...] in texts of `lengths` [...] tokens."""
     frequencies, scale = rotary_frequencies(config)
     wide_dtype = jnp.promote_types(dtype, jnp.float32)
-    per_position = _along_last(jnp.asarray(frequencies, wide_dtype), positions[..., None])
+    per_position = _align_last_axis(jnp.asarray(frequencies, wide_dtype), positions[..., None])
     per_position = _frequencies_for_length(config, per_position, lengths.astype(wide_dtype)[..., None])
     angles = positions.astype(wide_dtype)[..., None] * per_position
     return (jnp.cos(angles) * scale).astype(dtype), (jnp.sin(angles) * scale).astype(dtype)
@@ -114,23 +114,23 @@ def _frequencies_for_length(config: DecoderConfig, frequencies: jax.Array, lengt
         factor = float(rope["factor"])
         base_factor = jnp.maximum(factor * lengths / config.max_positions - (factor - 1), 1.0)
         exponents = jnp.asarray(-np.arange(0, width, 2) / (width - 2), lengths.dtype)
-        return frequencies * base_factor ** _along_last(exponents, lengths)
+        return frequencies * base_factor ** _align_last_axis(exponents, lengths)
     if config.rope_type == "longrope":
         short, long = (np.asarray(rope[name], np.float64) for name in ("short_factor", "long_factor"))
-        long_frequencies = frequencies * _along_last(jnp.asarray(short / long, lengths.dtype), lengths)
+        long_frequencies = frequencies * _align_last_axis(jnp.asarray(short / long, lengths.dtype), lengths)
         return jnp.where(lengths > config.trained_positions, long_frequencies, frequencies)
     return frequencies
 
 
-def rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotates heads [..., heads, h], in pairs (i, i + h / 2), by cosines and sines [..., h / 2]."""
-    cos, sin = (part[..., None, :] for part in turn)
+    cos, sin = (part[..., None, :] for part in rotation)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def heads(
-    config: DecoderConfig, weights: Weights, x: jax.Array, turn: tuple[jax.Array, jax.Array], scale: float
+def project_heads(
+    config: DecoderConfig, weights: Weights, x: jax.Array, rotation: tuple[jax.Array, jax.Array], scale: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Projects [..., D] to queries [..., H, h], keys and values [..., K, h], and applies rotary positions."""
     q, k, v = (linear(weights[name], x, scale) for name in ("query", "key", "value"))
@@ -139,7 +139,7 @@ def heads(
     if config.qk_norm:
         q = rms_norm(weights["query_norm"], q, config.rms_norm_eps)
         k = rms_norm(weights["key_norm"], k, config.rms_norm_eps)
-    return rotate(q, turn), rotate(k, turn), v
+    return rotate(q, rotation), rotate(k, rotation), v
 
 
 def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
@@ -149,7 +149,7 @@ def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) ->
     """
     n, t, h, width = q.shape
     grouped = q.reshape(n, t, keys.shape[1], -1, width)
-    scores = wide(jnp.einsum("ntkgd,nksd->nkgts", grouped, keys)) * width**-0.5
+    scores = at_least_float32(jnp.einsum("ntkgd,nksd->nkgts", grouped, keys)) * width**-0.5
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("nkgts,nksd->ntkgd", weights, values).reshape(n, t, h * width)

@@ -44,8 +44,8 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     ([1, 0, 0], [0, 0, 3])
     """
     count = len(sequences)
-    used, numbers = [0] * (rows or 0), [0] * (rows or 0)  # the tokens, and the sequences, of each row
-    row, start, number = np.zeros((3, count), np.int32)
+    used, counts = [0] * (rows or 0), [0] * (rows or 0)  # of each row: tokens, sequences
+    row, start, segment = np.zeros((3, count), np.int32)
     for i in sorted(range(count), key=lambda i: -len(sequences[i])):
         size = len(sequences[i])
         if not 0 < size <= length:
@@ -53,16 +53,16 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
         target = next((r for r, used_tokens in enumerate(used) if used_tokens + size <= length), len(used))
         if target == len(used):
             used.append(0)
-            numbers.append(0)
-        numbers[target] += 1
-        row[i], start[i], number[i] = target, used[target], numbers[target]
+            counts.append(0)
+        counts[target] += 1
+        row[i], start[i], segment[i] = target, used[target], counts[target]
         used[target] += size
     if rows is not None and rows < len(used):
         raise FdgError(f"pack: {count} sequences take {len(used)} rows of {length}, and rows={rows}")
     tokens, segments = np.full((len(used), length), pad, np.int32), np.zeros((len(used), length), np.int32)
     for i, sequence in enumerate(sequences):
         place = row[i], slice(start[i], start[i] + len(sequence))
-        tokens[place], segments[place] = sequence, number[i]
+        tokens[place], segments[place] = sequence, segment[i]
     return Packed(tokens, segments, row, start)
 
 
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
     place: jax.Array  # [N, T] int32, the inverse: index of each token in [M, L]; M * L for padding
     fits: jax.Array  # [N] bool: False for sequences that no row had room for
 
-    def moved(self, x: jax.Array) -> jax.Array:
+    def gather(self, x: jax.Array) -> jax.Array:
         """Moves values of tokens from [N, T] to [M, L]; zero in padding."""
         return jnp.append(x.reshape(-1), jnp.zeros(1, x.dtype))[self.source]
 
@@ -116,7 +116,7 @@ def pack_rows(tokens: jax.Array, mask: jax.Array, rows: int, length: int, pad: i
     packed = Rows(tokens, tokens, source, target, fits)
     numbers = jnp.broadcast_to(number[:, None].astype(jnp.int32), mask.shape)
     return packed._replace(
-        tokens=jnp.where(source < count * width, packed.moved(tokens), pad), segments=packed.moved(numbers)
+        tokens=jnp.where(source < count * width, packed.gather(tokens), pad), segments=packed.gather(numbers)
     )
 
 

@@ -26,10 +26,10 @@ from fdg.errors import FdgError
 from fdg.reading import read_json, refuse_run
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX, _PARTS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
+_PREFIX, _LETTERS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
 _MAX_LAYERS = 4096
-_READ = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
-_IGNORED = frozenset(
+_READ_KEYS = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
+_IGNORED_KEYS = frozenset(
     # How the adapters were made.
     "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode lora_dropout"
     # Which layers have adapters; the tensors' names show it.
@@ -42,7 +42,7 @@ _INITIALISATIONS = ("gaussian", "orthogonal", "eva")  # others change the base
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
-    """The base's config with the folder's adapters, without reading tensors; errors as in `load`."""
+    """The base's config with the folder's adapters, without reading tensors; raises the errors of `load`."""
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
         refuse_run(folder, "a folder with adapters", "--format peft ")
@@ -52,7 +52,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     if content.get("peft_type") != "LORA":
         raise FdgError(f"{file}: peft_type={quoted(content.get('peft_type'))}: only 'LORA' is read")
     advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"
-    check_config_keys(content, _READ, str(file), _IGNORED, advice)
+    check_config_keys(content, _READ_KEYS, str(file), _IGNORED_KEYS, advice)
     if content.get("bias", "none") != "none":
         raise FdgError(f"{file}: bias={quoted(content['bias'])} is not supported: {advice}")
     initialisation = content.get("init_lora_weights")
@@ -62,12 +62,12 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     alpha: Any = content.get("lora_alpha")
     use_rslora = content.get("use_rslora", False)
     if type(rank) is not int or not 0 < rank <= config.hidden_size + config.intermediate_size:
-        raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a width")
+        raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a layer's width")
     if type(alpha) not in (int, float) or not isinstance(use_rslora, bool):
         raise FdgError(
-            f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(use_rslora)}: give a number, and a flag"
+            f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(use_rslora)}: give a number, and a bool"
         )
-    targets = {path[3] for path, *_ in _matched(folder, config, rank)}
+    targets = {path[3] for path, *_ in _match_tensors(folder, config, rank)}
     return dataclasses.replace(
         config,
         lora_rank=rank,
@@ -77,7 +77,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
 
 
 def base_name(directory: str | os.PathLike[str]) -> str:
-    """The name of the base by a folder of adapters; empty if the folder does not name one."""
+    """The name of the base in a folder of adapters; empty if the folder does not name it."""
     name = read_json(pathlib.Path(directory) / CONFIG, any_number=True).get("base_model_name_or_path")
     return name if isinstance(name, str) else ""
 
@@ -92,20 +92,20 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
     folder = pathlib.Path(directory)
     adapted = read_config(folder, config)
     blocks: dict[str, Any] = {}
-    for path, (columns, *rows), _ in weights.names(config).values():
+    for path, (columns, *rows), _ in weights.tensor_table(config).values():
         if path[-1] == "kernel" and path[3] in adapted.lora_targets:
             shapes = {"a": (*rows, adapted.lora_rank), "b": (adapted.lora_rank, columns)}
             zeros = {letter: np.zeros(shape, np.float32) for letter, shape in shapes.items()}
             blocks.setdefault(path[1], {}).setdefault(path[2], {})[path[3]] = zeros
-    for (_, i, part, name), letter, key, tensor in _matched(folder, config, adapted.lora_rank):
+    for (_, i, part, name), letter, key, tensor in _match_tensors(folder, config, adapted.lora_rank):
         blocks[i][part][name][letter] = np.ascontiguousarray(weights.finite(tensor, f"{folder}: '{key}'").T)
     return adapted, {"layers": blocks}
 
 
-def _matched(
+def _match_tensors(
     folder: pathlib.Path, config: DecoderConfig, rank: int
 ) -> Iterator[tuple[tuple[str, ...], str, str, Stored]]:
-    """For each tensor: the path of its layer, `a` or `b`, its key, and where it is stored."""
+    """Yields, for each tensor, the path of its layer, `a` or `b`, its key, and the stored tensor."""
     if not os.path.lexists(folder / TENSORS):
         older = " (adapter_model.bin is of an older format, which is not read)"
         raise FdgError(
@@ -117,11 +117,11 @@ def _matched(
     tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
-    base_tensors = weights.names(config)
+    base_tensors = weights.tensor_table(config)
     found = set()  # (path, letter) of each tensor
     for key, tensor in tensors.items():
         name, part, _ = key.removeprefix(_PREFIX).partition(".lora_")
-        letter = _PARTS.get(key[len(key) - len(".lora_A.weight") :])
+        letter = _LETTERS.get(key[len(key) - len(".lora_A.weight") :])
         adapted = base_tensors.get(f"{name}.weight", base_tensors.get(f"model.{name}.weight"))
         if not (key.startswith(_PREFIX) and part and letter and adapted and adapted[0][-1] == "kernel"):
             raise FdgError(
@@ -155,8 +155,8 @@ def save(
 ) -> None:
     """Writes adapters, without the base, in PEFT's format.
 
-    Adapters that are already in the directory are replaced. `base` is the path or name of the base, by which
-    readers find it; `files` are further files by name.
+    Adapters that are already in the directory are replaced. `base` is the path or name of the base, which is
+    written too; `files` are further files by name.
 
     Raises:
       FdgError: there are no adapters; the directory cannot be written.
@@ -165,10 +165,10 @@ def save(
     if "adapters" not in parameters:
         raise FdgError(f"{directory}: the network has no adapters: train with lora_rank, or export all of it")
     tensors = {}
-    for key, (path, _, _) in weights.names(config).items():
+    for key, (path, _, _) in weights.tensor_table(config).items():
         if path[-1] == "kernel" and path[3] in config.lora_targets:
             adapter = parameters["adapters"]["layers"][path[1]][path[2]][path[3]]
-            for ending, letter in _PARTS.items():
+            for ending, letter in _LETTERS.items():
                 array = np.asarray(adapter[letter], np.float32)
                 tensors[f"{_PREFIX}{key.removesuffix('.weight')}{ending}"] = np.ascontiguousarray(array.T)
     settings = {
@@ -186,6 +186,6 @@ def save(
         "init_lora_weights": True,
         "inference_mode": True,
     }
-    with weights.writing(directory, CONFIG, files) as partial:
+    with weights.staging_folder(directory, CONFIG, files) as partial:
         weights.write_tensors(partial / TENSORS, tensors)
         (partial / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""Tensors in files: the file's header says where they are; each is read when it is needed.
+"""Tensors in files: a file's header says where its tensors are; each tensor is read when it is needed.
 
-Headers are checked first: tensors must lie within the file and not overlap, so all of them take no more
-memory than the file's size (for float8 four times that size).
+Headers are checked first: tensors must lie within the file and not overlap. So the memory that they take is
+bounded by a multiple of the file's size (four times it for float8, which becomes float32).
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import json_object, open_regular
 
-_MAX_HEADER_BYTES = 16 << 20  # of a safetensors file; a tensor takes about a hundred
+_MAX_HEADER_BYTES = 16 << 20  # of a safetensors file, where a tensor's entry takes about a hundred bytes
 _NAME_LENGTH = 120  # characters of a tensor's name in an error
 
 _FLOATS = {

@@ -1,7 +1,7 @@
 """Reads and writes checkpoints in Hugging Face's format (`config.json`, `*.safetensors`).
 
 Kernels are [in, out] here and [out, in] in the files. A checkpoint is first written to a temporary folder, so
-that the previous one stays complete until the new one is.
+that the previous checkpoint stays complete until the new one is complete.
 """
 
 import contextlib
@@ -31,16 +31,15 @@ _MAX_INDEX_BYTES = 32 << 20
 _MAX_LAYERS = 1024
 
 
-def names(
+def tensor_table(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
-    """For each tensor, by Hugging Face's name: its parameter path, shape in the file, and whether it is
-    transposed.
+    """The parameter path, the shape in the file, and whether it is transposed, of each tensor by its name.
 
-    With `scores`, for a reward model: instead of the head it has `score` [D, 1], applied at the last token
-    (in Transformers, `...ForSequenceClassification` with one label).
+    Names are Hugging Face's. With `scores`, for a reward model: instead of the head it has `score` [D, 1],
+    applied at the last token (in Transformers, `...ForSequenceClassification` with one label).
 
-    >>> names(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
+    >>> tensor_table(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
     (('layers', '1', 'attention', 'key', 'kernel'), (32, 64), True)
     """
     c = config
@@ -80,7 +79,7 @@ def names(
 
 
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
-    """The config of a directory's decoder, without its tensors; errors as in `load`."""
+    """The config of a directory's decoder, without its tensors; raises the errors of `load`."""
     file = pathlib.Path(directory) / "config.json"
     if not os.path.lexists(file):
         problem = "it has no config.json" if os.path.isdir(directory) else "no such directory"
@@ -105,8 +104,8 @@ def load(
     """Loads a decoder and its parameters (float32, on the host) from a Hugging Face directory.
 
     The directory has `config.json`, and `model.safetensors` or shards with an index. `scores` is for a reward
-    model: see `names`. `changes` are fields of `DecoderConfig` that the file does not set, such as `dtype`,
-    `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
+    model: see `tensor_table`. `changes` are fields of `DecoderConfig` that the file does not set, such as
+    `dtype`, `remat`, `lora_rank`; with a rank the parameters get new adapters (from `jax.random.key(0)`).
 
     Raises:
       FdgError: no such directory or file, a missing shard, an unsupported architecture, numbers that are not
@@ -115,7 +114,7 @@ def load(
     folder = pathlib.Path(directory)
     config = read_config(folder, **changes)
     decoder = Decoder(config)
-    base = assemble(config, _stored(folder), str(folder), scores)
+    base = assemble(config, _stored_tensors(folder), str(folder), scores)
     if not config.lora_rank:
         return decoder, base
     return decoder, decoder.with_adapters(base, jax.random.key(0))
@@ -126,7 +125,7 @@ def assemble(
 ) -> Weights:
     """Makes parameters from tensors with Hugging Face's names and shapes."""
     parameters: Weights = {}
-    for key, (path, transposed, tensor) in _matched(config, tensors, where, scores).items():
+    for key, (path, transposed, tensor) in _match_tensors(config, tensors, where, scores).items():
         array = finite(tensor, f"{where}: '{key}'")
         node = parameters
         for name in path[:-1]:
@@ -141,7 +140,7 @@ def finite(tensor: Stored, where: str) -> np.ndarray:
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         total = np.dot(flat, flat)
-    if not math.isfinite(total):  # a fast first test, which the sum of a finite tensor may fail by overflow
+    if not math.isfinite(total):  # a fast first test; the sum of finite numbers may overflow, too
         count = array.size - np.count_nonzero(np.isfinite(array))
         if count:
             raise FdgError(
@@ -182,20 +181,20 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
     """The config of a directory; checks that it has all tensors in their shapes, without reading them."""
     folder = pathlib.Path(directory)
     config = read_config(folder)
-    _matched(config, _stored(folder), str(folder), scores)
+    _match_tensors(config, _stored_tensors(folder), str(folder), scores)
     return config
 
 
-def _matched(
+def _match_tensors(
     config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
-    """For each name in `names`: the parameter path, whether it is transposed, and the tensor."""
+    """The parameter path, whether it is transposed, and the tensor, for each name in `tensor_table`."""
     if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
         )
-    expected = names(config, scores)
+    expected = tensor_table(config, scores)
     matched: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
     for name, tensor in tensors.items():
         plain = _WRAPPERS.sub("", name)
@@ -241,7 +240,7 @@ def _matched(
 
 # Prefixes in names of compiled, distributed and wrapped models.
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|pretrained_model)\.)+")
-# Buffers of old checkpoints, the head of a reward model's base, and a trainer's value head.
+# Tensors that are not read: buffers of old checkpoints, the head of a reward model's base, a value head.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")
 
 
@@ -257,9 +256,9 @@ def save(
     """Writes a directory that Hugging Face's library loads; adapters are merged into their kernels.
 
     Replaces a checkpoint in the directory; other files in it stay. `parameters` with `score` are a reward
-    model's (see `names`). `shard_bytes` is the largest file, unless a single tensor is larger. The `dtype` of
-    tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`, such as the
-    end token; `files` are further files by name, such as a tokenizer's.
+    model's (see `tensor_table`). `shard_bytes` is the largest file, unless a single tensor is larger. The
+    `dtype` of tensors is "float32", "bfloat16" or "float16". `settings` are further keys of `config.json`,
+    such as the end token; `files` are further files by name, such as a tokenizer's.
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,
@@ -277,19 +276,19 @@ def save(
         raise FdgError(
             f"{directory}: holds adapters, which would be added to the checkpoint: name another one"
         )
-    with writing(directory, "config.json", files) as partial:
+    with staging_folder(directory, "config.json", files) as partial:
         shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
-        names = (
+        file_names = (
             [_SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
         )
         index: dict[str, str] = {}
         size = 0
-        for file, keys in zip(names, shards, strict=True):
+        for file, keys in zip(file_names, shards, strict=True):
             tensors = {key: make() for key, make in keys.items()}
             write_tensors(partial / file, tensors)
             index.update(dict.fromkeys(tensors, file))
             size += sum(tensor.nbytes for tensor in tensors.values())
-        if len(names) > 1:
+        if len(file_names) > 1:
             listing = {"metadata": {"total_size": size}, "weight_map": index}
             (partial / _INDEX).write_text(json.dumps(listing, indent=2, sort_keys=True) + "\n")
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -309,7 +308,7 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 @contextlib.contextmanager
-def writing(
+def staging_folder(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary folder, then moves its files into a directory, the one named `last` at the end."""
@@ -334,10 +333,10 @@ def writing(
 
 
 def _shards(config: DecoderConfig, base: Weights, max_bytes: int, dtype: np.dtype) -> list[dict[str, Any]]:
-    """Divides tensors into files: for each file, functions that make its tensors."""
+    """Divides tensors into files; returns, for each file, functions that make its tensors."""
     shards: list[dict[str, Any]] = [{}]
     room = max_bytes
-    for key, (path, shape, transposed) in names(config, "score" in base).items():
+    for key, (path, shape, transposed) in tensor_table(config, "score" in base).items():
         node: Any = base
         for name in path:
             node = node[name]
@@ -359,7 +358,7 @@ def _shard_name(i: int, count: int) -> str:
     return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
 
 
-def _stored(folder: pathlib.Path) -> dict[str, Stored]:
+def _stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
     """The tensors of a directory's files, by name."""
     index: dict[str, Any] = {}
     if os.path.lexists(folder / _SINGLE_FILE):  # takes precedence over an index, as in Hugging Face's library

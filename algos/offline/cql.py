@@ -70,8 +70,7 @@ class CQL(Agent, driver=learning, presets="CQL"):
     def _sample_lowered_actions(
         self, actor: Any, transition: Transition, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Actions whose values the penalty lowers, `[3 * K, N, *action]`, and their log-densities `[3 * K,
-        N]`.
+        """Actions `[3 * K, N, *action]` whose values the penalty lowers, and log-densities `[3 * K, N]`.
 
         They are K uniform actions, and K actions of the policy at each of the two observations of a
         transition (appendix F); `keys [3, N]`.

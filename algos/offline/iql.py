@@ -32,7 +32,7 @@ class Parameters(NamedTuple):
     """The trained parameters."""
 
     actor: Any
-    critics: Any  # those of both critics
+    critics: Any  # of both critics
     value: Any
 
 

@@ -2,8 +2,8 @@
 
 At the start of a run, the steps of a data set (`algos.offline.minari`) are added to the replay buffers, an
 equal part for each environment. Offline, an iteration only takes gradient steps, and only evaluations step
-the environment. Online, an iteration also acts, and stores its steps (`algos.off_policy`). It counts
-each gradient step as a step, towards `total_steps`.
+the environment. Online, an iteration also acts, and stores its steps (`algos.off_policy`). Each gradient step
+counts as a step towards `total_steps`.
 
 Shapes: `B` environments, `L` rows of each buffer, `U` gradient steps of an iteration, `N` samples.
 """
@@ -53,12 +53,12 @@ class OfflineData(Part):
         )
         if not self.acts:
             fix = "set online=True, or leave it out" if hasattr(self, "online") else "leave it out"
-            used = {
+            acting_settings = {
                 "bonus": algorithm.bonus,
                 "rnd=True": algorithm.rnd,
                 f"rings={algorithm.rings}": algorithm.rings > 1,
             }
-            for name in (name for name, is_set in used.items() if is_set):
+            for name in (name for name, is_set in acting_settings.items() if is_set):
                 require(algorithm, False, f"{name} has no effect where nothing acts in training: {fix}")
         if self.dataset is None:
             return
@@ -83,7 +83,7 @@ class OfflineData(Part):
         return False
 
     def rows(self, algorithm: Any) -> int:
-        """L: steps of the data set in each environment's buffer; the remainder of a division is not used."""
+        """L, the steps of the data set in each environment's buffer; steps left over are not used."""
         return 0 if self.dataset is None else DataSet(self.dataset).num_steps // algorithm.num_envs
 
 
@@ -97,7 +97,7 @@ class BoundedNormal(Normal):
 
     @classmethod
     def of(cls, output: jax.Array, shape: tuple[int, ...]) -> Self:
-        """Makes it from an actor's output `[N, 2 * D]`: means before tanh, then log standard deviations."""
+        """From an actor's output `[N, 2 * D]`: means before tanh, then log standard deviations."""
         mean, log_std = jnp.split(output, 2, axis=-1)
         return cls(jnp.tanh(mean), jnp.clip(log_std, *_LOG_STD_BOUNDS), shape)
 
@@ -211,7 +211,7 @@ def _read(path: str, observation_space: Any, action_space: Any, rows: int, count
         return np.ascontiguousarray(x[: rows * count].reshape(count, rows, *x.shape[1:]).swapaxes(0, 1))
 
     parts = jax.tree.map(by_environment, steps)
-    parts.truncated[-1] |= ~parts.terminated[-1]  # the next row in the ring belongs to another episode
+    parts.truncated[-1] |= ~parts.terminated[-1]  # the ring buffer's next row belongs to another episode
     return parts
 
 

@@ -39,7 +39,7 @@ _ALLOWED_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
 _PNG_SIGNATURE = b"\x89PNG"
-_ROWS_PER_READ = 64  # rows of any length that are read at once
+_ROWS_PER_READ = 64  # rows of variable length that are read at once
 _NUMBER_KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
@@ -83,11 +83,11 @@ class Arrays:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
-        return self._checked(name).shape
+        return self._checked_array(name).shape
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """An array of numbers, of this shape."""
-        array = self._checked(name)
+        array = self._checked_array(name)
         if array.shape != shape:
             raise self._error(name, f"has shape {list(array.shape)}, expected {list(shape)}")
         self.read_bytes += math.prod(shape) * array.dtype.itemsize
@@ -100,16 +100,16 @@ class Arrays:
 
     def has_rows(self, name: str, axes: int) -> bool:
         """True if the elements are byte strings of any length, not arrays with this number of axes."""
-        array = self._checked(name, rows=True)
+        array = self._checked_array(name, rows=True)
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 
     def rows(self, name: str, count: int) -> Iterator[bytes]:
         """Yields `count` byte strings: encoded pictures, or texts; together no larger than the file."""
-        array = self._checked(name, rows=True)
+        array = self._checked_array(name, rows=True)
         if array.shape[:1] != (count,):
             raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
         self._add_row_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
-        for start in range(0, count, _ROWS_PER_READ):  # many rows may be the same bytes of the file
+        for start in range(0, count, _ROWS_PER_READ):  # many rows may refer to the same bytes of the file
             for row in array[start : start + _ROWS_PER_READ]:
                 content = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
                 self._add_row_bytes(name, len(content) if array.ndim == 1 else 0)
@@ -120,7 +120,7 @@ class Arrays:
         if self._row_bytes > self._size:
             raise self._error(name, "makes the pictures and texts larger than the file")
 
-    def _checked(self, name: str, rows: bool = False) -> Any:
+    def _checked_array(self, name: str, rows: bool = False) -> Any:
         """An array of the file; checks that its data is in this file and its chunks are not too large."""
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
@@ -186,14 +186,14 @@ class DataSet:
 
         Gymnasium's spaces are first converted to fdg's, as for `gymnasium:` environments.
         """
-        self._stored(observation_space, action_space, name)
+        self._stored_spaces(observation_space, action_space, name)
 
     def check_appendable(self, observations: Stored, actions: Stored) -> None:
         """Raises unless the data set stores its spaces as `fdg collect` would."""
         for what, expected in (("observation", observations), ("action", actions)):
             stored, check_bounds = self._space(what), what == "action"
             if not minari_spaces.fits(stored, expected.description, check_bounds):
-                has, writes = minari_spaces.differing(stored, expected.description, check_bounds, f"{what}s")
+                has, writes = minari_spaces.difference(stored, expected.description, check_bounds, f"{what}s")
                 raise FdgError(f"{self.path}: has {has}, and fdg collect writes {writes}: give a new folder")
 
     def steps(self, observation_space: ObservationSpace, action_space: Space) -> Step:
@@ -201,7 +201,7 @@ class DataSet:
 
         Episodes are ordered by number. The last step of an unfinished episode counts as truncated.
         """
-        stored = self._stored(observation_space, action_space, "the environment")
+        stored = self._stored_spaces(observation_space, action_space, "the environment")
         count, episodes = self.num_steps, []
         file = self.folder / ARRAYS
         with open_arrays(file) as arrays:
@@ -214,7 +214,7 @@ class DataSet:
             raise FdgError(f"{file}: has {count - remaining} steps, but {METADATA} says {count}")
         return jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
 
-    def _stored(
+    def _stored_spaces(
         self, observation_space: ObservationSpace, action_space: Space, name: str
     ) -> tuple[Stored, Stored]:
         """How observations and actions are stored; raises if they are of other spaces."""
@@ -228,7 +228,7 @@ class DataSet:
             ("actions", stored[1], actions, action_space),
         ):
             if found is None:
-                has, expected = minari_spaces.differing(
+                has, expected = minari_spaces.difference(
                     file_space, description(space), what == "actions", what
                 )
                 raise FdgError(

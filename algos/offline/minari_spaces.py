@@ -20,7 +20,7 @@ from envs.native import native
 from envs.spaces import Space
 from fdg.errors import FdgError
 
-_MAX_SIZE = 1 << 24  # numbers in one element of a stored space, with categories as one-hot
+_MAX_SIZE = 1 << 24  # largest number of numbers in an element of a stored space, with one-hot categories
 _WHOLE_KINDS = "biu"  # NumPy's kinds of dtypes: booleans, integers
 
 
@@ -150,7 +150,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
 
 
 def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Functions that convert spaces and observations with an action mask as one part, which they drop."""
+    """Functions that convert spaces and observations of which one part is an action mask, which they drop."""
 
     def facts(library_space: Any) -> gymnasium_spaces.Facts:
         if actions is None:
@@ -221,13 +221,13 @@ def _library_leaf(part: Any) -> Leaf | None:
     """The array of a library's space of categories or texts; None for other spaces."""
     match type(part).__name__:
         case "Discrete":
-            return Leaf(short(part.stored), (), "int64", part.start, part.start + part.n - 1)
+            return Leaf(summary(part.stored), (), "int64", part.start, part.start + part.n - 1)
         case "MultiDiscrete":
-            return Leaf(short(part.stored), part.shape, "int64", part.start, part.start + part.nvec - 1)
+            return Leaf(summary(part.stored), part.shape, "int64", part.start, part.start + part.nvec - 1)
         case "MultiBinary":
-            return Leaf(short(part.stored), part.shape, "int8", 0, 1)
+            return Leaf(summary(part.stored), part.shape, "int8", 0, 1)
         case "Text":
-            return Leaf(short(part.stored), None, "uint8")
+            return Leaf(summary(part.stored), None, "uint8")
     return None
 
 
@@ -235,11 +235,11 @@ def _observation_leaf(part: Any, space: Any) -> Leaf:
     if leaf := _library_leaf(part):
         return leaf
     box = space if isinstance(space, Box) else gymnasium_spaces.observation_box("", part)
-    return Leaf(short(part.stored), part.shape, box.dtype, is_codes=box.codes is not None)
+    return Leaf(summary(part.stored), part.shape, box.dtype, is_codes=box.codes is not None)
 
 
 def _widen_text(part: Any, space: Any) -> None:
-    """Sets a text space's length to that of unlimited texts, if the environment's texts are (MiniGrid)."""
+    """Sets a text space's length to the longest, if the environment's texts are unlimited (MiniGrid)."""
     length = gymnasium_spaces.UNLIMITED_TEXT_LENGTH
     unlimited = isinstance(space, Box) and space.shape == (length,)
     if type(part).__name__ == "Text" and unlimited and gymnasium_spaces.text_length(part) < length:
@@ -250,8 +250,8 @@ def _action_leaf(part: Any, _: Any) -> Leaf:
     if leaf := _library_leaf(part):
         return leaf
     if part.dtype.kind in _WHOLE_KINDS:
-        return Leaf(short(part.stored), part.shape, "int64", part.low, part.high)
-    return Leaf(short(part.stored), part.shape, "float32")
+        return Leaf(summary(part.stored), part.shape, "int64", part.low, part.high)
+    return Leaf(summary(part.stored), part.shape, "float32")
 
 
 def _map_spaces(function: Callable[[Any, Any], Any], library_space: Any, space: Any) -> Any:
@@ -281,7 +281,7 @@ _CLASSES = {
 
 
 def _library_space(stored: Any) -> Any:
-    """The library's space of a stored description; None if it is not a valid one."""
+    """The library's space of a stored description; None if the description is not valid."""
     try:
         return _parse(stored)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -353,7 +353,7 @@ def fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
     return not check_bounds or all(_is_close(stored.get(name), expected[name]) for name in ("low", "high"))
 
 
-def differing(stored: Any, expected: Any, check_bounds: bool, where: str) -> tuple[str, str]:
+def difference(stored: Any, expected: Any, check_bounds: bool, where: str) -> tuple[str, str]:
     """The first part that differs, as two texts for a message: the stored part, and the expected part."""
     inner, parts = ({}, {})
     if isinstance(stored, dict) and stored.get("type") == expected["type"] and "subspaces" in expected:
@@ -361,8 +361,8 @@ def differing(stored: Any, expected: Any, check_bounds: bool, where: str) -> tup
     if inner.keys() == parts.keys():
         for name, part in parts.items():
             if not fits(inner[name], part, check_bounds):
-                return differing(inner[name], part, check_bounds, f"{where}/{name}")
-    stored_text, expected_text = short(stored), short(expected)
+                return difference(inner[name], part, check_bounds, f"{where}/{name}")
+    stored_text, expected_text = summary(stored), summary(expected)
     bounds = " with other bounds" if stored_text == expected_text else ""
     return f"{where} {stored_text}", f"{expected_text}{bounds}"
 
@@ -390,7 +390,7 @@ def _numbers(nested: Any) -> np.ndarray:
         return np.zeros(0)
 
 
-def short(stored: Any) -> str:
+def summary(stored: Any) -> str:
     """A stored description, shortened for a message."""
     match stored:
         case {"type": "Discrete", "n": count} | {"type": "MultiDiscrete", "nvec": count}:

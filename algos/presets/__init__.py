@@ -2,9 +2,8 @@
 
 `envs/families.py` maps environments to families. Each file of this folder has the presets of a few families.
 A key of its table is a family, the name of an environment, or a shell pattern of such names. If several keys
-match,
-the most specific one is used: a name before a pattern, a pattern before a family. Every entry names its
-source.
+match, the most specific key is used: a name before a pattern, a pattern before a family. Every entry names
+its source.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ from typing import Any
 from algos.presets.entry import Entry
 
 _CLEANRL = Entry(
-    "CleanRL's ppo_continuous_action.py, its one environment of 2,048 steps as eight of 256",
+    "CleanRL's ppo_continuous_action.py, with eight environments of 256 steps in place of one of 2,048",
     {
         "total_steps": 1_000_000,
         "num_envs": 8,
@@ -37,7 +37,7 @@ _MOUNTAIN_CAR = Entry(
 )
 
 _MOUNTAIN_CAR_CONTINUOUS = Entry(
-    "statistics, a wide start, a long horizon: the first that was tried; docs/settings.md",
+    "the first that were tried: normalisation, a wide initial policy, a long horizon; docs/settings.md",
     {
         "total_steps": 300_000,
         "num_envs": 16,
@@ -70,7 +70,7 @@ _ACROBOT = Entry(
 )
 
 _LUNAR_LANDER = Entry(
-    f"{_ZOO}, LunarLander, and observations by their statistics",
+    f"{_ZOO}, LunarLander, with normalised observations",
     {
         "total_steps": 1_000_000,
         "num_envs": 16,
@@ -85,8 +85,8 @@ _LUNAR_LANDER = Entry(
     },
 )
 
-# With their defaults, these end below -1,150 on Pendulum, and at 373 on HalfCheetah: rollouts of 80 or 320
-# steps give few updates, and an entropy bonus keeps actions wide.
+# With their defaults, A2C, A3C and IMPALA end below -1,150 on Pendulum, and at 373 on HalfCheetah: rollouts
+# of 80 or 320 steps give few updates, and an entropy bonus keeps standard deviations large.
 _SHORT_ROLLOUTS: dict[str, Any] = {
     "num_envs": 8,
     "num_steps": 8,
@@ -95,18 +95,18 @@ _SHORT_ROLLOUTS: dict[str, Any] = {
     "normalize_observation": True,
     "normalize_reward": True,
 }
-_LAMBDA = {"A2C": "gae_lambda", "A3C": "gae_lambda", "IMPALA": "trace_lambda"}
+_LAMBDA_FIELDS = {"A2C": "gae_lambda", "A3C": "gae_lambda", "IMPALA": "trace_lambda"}
 # Four workers of A3C make four updates, each with a quarter of the samples.
 _PENDULUM_STEP_SIZES = {"A2C": 2e-3, "A3C": 5e-4, "IMPALA": 1e-3}
 
 # For all continuous actions, by algorithm.
 ACTOR_CRITICS = {
     algorithm: Entry(
-        "short rollouts, statistics and lambda of Stable-Baselines3 Zoo's hyperparams/a2c.yml, and its step"
-        " size for bodies; docs/settings.md",
+        "short rollouts, normalisation, lambda and step size of Stable-Baselines3 Zoo's hyperparams/a2c.yml"
+        " for robots; docs/settings.md",
         {**_SHORT_ROLLOUTS, name: 0.9},
     )
-    for algorithm, name in _LAMBDA.items()
+    for algorithm, name in _LAMBDA_FIELDS.items()
 }
 
 # The layers of CleanRL's dqn.py, with layer normalisation as in PQN. With plain layers, or one-step returns,
@@ -140,9 +140,9 @@ _MOUNTAIN_CAR_DQN = Entry(
     },
 )
 
-# MuJoCo's tasks are not included: CleanRL and the Zoo of Stable-Baselines3 train there without.
+# Not for MuJoCo's tasks, which CleanRL and the Zoo of Stable-Baselines3 train without normalisation.
 NORMALIZING_OFF_POLICY = Entry(
-    "observations by their statistics, as brax's train/sac.py and FastTD3 have them; the rest is not tuned",
+    "normalised observations, as in brax's train/sac.py and FastTD3; other settings are not tuned",
     {"normalize_observation": True},
 )
 
@@ -199,7 +199,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
 
 PRESETS["MuZero"] = {
     "CartPole-v1": Entry(
-        "observations by their statistics; chosen on seeds 100 and 101, docs/settings.md",
+        "normalised observations; chosen on seeds 100 and 101, docs/settings.md",
         {"normalize_observation": True},
     ),
 }
@@ -207,7 +207,7 @@ PRESETS["MuZero"] = {
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
         "pendulum": _entry.with_changes(
-            "a near horizon, shorter rollouts; chosen on seeds 500 to 503",
+            "a shorter horizon and shorter rollouts; chosen on seeds 500 to 503",
             num_steps=5,
             discount=0.9,
             activation="relu",
@@ -224,8 +224,8 @@ PRESETS["PQN"] = {"Acrobot-v1": _ACROBOT_PQN, "*:Acrobot-v1": _ACROBOT_PQN}
 
 PRESETS["CrossQ"] = {
     "pendulum": Entry(
-        "SAC's, with half the steps, critics twice as wide, and the correction of batches from a tenth on;"
-        " the first that was tried, docs/settings.md",
+        "SAC's, with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on;"
+        " the first that were tried, docs/settings.md",
         {
             "total_steps": 50_000,
             "num_envs": 4,
@@ -269,7 +269,7 @@ PRESETS["TQC"] = {
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
-# For HumanoidBench, the class's defaults. A CPU has neither the environments nor the speed.
+# FastTD3's defaults are for HumanoidBench on a GPU; a CPU is too slow for them.
 FAST_ON_CPU: dict[str, Any] = {
     "total_steps": 1_000_000,
     "num_envs": 16,
@@ -302,13 +302,13 @@ PRESETS["FastTD3"] = {
         },
     ),
     "continuous-control": Entry(
-        "FastTD3's defaults for HumanoidBench (fast_td3/hyperparams.py); on a CPU smaller, not tuned",
+        "FastTD3's defaults for HumanoidBench (fast_td3/hyperparams.py); smaller on a CPU, not tuned",
         {},
         on_cpu=FAST_ON_CPU,
     ),
 }
 
-# From data sets: short horizons, small layers, temperatures and penalties scaled to the returns.
+# Learning from data sets: small layers, short horizons, and temperatures and penalties scaled to the returns.
 _FROM_DATA: dict[str, Any] = {
     "total_steps": 20_480,
     "num_envs": 8,
@@ -317,19 +317,19 @@ _FROM_DATA: dict[str, Any] = {
     "learning_rate": 1e-3,
     "hidden": (64, 64),
 }
-_NEAR: dict[str, Any] = {**_FROM_DATA, "discount": 0.95, "target_rate": 0.01}
+_SHORT_HORIZON: dict[str, Any] = {**_FROM_DATA, "discount": 0.95, "target_rate": 0.01}
 for _algorithm, _values in {
     "BC": _FROM_DATA,
-    "IQL": {**_NEAR, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
-    "ReBRAC": {**_NEAR, "actor_penalty": 0.1, "critic_penalty": 0.0},
+    "IQL": {**_SHORT_HORIZON, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
+    "ReBRAC": {**_SHORT_HORIZON, "actor_penalty": 0.1, "critic_penalty": 0.0},
 }.items():
-    _source = "the first that were tried, on a quarter of good and three quarters of random actions"
+    _source = "the first that were tried, on data of a quarter good and three quarters random actions"
     PRESETS[_algorithm] = {"pendulum": Entry(f"{_source}; docs/how-to/offline.md", _values)}
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from either source
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]
 
-# Rollouts of several sequences for each environment, so that minibatches are shuffled as PPO's are.
+# A rollout has several sequences of each environment, so that minibatches are shuffled as PPO's are.
 PRESETS["RecurrentPPO"] = {
     name: PRESETS["PPO"][name].with_changes(
         "with sequences of 16 steps, here for recurrent PPO", sequence_length=16

@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# 5,000 designs, 50 an iteration. With a smaller entropy bonus, or twice the step size, more seeds get stuck
-# at one of the first good designs.
+# A run tries 5,000 designs, 50 per iteration. With a smaller entropy bonus, or twice the step size, more
+# seeds get stuck at one of the first good designs.
 _AT_ONCE: dict[str, Any] = {
     "total_steps": 5_000,
     "num_envs": 50,
@@ -32,19 +32,19 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "codesign": Entry("chosen on seeds 500 to 579 of a small space; docs/codesign.md", _AT_ONCE),
         "codesign-sequence": Entry(
-            "those of all decisions at once, and rollouts of 20; not tuned", _SEQUENCE
+            "those for all decisions at once, with rollouts of 20; not tuned", _SEQUENCE
         ),
     },
     "RecurrentPPO": {
-        "codesign": Entry("PPO's, and sequences of one step; not tuned", {**_AT_ONCE, "sequence_length": 1}),
+        "codesign": Entry("PPO's with sequences of one step; not tuned", {**_AT_ONCE, "sequence_length": 1}),
         "codesign-sequence": Entry(
-            "PPO's, and sequences of ten steps; not tuned", {**_SEQUENCE, "sequence_length": 10}
+            "PPO's with sequences of ten steps; not tuned", {**_SEQUENCE, "sequence_length": 10}
         ),
     },
     "DQN": {
-        "codesign": Entry("normalised layers; not tuned", _DQN),
+        "codesign": Entry("layer normalisation; not tuned", _DQN),
         "codesign-sequence": Entry(
-            "returns of whole episodes, normalised layers; not tuned",
+            "layer normalisation, and returns of whole episodes; not tuned",
             {**_DQN, "total_steps": 100_000, "learning_starts": 5_000, "n_step": 20},
         ),
     },

@@ -5,8 +5,8 @@ from typing import Any
 from algos.presets.entry import Entry
 
 _SOURCE = "bench/rlhf_learning.py, chosen on seed 100; docs/rlhf.md"
-# All algorithms use one network, so that one can start from another's result. The number of responses at once
-# fits a core's cache: gradients take less than half the time, with equal results.
+# All algorithms use one network, so that one algorithm can start from another's result. This many responses
+# at once fit a core's cache: gradients take less than half the time, with equal results.
 _NETWORK: dict[str, Any] = {"hidden_size": 64}
 _IN_CACHE: dict[str, Any] = {"micro_batch": 32}
 
@@ -25,15 +25,15 @@ _GRPO = Entry(
         "kl_coefficient": 0.0,
         "clip_high": 0.28,
         "old_log_prob": "actor",
-        "temperature": 0.6,  # right in a third of greedy samples, the model is unsure of most tokens
+        "temperature": 0.6,  # at first a third of greedy samples is right, and most tokens are uncertain
         "warmup": 10,
         "anneal_learning_rate": True,
         "total_steps": 256_000,
     },
     on_cpu=_IN_CACHE,
 )
-# Late in training, few problems have responses that differ, and only those have gradients: sampling four
-# times as many responses as are learned from costs a third of their gradient.
+# Late in training, few problems have responses with different rewards, and other problems have no gradient.
+# Sampling four times as many responses as are learned from takes a third of the gradient's time.
 _GRPO_ADDITION = _GRPO.with_changes(
     "addition's own, chosen on seed 29",
     num_prompts=16,
@@ -45,7 +45,7 @@ _GRPO_ADDITION = _GRPO.with_changes(
     temperature=1.0,
     total_steps=2_304_000,
 )
-# It pays 0.1 for the right form: divided by a group's deviation, that would equal a right answer's 1.
+# Countdown rewards the right form with 0.1. Divided by a group's deviation, it would equal a right answer's.
 _GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",
@@ -57,7 +57,7 @@ _GRPO_COUNTDOWN = _GRPO.with_changes(
     temperature=1.0,
     total_steps=1_843_200,
 )
-_OTHERS = Entry(_SOURCE, _NETWORK)
+_NETWORK_ALONE = Entry(_SOURCE, _NETWORK)
 
 # Pretrained networks of 100M parameters and more need step sizes 100 to 1,000 times smaller. Unlike those
 # above, these settings are published ones, and were not tried here.
@@ -69,7 +69,7 @@ _CHECKPOINT: dict[str, Any] = {
     "micro_batch": 8,
     "anneal_learning_rate": True,
 }
-_LEARN_ADAPTERS = (
+_ADAPTERS_SOURCE = (
     "ten times the step size for adapters and alpha 32: Schulman et al. 2025, LoRA Without Regret"
 )
 
@@ -77,15 +77,15 @@ _LEARN_ADAPTERS = (
 def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, Entry]:
     """Settings of a whole checkpoint, and of adapters for it."""
     whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
-    # Not the product, whose last digit is a rounding error.
+    # Rounded, because the last digit of the product is a rounding error.
     adapters: dict[str, Any] = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}
-    return {"checkpoint": whole, "checkpoint-lora": whole.with_changes(_LEARN_ADAPTERS, **adapters)}
+    return {"checkpoint": whole, "checkpoint-lora": whole.with_changes(_ADAPTERS_SOURCE, **adapters)}
 
 
 PRESETS: dict[str, dict[str, Entry]] = {
     "SFT": {
         "text:*": _SFT,
-        **_checkpoint(f"{_TRL}'s SFTConfig; batches of 32, below which adapters lose nothing", 2e-5),
+        **_checkpoint(f"{_TRL}'s SFTConfig; batches of 32, with which adapters lose nothing", 2e-5),
     },
     "GRPO": {
         "text:*": _GRPO,
@@ -100,11 +100,11 @@ PRESETS: dict[str, dict[str, Entry]] = {
         ),
     },
     "DPO": {
-        "text:*": _OTHERS,
+        "text:*": _NETWORK_ALONE,
         **_checkpoint(f"{_TRL}'s DPOConfig (arXiv 2305.18290, appendix B, has the same step size)", 1e-6),
     },
     "PPORLHF": {
-        "text:*": _OTHERS,
+        "text:*": _NETWORK_ALONE,
         **_checkpoint(
             "verl 0.9's ppo_trainer.yaml",
             1e-6,
@@ -118,7 +118,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
         ),
     },
     "RewardModel": {
-        "text:*": _OTHERS,
+        "text:*": _NETWORK_ALONE,
         **_checkpoint("arXiv 2203.02155, appendix C.2", 9e-6, num_prompts=64),
     },
 }

@@ -4,19 +4,19 @@ from algos.presets.control import ACTOR_CRITICS, FAST_ON_CPU, NORMALIZING_OFF_PO
 from algos.presets.control import PRESETS as _CONTROL
 from algos.presets.entry import Entry
 
-# With CleanRL's initial standard deviation of 1, most half-cheetahs slide on their backs, at 1,700, for ever.
+# With CleanRL's initial standard deviation of 1, most half-cheetahs learn to slide on their backs (1,700).
 _MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
-    "a first standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
+    "an initial standard deviation of exp(-1), tried on seeds 500 and 501; docs/settings.md",
     initial_log_std=-1.0,
 )
 
-# PPO here lacks a fixed reward scale, a squashed Gaussian, and separate critic widths; PureJaxRL's choices
-# replace them: rewards scaled by their running deviation, no entropy bonus, two layers of 256. An iteration
-# is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
+# PPO here lacks a fixed reward scale, a squashed Gaussian, and separate critic widths, which brax's PPO has.
+# PureJaxRL's choices replace them: rewards scaled by their running deviation, no entropy bonus, two layers of
+# 256. An iteration is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
 _ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
 
 _ANT = Entry(
-    "brax's notebooks/training.ipynb, with PureJaxRL's choices where PPO has not what it needs; not tuned",
+    "brax's notebooks/training.ipynb, with PureJaxRL's choices for what PPO here lacks; not tuned",
     {
         "total_steps": 25_000_000,
         "num_envs": 4096,
@@ -59,7 +59,7 @@ _INVERTED_PENDULUM = Entry(
 )
 
 _CONTROL_SUITE = Entry(
-    "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation in place of 10",
+    "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation, not by 10",
     {
         "total_steps": 60_000_000,
         "num_envs": 2048,
@@ -82,12 +82,12 @@ _CONTROL_SUITE = Entry(
 )
 
 
-def _of_brax(task: str, entry: Entry) -> dict[str, Entry]:
-    """An entry for a task of brax, on every physics engine."""
+def _brax_entries(task: str, entry: Entry) -> dict[str, Entry]:
+    """An entry for a task of brax, for every physics engine."""
     return {f"brax:{task}": entry, f"brax:{task}:*": entry}
 
 
-def _of_suite(task: str, entry: Entry) -> dict[str, Entry]:
+def _suite_entries(task: str, entry: Entry) -> dict[str, Entry]:
     """An entry for a task of the Control Suite, in both implementations."""
     return {f"playground:{task}": entry, f"envpool:{task}-v1": entry}
 
@@ -97,19 +97,19 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "mujoco": _MUJOCO,
         "brax": _BRAX,
-        **_of_brax("ant", _ANT),
-        **_of_brax("halfcheetah", _HALFCHEETAH),
-        **_of_brax("humanoid", _HUMANOID),
-        **_of_brax("humanoidstandup", _HUMANOIDSTANDUP),
-        **_of_brax("inverted_double_pendulum", _INVERTED_DOUBLE_PENDULUM),
-        **_of_brax("inverted_pendulum", _INVERTED_PENDULUM),
-        **_of_brax("pusher", _PUSHER),
-        **_of_brax("reacher", _REACHER),
+        **_brax_entries("ant", _ANT),
+        **_brax_entries("halfcheetah", _HALFCHEETAH),
+        **_brax_entries("humanoid", _HUMANOID),
+        **_brax_entries("humanoidstandup", _HUMANOIDSTANDUP),
+        **_brax_entries("inverted_double_pendulum", _INVERTED_DOUBLE_PENDULUM),
+        **_brax_entries("inverted_pendulum", _INVERTED_PENDULUM),
+        **_brax_entries("pusher", _PUSHER),
+        **_brax_entries("reacher", _REACHER),
         "control-suite": _CONTROL_SUITE,
-        **_of_suite("BallInCup", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
-        **_of_suite("BallInCupCatch", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
-        **_of_suite("FingerSpin", _CONTROL_SUITE.with_changes("its FingerSpin", discount=0.95)),
-        **_of_suite(
+        **_suite_entries("BallInCup", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
+        **_suite_entries("BallInCupCatch", _CONTROL_SUITE.with_changes("its BallInCup", discount=0.95)),
+        **_suite_entries("FingerSpin", _CONTROL_SUITE.with_changes("its FingerSpin", discount=0.95)),
+        **_suite_entries(
             "PendulumSwingup",
             _CONTROL_SUITE.with_changes(
                 "its PendulumSwingup",
@@ -124,17 +124,17 @@ PRESETS: dict[str, dict[str, Entry]] = {
 }
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
     _longer = _CONTROL_SUITE.with_changes("a longer run", total_steps=100_000_000)
-    PRESETS["PPO"].update(_of_suite(_task, _longer))
+    PRESETS["PPO"].update(_suite_entries(_task, _longer))
 for _algorithm, _entry in ACTOR_CRITICS.items():
     PRESETS[_algorithm] = {
         "mujoco": _entry.with_changes(
-            "a first standard deviation of exp(-1), as PPO's here", initial_log_std=-1.0
+            "an initial standard deviation of exp(-1), as for PPO", initial_log_std=-1.0
         ),
         "brax": _entry,
         "control-suite": _entry,
     }
-_FAST = Entry(
-    "FastTD3's hyperparams.py, CheetahRun, its example for the DM suite; on a CPU smaller, not tuned",
+_FAST_TD3 = Entry(
+    "FastTD3's hyperparams.py for CheetahRun, its example of the suite; smaller on a CPU, not tuned",
     {
         "num_envs": 1024,
         "total_steps": 102_400_000,
@@ -150,8 +150,8 @@ _FAST = Entry(
     },
     on_cpu=FAST_ON_CPU,
 )
-# Environments on the host: fewer of them, and MuJoCo's rewards, 10 and more per step in HalfCheetah.
-_FAST_ON_HOST = Entry(
+# For fewer environments, on the host, and for MuJoCo's rewards (10 and more per step in HalfCheetah).
+_FAST_TD3_ON_HOST = Entry(
     "FastTD3's fast_td3/hyperparams.py, CheetahRun, with 64 environments, a tenth of the samples and a wider"
     " grid; not tuned",
     {
@@ -169,10 +169,10 @@ _FAST_ON_HOST = Entry(
     },
     on_cpu={**FAST_ON_CPU, "updates_per_step": 0.5},
 )
-PRESETS["FastTD3"] = {"control-suite": _FAST, "brax": _FAST, "mujoco": _FAST_ON_HOST}
-_AS_THEY_ARE = Entry("its defaults: CleanRL and the Zoo of Stable-Baselines3 train MuJoCo's tasks so", {})
+PRESETS["FastTD3"] = {"control-suite": _FAST_TD3, "brax": _FAST_TD3, "mujoco": _FAST_TD3_ON_HOST}
+_DEFAULTS = Entry("its defaults, with which CleanRL and Stable-Baselines3 Zoo train MuJoCo's tasks", {})
 for _algorithm in ("SAC", "CrossQ", "TD3", "REDQ", "DroQ", "TQC"):
     PRESETS[_algorithm] = {
-        "mujoco": _AS_THEY_ARE,
+        "mujoco": _DEFAULTS,
         **dict.fromkeys(("brax", "control-suite"), NORMALIZING_OFF_POLICY),
     }

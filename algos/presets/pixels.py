@@ -4,12 +4,12 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# With a smaller entropy bonus, most agents of Breakout clear a wall up to its last bricks, miss those for
-# ever, and see no other wall; agents of Asterix end at 24, not 39. Values clipped to changes of 0.2 per
+# With a smaller entropy bonus, most agents of Breakout never hit the last bricks of a wall, and see no second
+# wall; agents of Asterix end at a return of 24, not 39. Values that are clipped to changes of 0.2 per
 # iteration lag behind returns of a hundred.
 _MINATAR = Entry(
-    "PureJaxRL's settings for MinAtar, a fifth of its step size, five times its entropy bonus, values that"
-    " move freely; docs/settings.md",
+    "PureJaxRL's settings for MinAtar with a fifth of its step size, five times its entropy bonus, and values"
+    " that are not clipped; docs/settings.md",
     {
         "total_steps": 10_000_000,
         "num_envs": 64,
@@ -23,7 +23,7 @@ _MINATAR = Entry(
     },
 )
 _MINATAR_PQN = Entry(
-    "purejaxql's config/alg/pqn_minatar.yaml, its grids flattened",
+    "purejaxql's config/alg/pqn_minatar.yaml, with flattened grids",
     {
         "total_steps": 10_000_000,
         "num_envs": 128,
@@ -40,7 +40,7 @@ _MINATAR_PQN = Entry(
     },
 )
 _MINATAR_DQN = Entry(
-    "MinAtar's examples/dqn.py (Young and Tian 2019), with Adam, its grids flattened",
+    "MinAtar's examples/dqn.py (Young and Tian 2019), with Adam and flattened grids",
     {
         "total_steps": 5_000_000,
         "buffer_size": 100_000,
@@ -54,7 +54,7 @@ _MINATAR_DQN = Entry(
     },
 )
 
-# Where CleanRL clips rewards to their sign, they are scaled here: an evaluation shows the game's score.
+# CleanRL clips rewards to their sign. Here they are scaled, so that an evaluation shows the game's score.
 _ATARI = Entry(
     "CleanRL's ppo_atari_envpool.py, with rewards scaled by their deviation in place of clipped ones",
     {
@@ -66,10 +66,10 @@ _ATARI = Entry(
         "activation": "relu",
     },
 )
-_PICTURES = _ATARI.with_changes("for pictures of any kind, a tenth of its steps", total_steps=1_000_000)
-# Without state-dependent exploration, and without wrappers that change the images.
+_PICTURES = _ATARI.with_changes("for any pictures, with a tenth of its steps", total_steps=1_000_000)
+# The Zoo's state-dependent exploration, and its wrappers that change the images, are left out.
 _VISUAL = Entry(
-    "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, a quarter of its steps; not tuned",
+    "Stable-Baselines3 Zoo's hyperparams/ppo.yml, CarRacing, with a quarter of its steps; not tuned",
     {
         "total_steps": 1_000_000,
         "num_envs": 8,
@@ -83,7 +83,7 @@ _VISUAL = Entry(
     },
 )
 _MINIGRID = Entry(
-    "rl-starter-files' scripts/train.py for MiniGrid, its maps one-hot and flattened",
+    "rl-starter-files' scripts/train.py for MiniGrid, with one-hot, flattened maps",
     {
         "total_steps": 1_000_000,
         "num_envs": 16,
@@ -96,7 +96,7 @@ _MINIGRID = Entry(
     },
 )
 _ATARI_PQN = Entry(
-    "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True, as it",
+    "purejaxql's config/alg/pqn_atari.yaml; give the environment ?reward_clip=True&episodic_life=True too",
     {
         "total_steps": 50_000_000,
         "num_envs": 128,
@@ -127,7 +127,7 @@ _PROCGEN = Entry(
     },
 )
 _GRID = Entry(
-    "small grids are quicker flattened than convolved, and learn as well: MinAtar in docs/settings.md",
+    "flattened grids, which are faster than convolutions if small, and as good; MinAtar in docs/settings.md",
     {"convolve": False, "activation": "relu"},
 )
 
@@ -136,14 +136,13 @@ _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,
-        # Layers of 64 do not learn to hit the ball from everywhere: three agents of ten never hit the last
-        # bricks of a wall.
+        # With layers of 64, three agents of ten never hit the last bricks of a wall.
         "Breakout-MinAtar": _MINATAR.with_changes(
             "layers twice as wide; docs/settings.md", hidden=(128, 128)
         ),
-        # Targets are close: distant returns only add noise.
+        # An action's effects come soon, so distant returns only add noise.
         "SpaceInvaders-MinAtar": _MINATAR.with_changes(
-            "a nearer horizon, twice the step size, layers twice as wide; docs/settings.md",
+            "a shorter horizon, twice the step size, layers twice as wide; docs/settings.md",
             hidden=(128, 128),
             discount=0.98,
             gae_lambda=0.9,
@@ -159,7 +158,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "PQN": {
         "minatar": _MINATAR_PQN,
         "SpaceInvaders-MinAtar": _MINATAR_PQN.with_changes(
-            "a nearer horizon, longer returns, twice the step size, less exploration; docs/settings.md",
+            "a shorter horizon, longer returns, twice the step size, less exploration; docs/settings.md",
             discount=0.98,
             q_lambda=0.75,
             learning_rate=1e-3,
@@ -173,7 +172,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "QRDQN": {"minatar": _MINATAR_DQN, "grid": Entry(_GRID.source, {"convolve": False})},
     "C51": {
         "minatar": _MINATAR_DQN.with_changes(
-            "the paper's 51 atoms, to 50 for rewards that nobody clips", **{**_ATOMS, "value_max": 50.0}
+            "the paper's 51 atoms, up to 50, as no rewards are clipped", **{**_ATOMS, "value_max": 50.0}
         ),
         "atari": Entry("the paper's grid (Bellemare et al. 2017, section 5), for clipped rewards", _ATOMS),
         "grid": Entry(_GRID.source, {"convolve": False}),

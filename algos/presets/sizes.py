@@ -6,7 +6,7 @@ from typing import Any
 
 
 def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Changes to sizes that the user did not set, so that all sizes divide; empty if none are needed.
+    """Changes to sizes that the user did not set, so that sizes divide each other; empty if none are needed.
 
     Args:
       values: all fields of an algorithm, by name.
@@ -34,13 +34,13 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
     if not num_envs or not num_steps:
         return {}  # the algorithm then refuses the sizes
     change("num_workers", _divisor(num_envs, size("num_workers")))
-    per_env = num_steps
+    items_per_env = num_steps
     if "sequence_length" in values and (values.get("recurrent", True) or values.get("memory") is not None):
         change("sequence_length", _divisor(num_steps, size("sequence_length")))
         length = size("sequence_length") or num_steps
         change("burn_in", min(size("burn_in"), length))
-        per_env = num_steps // length
-    rows = per_env if values.get("shuffle") == "time" else num_envs * per_env
+        items_per_env = num_steps // length
+    rows = items_per_env if values.get("shuffle") == "time" else num_envs * items_per_env
     change("num_minibatches", _divisor(rows, size("num_minibatches")))
     change("batch_size", max(1, round(size("batch_size") / num_envs)) * num_envs)
     if size("buffer_size"):

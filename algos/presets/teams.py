@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# Truncated episodes bootstrap here, so values of MPE become large, and a clipped loss approaches them by 0.2
-# an iteration; these settings keep values moderate. See docs/settings.md.
+# Truncated episodes bootstrap here, so values in MPE become large. A clipped value loss changes values by at
+# most 0.2 per iteration; these settings keep values moderate. See docs/settings.md.
 _MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
     "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
@@ -32,7 +32,7 @@ _SMAX_MAPPO = Entry(
 )
 
 _OVERCOOKED = Entry(
-    "JaxMARL's ippo_ff_overcooked.yaml: grids are flattened",
+    "JaxMARL's ippo_ff_overcooked.yaml, with flattened grids",
     {"total_steps": 5_000_000, "num_envs": 16, "num_steps": 128, "convolve": False},
 )
 _OVERCOOKED_V2 = Entry(
@@ -51,7 +51,7 @@ _OVERCOOKED_V2 = Entry(
     on_cpu={"num_envs": 64, "num_steps": 128, "num_minibatches": 16, "convolve": False},
 )
 _HANABI = Entry(
-    "JaxMARL's ippo_ff_hanabi.yaml, which is trained for 1e10 steps",
+    "JaxMARL's ippo_ff_hanabi.yaml, which trains for 1e10 steps",
     {
         "total_steps": 1_000_000_000,
         "num_envs": 1024,
@@ -80,9 +80,9 @@ _SWITCH_RIDDLE = Entry(
     {"total_steps": 1_000_000, "num_envs": 64, "num_steps": 128, "activation": "relu"},
 )
 
-# Cooperative value learning. In MPE, JaxMARL's team gets the sum of the agents' rewards, here their mean.
+# VDN and QMIX. In MPE, JaxMARL's team gets the sum of the agents' rewards; here it gets their mean.
 _QL_MPE = Entry(
-    "JaxMARL's vdn_ff_mpe.yaml, its 32 environments as 8 of twice the steps",
+    "JaxMARL's vdn_ff_mpe.yaml, with 8 environments of twice the steps in place of 32",
     {
         "total_steps": 10_000_000,
         "num_steps": 32,
@@ -93,7 +93,7 @@ _QL_MPE = Entry(
     },
 )
 _QL_SMAX = Entry(
-    "JaxMARL's ql_rnn_smax.yaml, its 16 environments of 128 steps, its layers of 512 units",
+    "JaxMARL's ql_rnn_smax.yaml, with 16 environments of 128 steps and layers of 512 units, as there",
     {
         "total_steps": 10_000_000,
         "num_envs": 16,
@@ -111,7 +111,7 @@ _QL_SMAX = Entry(
     on_cpu={"memory_size": 64, "buffer_size": 128_000, "learning_rate": 5e-4, "num_steps": 64},
 )
 _QL_OVERCOOKED = Entry(
-    "JaxMARL's ql_cnn_overcooked.yaml, its grids flattened, in sequences of eight steps",
+    "JaxMARL's ql_cnn_overcooked.yaml, with flattened grids and sequences of eight steps",
     {
         "total_steps": 5_000_000,
         "num_envs": 32,
@@ -124,8 +124,8 @@ _QL_OVERCOOKED = Entry(
         "convolve": False,
     },
 )
-_VALUES = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
-_MIXED = {
+_VDN = {"mpe": _QL_MPE, "smax": _QL_SMAX, "overcooked": _QL_OVERCOOKED}
+_QMIX = {
     "mpe": _QL_MPE.with_changes(
         "the mixing network of ql_rnn_mpe.yaml, and a fifth of its step size; docs/algorithms/qmix.md",
         learning_rate=1e-3,
@@ -146,8 +146,8 @@ PRESETS: dict[str, dict[str, Entry]] = {
         "mabrax": _MABRAX,
         "switch-riddle": _SWITCH_RIDDLE,
     },
-    "VDN": _VALUES,
-    "QMIX": _MIXED,
+    "VDN": _VDN,
+    "QMIX": _QMIX,
     "MAPPO": {
         "mpe": _MPE_MAPPO,
         "smax": _SMAX_MAPPO,

@@ -35,7 +35,7 @@ _CRAFTAX_PQN = Entry(
     on_cpu={"num_envs": 256, "total_steps": 5_000_000, "hidden": (512, 512)},
 )
 _OCTAX = Entry(
-    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), step size annealed, rewards scaled",
+    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), annealed, with scaled rewards",
     {
         "total_steps": 5_000_000,
         "num_envs": 512,
@@ -48,7 +48,7 @@ _OCTAX = Entry(
     on_cpu={"num_envs": 32, "num_steps": 128, "num_minibatches": 8, "convolve": False},
 )
 _JUMANJI = Entry(
-    "Jumanji gives actor-critics of its own for each environment; here PPO, observations by their statistics",
+    "PPO with normalised observations and rewards, in place of Jumanji's own actor-critics",
     {
         "total_steps": 5_000_000,
         "num_envs": 64,

@@ -19,8 +19,8 @@ from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.reading import read_json
 
-# In place of a tokenizer's folder: "characters" is the task's own tokenizer, "characters=ab" one of these
-# two.
+# In place of a tokenizer's folder, "characters" means the task's own tokenizer, and "characters=ab" one with
+# the alphabet "ab".
 CHARACTERS = "characters"
 _DEFAULT_RESPONSE = 64  # tokens of a response, if the checkpoint's tokens are not characters
 
@@ -48,8 +48,8 @@ def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
         warnings.warn(
             f"adapters={adapters}: they were trained on '{adapters_base}' (base_model_name_or_path of"
             f" {peft.CONFIG}),"
-            f" and the shapes of model={path} fit, but its name differs: they are useless on another base;"
-            " if it is the same one, write its name there",
+            f" and the shapes of model={path} fit, but its name differs: adapters are useless on another"
+            " base; if the base is the same, write its name there",
             FdgWarning,
             stacklevel=2,
         )
@@ -93,8 +93,8 @@ def with_checkpoint_tokenizer(
 
     - `tokenizer` is a folder: the tokenizer in it. 'characters=ab': one with the alphabet 'ab'. 'characters':
       the task's own.
-    - `tokenizer` is None: the checkpoint's tokenizer, in the folder `path`; but the task's own, unless that
-      is one of characters.
+    - `tokenizer` is None: if the task's own tokenizer is one of characters, the checkpoint's, in the folder
+      `path`; else the task's own.
 
     Responses have at most `max_response` tokens, or the task's limit. If both are None and tokens are longer
     than characters, the limit is 64, or less if the context is shorter, but at least a file's longest answer.
@@ -110,7 +110,7 @@ def with_checkpoint_tokenizer(
     if not isinstance(env, TextTask):
         raise FdgError(
             f"game '{env.name}' has a tokenizer of its own, and {where} another: train a network with the"
-            f" game's tokenizer, or give tokenizer='{CHARACTERS}' if the checkpoint was trained on them"
+            f" game's tokenizer, or give tokenizer='{CHARACTERS}' if the checkpoint was trained on characters"
         )
     limit = max_response or env.max_response
     task = env.with_tokenizer(stored, max_response=limit)

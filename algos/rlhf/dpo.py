@@ -14,7 +14,7 @@ import fdg
 from algos import registry
 from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.objective import Preference
-from algos.rlhf.preferences import Compared, PreferenceAgent, ranked_right
+from algos.rlhf.preferences import GroupSize, PreferenceAgent, ranking_accuracy
 from algos.rlhf.responses import has_reward, rollouts, scores, staleness
 from algos.rlhf.updates import map_micro_batches
 from fdg.settings.fields import hyperparameter, require, require_positive
@@ -35,7 +35,7 @@ class DPO(PreferenceAgent, presets="DPO"):
 
     reward_settings = registry.option("reward model").Judge()
     stream_settings = registry.option("stream").Streams()
-    compared = Compared()
+    compared = GroupSize()
     respondent: Literal["reference", "policy"] = hyperparameter(
         "reference", "model that samples the responses"
     )
@@ -101,7 +101,7 @@ class DPO(PreferenceAgent, presets="DPO"):
         pairs = self._held_out_pairs(key, episodes)
         reference_log_probs = self.refer(self._reference_parameters(state), pairs)
         chosen, rejected = self._log_ratios(state.parameters, pairs, reference_log_probs)
-        return {"return": ranked_right(pairs, chosen - rejected)}
+        return {"return": ranking_accuracy(pairs, chosen - rejected)}
 
     # --- fragments; `problems`, `respond`, `score` and `update` are inherited from `LanguageAgent` ---
 

@@ -26,7 +26,7 @@ from algos.rlhf.objective import (
     log_ratio,
     masked_mean,
     token_weights,
-    weight_sums,
+    undivided_weights,
 )
 from algos.rlhf.responses import Responses, finished, has_reward, loss_mask, rollouts, scores, staleness
 from algos.rlhf.updates import accumulate_gradient, combine_measures, run_updates
@@ -101,14 +101,14 @@ class GRPO(LanguageAgent, presets="GRPO"):
         registry.option("variants").check(self)
 
     @classmethod
-    def times_drawn(cls, values: Mapping[str, Any]) -> int:
+    def oversampling_factor(cls, values: Mapping[str, Any]) -> int:
         """The oversampling factor of dynamic sampling; by default the variant's."""
-        return cls.family.times_drawn(values)
+        return cls.family.oversampling_factor(values)
 
     @classmethod
     def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """Fields whose preset values are dropped: those of the variant; with a correction, `old_log_prob`."""
-        names = frozenset(cls.family.own_values(values))
+        """Fields whose preset values are dropped: the variant's, and with a correction `old_log_prob`."""
+        names = frozenset(cls.family.variant_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
     @property
@@ -170,11 +170,11 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """Adds a micro-batch, a `Batch [n]`, to `Sums`; also returns its metrics, not yet divided."""
+        """Adds the gradient of a micro-batch, a `Batch [n]`, to `Sums`; also returns undivided metrics."""
         samples = self._samples(parameters, self._select_responses(batch), iteration)
         objective, mask = self.objective, samples.batch.weight_mask
-        weight, count = weight_sums(mask, objective.aggregation, self.longest, objective.count_empty)
-        share, tokens = weight_sums(mask, "token_mean", self.longest)
+        weight, count = undivided_weights(mask, objective.aggregation, self.longest, objective.count_empty)
+        share, tokens = undivided_weights(mask, "token_mean", self.longest)
         gradient_of = functools.partial(self.gradient, parameters, jnp.bool(True))
         samples = samples._replace(weight=weight, share=share)
         gradient, measures = accumulate_gradient(gradient_of, samples, self.at_once)
@@ -201,12 +201,11 @@ class GRPO(LanguageAgent, presets="GRPO"):
         objective, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         losses = registry.option("losses")
         log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
-        # Before the first update, both policies of the ratio are equal: this makes it 1, regardless of
-        # rounding.
+        # Before the first update, both policies of the ratio are equal. This makes the ratio exactly 1.
         current = jax.lax.stop_gradient(log_prob)
         old = jnp.where(is_first, current, minibatch.old_log_prob)
         if self.proximal == "interpolate":
-            old = losses.interpolated(batch.sampled_log_prob, current, minibatch.age)
+            old = losses.interpolate(batch.sampled_log_prob, current, minibatch.age)
         denominator = batch.sampled_log_prob if self.old_log_prob == "actor" else old
         log_ratios = log_ratio(log_prob, denominator, mask, objective.ratio_level)
         advantage = minibatch.advantage
@@ -215,7 +214,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
             batch.sampled_log_prob, old, mask, objective.correction, objective.correction_cap
         )
         policy_loss = jnp.sum(minibatch.weight * cost)
-        loss = self.token_entropy.subtracted(policy_loss, minibatch.weight, entropy)
+        loss = self.token_entropy.subtract_bonus(policy_loss, minibatch.weight, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(log_ratios)), 1.0)
         token_means = {
             "entropy": entropy,

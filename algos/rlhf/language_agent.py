@@ -2,8 +2,7 @@
 
 An algorithm gets its components through `registry.option`: the network (`network.py`), the optimiser
 (`optimizer.py`), a reward model (`reward_models.py`), generation ahead (`streaming.py`), and the functions
-that
-use a trained network: sampling, evaluation, answers, export (`speaker.py`).
+that use a trained network: sampling, evaluation, answers, export (`speaker.py`).
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `P` prompt and `R` response tokens.
 """
@@ -19,7 +18,7 @@ import optax
 import fdg
 from algos import presets, registry
 from algos.rlhf.objective import masked_mean, token_weights
-from algos.rlhf.responses import Responses, Rollout, lengths, repeated, scores
+from algos.rlhf.responses import Responses, Rollout, lengths, repeat_rows, scores
 from algos.rlhf.updates import Rows, map_micro_batches
 from envs.text import Problem, Reward, is_game
 from envs.text.game import checked_sample
@@ -31,7 +30,7 @@ class State(NamedTuple):
     """The state of GRPO and DPO."""
 
     parameters: Any
-    reference: Any  # of the KL reference; () without one, or if the policy is adapters on a frozen base
+    reference: Any  # parameters of the KL reference; () if there is none, or if it is the adapters' base
     reward_model: Any  # () if rewards come from the task
     optimizer_state: Any
     key: jax.Array  # of the whole run
@@ -105,7 +104,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         named = self.__dict__.pop("_named", ())
         for name, value in self._sizes(vars(self), named).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "env", self.network_settings.fitted(self))
+        object.__setattr__(self, "env", self.network_settings.task_with_tokenizer(self))
         requirements.check_together(self)
 
     @classmethod
@@ -115,7 +114,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return Rows(prompts * values.get("group_size", 1), prompts, "responses")
 
     @classmethod
-    def times_drawn(cls, values: Mapping[str, Any]) -> int:
+    def oversampling_factor(cls, values: Mapping[str, Any]) -> int:
         """The ratio of sampled to learned prompts."""
         return 1
 
@@ -209,21 +208,21 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if has_reference else (),
-            reward_model=self.reward_settings.first(self, parameter_key),
+            reward_model=self.reward_settings.initial_parameters(self, parameter_key),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),
             stream=registry.option("stream").first_stream(self, count, parameters, key) if count else (),
         )
 
-    def _next_state(self, state: Any, trained: Any, optimizer_state: Any, **more: Any) -> Any:
+    def _next_state(self, state: Any, trained: Any, optimizer_state: Any, **further: Any) -> Any:
         """The state after an iteration's updates, with further changes."""
         parameters = self._with_trained(state.parameters, trained)
-        changes = {"parameters": parameters, "optimizer_state": optimizer_state, **more}
+        changes = {"parameters": parameters, "optimizer_state": optimizer_state, **further}
         return state._replace(iteration=state.iteration + 1, **changes)
 
     def _initial_parameters(self, key: jax.Array) -> Any:
-        return self.network_settings.first(self, key)
+        return self.network_settings.initial_parameters(self, key)
 
     def _responding_parameters(self, state: Any) -> Any:
         return state.parameters
@@ -250,9 +249,9 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         count = registry.option("language optimizer").count(state.optimizer_state)
         return count // self.updates_per_iteration
 
-    def _iteration_key(self, state: Any, stream: int) -> jax.Array:
-        """A key of this iteration, distinct from those of its problems; `stream` counts from 1."""
-        return jax.random.fold_in(jax.random.fold_in(state.key, stream), state.iteration)
+    def _iteration_key(self, state: Any, index: int) -> jax.Array:
+        """A key of this iteration, distinct from those of its problems; `index` is 1 or more."""
+        return jax.random.fold_in(jax.random.fold_in(state.key, index), state.iteration)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         key = jax.random.fold_in(state.key, 0)
@@ -285,14 +284,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     # --- responses and their rewards ---
 
     def _rollout(self, state: Any, count: int) -> Rollout:
-        """Responses to `count` new prompts, as from `played`."""
+        """Responses to `count` new prompts, as from `play_problems`."""
         problem = self.problems(*self._problem_keys(state, count))
         keys = jax.random.split(self._iteration_key(state, 1), count * self.responses_per_prompt)
-        return self.played(state, problem, keys)
+        return self.play_problems(state, problem, keys)
 
-    def played(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
+    def play_problems(self, state: Any, problem: Problem, keys: jax.Array) -> Rollout:
         """Responses to problems `[B]`, `G` contiguous ones to each, by `keys [B * G]`, with their rewards."""
-        problem = jax.tree.map(lambda x: repeated(x, self.responses_per_prompt), problem)
+        problem = jax.tree.map(lambda x: repeat_rows(x, self.responses_per_prompt), problem)
         versions = []
 
         def respond(prompts, keys):
@@ -315,7 +314,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         if reward.given is not None:
             responses = responses._replace(own=responses.own & reward.given[:, None])
         if getattr(self, "reward_model", None) is not None:
-            responses, reward = self.reward_settings.rated(self, state.reward_model, responses, reward)
+            responses, reward = self.reward_settings.with_scores(self, state.reward_model, responses, reward)
         return rollout._replace(responses=responses, reward=reward)
 
     def _log_probs(self, parameters: Any, responses: Responses) -> jax.Array:
@@ -331,11 +330,11 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
     def _response_metrics(
-        self, responses: Responses, reward: Reward, rated: jax.Array
+        self, responses: Responses, reward: Reward, is_rewarded: jax.Array
     ) -> dict[str, jax.Array]:
-        """Metrics of an iteration's `Responses [N]` and rewards; only those `rated [N]` count."""
+        """Metrics of an iteration's `Responses [N]` and rewards; only where `is_rewarded [N]`."""
         return {
-            "episode_return": masked_mean(reward.total, rated),
+            "episode_return": masked_mean(reward.total, is_rewarded),
             **{f"reward_{name}": jnp.mean(part) for name, part in reward.parts.items()},
             **self._lengths(responses),
         }

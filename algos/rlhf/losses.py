@@ -28,13 +28,13 @@ def cost(
     low, high = objective.clip_low, objective.clip_high
     match objective.surrogate:
         case "weight":
-            return weighted(log_prob, log_ratio, advantage, low, high)
+            return weighted_loss(log_prob, log_ratio, advantage, low, high)
         case "gate":
-            return gated(log_ratio, advantage, objective.gate_positive, objective.gate_negative)
-    return geometric_mean(log_ratio, advantage, mask, low, high)
+            return gated_loss(log_ratio, advantage, objective.gate_positive, objective.gate_negative)
+    return geometric_mean_loss(log_ratio, advantage, mask, low, high)
 
 
-def removed(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
+def clipped_tokens(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     """`Objective.clipped` for the surrogates "gate" and "geometric_mean"."""
     if objective.surrogate == "gate":
         return jnp.zeros(log_ratio.shape, bool)
@@ -42,7 +42,7 @@ def removed(objective: Any, log_ratio: jax.Array, advantage: jax.Array) -> jax.A
     return (below & (advantage < 0)) | (above & (advantage > 0))
 
 
-def weighted(
+def weighted_loss(
     log_prob: jax.Array, log_ratio: jax.Array, advantage: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
     """The loss of each token of REINFORCE with clipped importance weights.
@@ -54,7 +54,7 @@ def weighted(
     return -weight * advantage * log_prob
 
 
-def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative: float) -> jax.Array:
+def gated_loss(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative: float) -> jax.Array:
     """The loss of each token with a soft gate in place of clipping.
 
     SAPO (arXiv 2511.20347): `-4 / tau * sigmoid(tau * (ratio - 1)) * advantage`, whose slope at ratio 1 is
@@ -64,7 +64,7 @@ def gated(log_ratio: jax.Array, advantage: jax.Array, positive: float, negative:
     return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratio) - 1.0)) * advantage
 
 
-def geometric_mean(
+def geometric_mean_loss(
     log_ratio: jax.Array, advantage: jax.Array, mask: jax.Array, clip_low: float, clip_high: float
 ) -> jax.Array:
     """Minus the geometric mean of a response's clipped ratios times its advantage, at each of its tokens.
@@ -100,7 +100,7 @@ class TokenEntropy(Part):
         cap = self.entropy_cap
         require(algorithm, cap is None or cap > 0, f"entropy_cap={cap}: it must be above zero, or None")
 
-    def subtracted(self, loss: jax.Array, weight: jax.Array, entropy: jax.Array) -> jax.Array:
+    def subtract_bonus(self, loss: jax.Array, weight: jax.Array, entropy: jax.Array) -> jax.Array:
         """A loss minus the entropy bonus; `weight` and `entropy` of tokens are `[n, R]` float32."""
         if not is_traced(self.entropy_coefficient) and not self.entropy_coefficient:
             return loss
@@ -141,13 +141,12 @@ def correction(
     return jax.lax.stop_gradient(weight)
 
 
-def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
+def interpolate(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
     """Log-probabilities of a proximal policy by interpolation, without gradient.
 
     A token was sampled `age [N, R]` int32 updates ago. The proximal policy is a fraction `age / (age + 1)` of
-    the
-    way from the policy at sampling to the current one: this is the policy before the last update, if all
-    updates were equally large (A-3PO, arXiv 2512.06547).
+    the way from the policy at sampling to the current one. If all updates were equally large, this is the
+    policy before the last update (A-3PO, arXiv 2512.06547).
     """
     share = age / (age + 1.0)
     return jax.lax.stop_gradient(sampled_log_prob + share * (log_prob - sampled_log_prob))
@@ -156,8 +155,8 @@ def interpolated(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Arra
 def value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float | None) -> jax.Array:
     """Half the squared error of each token's value, `[N, R]`.
 
-    It is the larger error of the value, and of the value clipped to within `clip` of the old one; None: no
-    clipping.
+    The error is the larger of two: of the value, and of the value clipped to within `clip` of the old value.
+    With `clip=None` values are not clipped.
     """
     error = jnp.square(value - target)
     if clip is not None:
@@ -172,8 +171,8 @@ def preference_loss(
     """The loss of each pair: `[N]` float32.
 
     Args:
-      margin: `[N]` float32, log-probability of the chosen response over the reference's, less that of the
-        rejected one; for `ipo` means over tokens, else sums.
+      margin: `[N]` float32, the log-ratio of policy to reference of the chosen response minus that of the
+        rejected one; a log-ratio is a mean over tokens for `ipo`, else a sum.
       beta: the weight of the reference.
       kind: `sigmoid` (DPO, arXiv 2305.18290, equation 7), `hinge` (SLiC, arXiv 2305.10425), `ipo` (arXiv
         2310.12036, equation 17, beta its tau), or `robust` to wrong labels (arXiv 2403.00409).

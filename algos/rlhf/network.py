@@ -76,22 +76,22 @@ class NetworkSettings(Part):
                 num_kv_heads=self.num_kv_heads or self.num_heads,
                 # RoPE needs heads of even width; their total width may differ from the network's.
                 head_dim=2 * max(1, round(self.hidden_size / self.num_heads / 2)),
-                max_positions=requirements.context(algorithm.env),
+                max_positions=requirements.context_length(algorithm.env),
                 # Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2: 0.08 at width 64. With 0.02, as in
-                # large networks, a small one needs five times as many updates to begin to learn.
+                # large networks, a small network needs five times as many updates to begin to learn.
                 initializer_range=math.sqrt(2 / (5 * self.hidden_size)),
                 **options,
             )
         )
 
-    def first(self, algorithm: Any, key: jax.Array) -> Any:
-        """The initial parameters."""
+    def initial_parameters(self, algorithm: Any, key: jax.Array) -> Any:
+        """The network's initial parameters: random, or those of the checkpoint."""
         network = algorithm.network
         if self.model is None:
             return network.init(key)
         return registry.option("model").initial_parameters(network, self.model, self.adapters, key)
 
-    def fitted(self, algorithm: Any) -> Any:
+    def task_with_tokenizer(self, algorithm: Any) -> Any:
         """The algorithm's task with the network's tokenizer, and with the setting `max_response`."""
         requirements.check_initial_network(algorithm)
         env, longest = algorithm.env, algorithm.max_response

@@ -53,7 +53,7 @@ class Objective:
     baseline: Baseline = hyperparameter("group", "baseline that rewards are compared with")
     scale: Scale = hyperparameter("group", "divisor of advantages")
     guard: float = hyperparameter(1e-6, "added to the deviation")
-    unbiased_deviation: bool = True  # deviations are over n - 1
+    unbiased_deviation: bool = True  # variances divide by n - 1
     ratio_level: RatioLevel = hyperparameter("token", "level of ratios: token or sequence")
     surrogate: Surrogate = hyperparameter("clip", "surrogate loss of a token, by its ratio and advantage")
     aggregation: Aggregation = hyperparameter("sequence_mean", "aggregation of tokens to a loss")
@@ -92,7 +92,7 @@ class Objective:
         """True where a ratio is clipped on the side of its advantage: `[N, R]` bool."""
         if self.surrogate in ("clip", "weight"):
             return clipped(log_ratio, advantage, self.clip_low, self.clip_high)
-        return registry.option("losses").removed(self, log_ratio, advantage)
+        return registry.option("losses").clipped_tokens(self, log_ratio, advantage)
 
     def reward(self, reward: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
         """Rewards `[N]` with the length penalty for `lengths [N]`."""
@@ -173,8 +173,7 @@ def group_advantage(
 
 
 def _centred(x: jax.Array, where: jax.Array, axis: int | None) -> jax.Array:
-    """`x` minus its mean over an axis (None: all axes), of entries `where` True; the other entries become
-    zero.
+    """Entries of `x` `where` True, minus their mean over an axis (None: all axes); zero elsewhere.
 
     If all these entries are equal, the result is exactly zero.
     """
@@ -186,7 +185,7 @@ def _centred(x: jax.Array, where: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _deviation(x: jax.Array, where: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
-    """The standard deviation over an axis (None: all axes), which is kept; exactly zero if all are equal."""
+    """The standard deviation over an axis (None: all axes) with `keepdims`; exactly zero if all are equal."""
     count = jnp.sum(where, axis, keepdims=True, dtype=x.dtype)
     squares = jnp.sum(jnp.square(_centred(x, where, axis)), axis, keepdims=True)
     return jnp.sqrt(squares / jnp.maximum(count - unbiased, 1))
@@ -227,13 +226,12 @@ def token_weights(
     return _weights(mask, lengths, count, aggregation, length)
 
 
-def weight_sums(
+def undivided_weights(
     mask: jax.Array, aggregation: Aggregation, length: int, count_empty: bool = True
 ) -> tuple[jax.Array, jax.Array]:
     """`token_weights` of a part of a minibatch, before division by the total of all parts.
 
-    Returns weights `[n, R]` float32, and this part's share of the total: its number of tokens, or of
-    responses.
+    Returns weights `[n, R]` float32, and the part's summand in the total: its number of tokens or responses.
     """
     lengths = jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.float32)
     if aggregation == "token_mean":

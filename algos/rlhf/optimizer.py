@@ -31,10 +31,10 @@ class TextOptimizer(ClippedOptimizer):
 
     def of(self, updates: int) -> optax.GradientTransformation:
         """The user's optimiser, or AdamW (arXiv 1711.05101), for a run of `updates` updates."""
-        step_size = warmed_up(self.learning_rate, self.warmup, updates if self.anneal_learning_rate else None)
-        users = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
-        if users is not None:  # `count` needs a count of updates, which this optimiser may lack
-            return optax.chain(optax.scale_by_schedule(lambda _: 1.0), users)
+        step_size = schedule(self.learning_rate, self.warmup, updates if self.anneal_learning_rate else None)
+        custom = user_optimizer(self.optimizer, step_size, self.max_grad_norm)
+        if custom is not None:  # `count` needs a count of updates, which this optimiser may lack
+            return optax.chain(optax.scale_by_schedule(lambda _: 1.0), custom)
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
             optax.adamw(step_size, weight_decay=self.weight_decay),
@@ -50,7 +50,7 @@ def count(optimizer_state: Any) -> jax.Array:
     return optax.tree.get_all_with_path(optimizer_state, "count")[0][1]
 
 
-def warmed_up(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
+def schedule(learning_rate: float, warmup: int, updates: int | None) -> optax.Schedule:
     """A step size that grows linearly for `warmup` updates, and falls linearly to zero over all `updates`.
 
     The first step size is above zero. `updates=None`: no decay.

@@ -69,7 +69,7 @@ class Minibatch(NamedTuple):
     reference_log_prob: jax.Array  # [n, R] float32
     judgement: Judgement  # [n]; advantages whitened, for the policy
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
-    counted: Any = ()  # [n, R] bool, the tokens in the policy's loss
+    counted: Any = ()  # [n, R] bool, the tokens that count in the policy's loss
     weight: Any = ()  # [n, R] float32, importance weight; () without a correction
 
 
@@ -119,7 +119,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
-            reward_model=self.reward_settings.first(self, parameter_key),
+            reward_model=self.reward_settings.initial_parameters(self, parameter_key),
             critic=critic,
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             critic_optimizer_state=self._critic_optimizer.init(critic),
@@ -247,8 +247,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.counted, minibatch.share
         log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
-        # Before the first update, both policies of the ratio are equal: this makes it 1, regardless of
-        # rounding.
+        # Before the first update, both policies of the ratio are equal. This makes the ratio exactly 1.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
         ratios = log_ratio(log_prob, old, mask, "token")
         advantage = minibatch.judgement.advantage
@@ -256,7 +255,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         if self.correction != "none":
             cost = cost * minibatch.weight
         policy_loss = jnp.sum(share * cost)
-        loss = self.token_entropy.subtracted(policy_loss, share, entropy)
+        loss = self.token_entropy.subtract_bonus(policy_loss, share, entropy)
         ratio = jnp.where(mask, jnp.exp(jax.lax.stop_gradient(ratios)), 1.0)
         means = {
             "entropy": entropy,

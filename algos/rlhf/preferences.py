@@ -30,15 +30,15 @@ class Pairs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Pairs, other inputs of the loss (`known`), and each pair's weight."""
+    """Pairs, with other inputs of the loss and each pair's weight."""
 
     pairs: Pairs  # [n]
-    known: Any  # pytree of [n, ...]
+    known: Any  # other inputs that do not depend on the parameters: a pytree of [n, ...]
     weight: jax.Array  # [n] float32
 
 
 def best_and_worst(responses: Responses, reward: jax.Array, group: int) -> Pairs:
-    """The best and the worst of each `group` of `Responses [N]`; of equally good ones the first."""
+    """The best and the worst response of each `group` of `Responses [N]`; of equal rewards the first."""
     is_rewarded = has_reward(responses).reshape(-1, group)
     grouped = reward.reshape(-1, group)
 
@@ -54,13 +54,13 @@ def best_and_worst(responses: Responses, reward: jax.Array, group: int) -> Pairs
     return Pairs(take(best), take(worst), informative(reward, group, has_reward(responses)))
 
 
-def ranked_right(pairs: Pairs, margin: jax.Array) -> jax.Array:
+def ranking_accuracy(pairs: Pairs, margin: jax.Array) -> jax.Array:
     """Accuracy `[]`: the fraction of untied pairs with a margin `[B]` above zero; NaN if all are tied."""
     return jnp.sum((margin > 0) & pairs.differ) / jnp.sum(pairs.differ)
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared(Part):
+class GroupSize(Part):
     """The number of responses to a prompt that are compared."""
 
     group_size: int = hyperparameter(4, "responses per prompt; the best and the worst are a pair")
@@ -70,7 +70,7 @@ class Compared(Part):
 class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
-    A subclass has the part `Compared`. Prompts whose responses all have the same reward do not count. If the
+    A subclass has the part `GroupSize`. Prompts whose responses all have the same reward do not count. If the
     task has pairs (`text:preferences`) and no reward is set, the pairs are read from the task, and no
     responses are sampled.
     """
@@ -117,7 +117,7 @@ class PreferenceAgent(LanguageAgent):
 
         samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
         trained, optimizer_state, measures = run_updates(
-            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, compares=False
+            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, marks_first=False
         )
         measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, measures

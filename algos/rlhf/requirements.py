@@ -26,16 +26,16 @@ def divides(count: int, groups: int, num_minibatches: int) -> bool:
     return blocks >= 1 and blocks.is_integer()
 
 
-def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows], drawn: int) -> bool:
+def fits(values: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], Rows], oversampling: int) -> bool:
     """Whether an iteration's rows divide into minibatches, and those into micro-batches.
 
-    `values` are an algorithm's fields by name, and `drawn` is the ratio of sampled to learned prompts.
+    `values` are an algorithm's fields by name; `oversampling` is the ratio of sampled to learned prompts.
     """
     (count, groups, _), num_minibatches = rows_of(values), values["num_minibatches"]
     if count % num_minibatches or not divides(count, groups, num_minibatches):
         return False
     micro_batch, dataset_size, rows = values["micro_batch"], values["dataset_size"], count // num_minibatches
-    has_problems = dataset_size is None or dataset_size >= drawn * values["num_prompts"]
+    has_problems = dataset_size is None or dataset_size >= oversampling * values["num_prompts"]
     return has_problems and (micro_batch is None or micro_batch >= rows or rows % micro_batch == 0)
 
 
@@ -43,9 +43,9 @@ def fitting_sizes(
     values: Mapping[str, Any],
     named: Collection[str],
     rows_of: Callable[[Mapping[str, Any]], Rows],
-    drawn: int = 1,
+    oversampling: int = 1,
 ) -> dict[str, int]:
-    """The smallest changes to sizes that make all divide; empty if none are needed, or no changes suffice.
+    """The smallest changes to sizes that make all of them divide; empty if none are needed, or none suffice.
 
     It prefers smaller micro-batches, which do not change results, then fewer minibatches, then slightly fewer
     or more prompts. Fields that the user `named` do not change; the other arguments are as for `fits`.
@@ -59,7 +59,7 @@ def fitting_sizes(
     >>> fitting_sizes({**preset, "group_size": 8, "dataset_size": 50}, ["dataset_size"], grpo)
     {'num_prompts': 50, 'micro_batch': 25}
     """
-    if fits(values, rows_of, drawn):
+    if fits(values, rows_of, oversampling):
         return {}
     free = [name for name in _SIZES if name not in named]
     for num_minibatches, num_prompts in _candidates(values, free):
@@ -70,7 +70,7 @@ def fitting_sizes(
             if micro_batch < rows:
                 divisors = (size for size in range(micro_batch, 0, -1) if rows % size == 0)
                 candidate["micro_batch"] = next(divisors)
-        if fits(candidate, rows_of, drawn):
+        if fits(candidate, rows_of, oversampling):
             return {name: candidate[name] for name in _SIZES if candidate[name] != values[name]}
     return {}
 
@@ -87,7 +87,7 @@ def _candidates(values: Mapping[str, Any], free: Collection[str]) -> Iterator[tu
     yield from ((fewer, other) for fewer in fewer_minibatches for other in other_prompts)
 
 
-def context(env: Any) -> int:
+def context_length(env: Any) -> int:
     """The longest sequence of a task in tokens: a prompt with its response, or a whole game."""
     turns, reply = getattr(env, "turns", 1), getattr(env, "reply_length", 0)
     return env.prompt_length + turns * (env.response_length + reply)
@@ -110,7 +110,7 @@ def check_fields(algorithm: Any) -> None:
 
 def check_together(algorithm: Any) -> None:
     """Checks the fields, the task and the network against each other."""
-    check_room(algorithm, algorithm.network.config, context(algorithm.env))
+    check_capacity(algorithm, algorithm.network.config, context_length(algorithm.env))
     check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
     _ = algorithm._speaker  # its construction checks the settings of sampling
     check_sizes(algorithm, algorithm.rows_of)
@@ -158,14 +158,14 @@ def check_initial_network(algorithm: Any) -> None:
     model, adapters, rank = algorithm.model, algorithm.adapters, algorithm.lora_rank
     message = "model= and decoder= both say what the network is: give one"
     require(algorithm, model is None or algorithm.decoder is None, message)
-    message = f"adapters={adapters}: they are those of a checkpoint: give its folder too (model=)"
+    message = f"adapters={adapters}: adapters belong to a checkpoint: give its folder too (model=)"
     require(algorithm, adapters is None or model is not None, message)
     message = f"adapters={adapters}: they have a rank of their own: leave lora_rank={rank} out"
     require(algorithm, adapters is None or not rank, message)
 
 
 def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
-    """Checks that the rows of a file have answers, if these are `needed`; `imitated`: for imitation."""
+    """Checks that the rows of a file have answers, if they are `needed`; `imitated` if for imitation."""
     unanswered = getattr(getattr(algorithm.env, "problem", None), "unanswered", None)
     require(
         algorithm,
@@ -206,7 +206,7 @@ def other_tokens(env: Any, earlier: Any) -> str | None:
     return f"'{env.name}' and the run number characters in other orders: give it the run's tokenizer"
 
 
-def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
+def check_capacity(algorithm: Any, config: DecoderConfig, longest: int) -> None:
     """Checks that a network has the tokens of its task, and a context of at least `longest` tokens."""
     env = algorithm.env
     require(
@@ -215,13 +215,13 @@ def check_room(algorithm: Any, config: DecoderConfig, longest: int) -> None:
         f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
         f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
     )
-    room = config.max_positions - longest + env.response_length
+    fitting = config.max_positions - longest + env.response_length
     require(
         algorithm,
         longest <= config.max_positions,
         f"task '{env.name}' has prompts of up to {env.prompt_length} tokens and responses of"
         f" {env.response_length}, and the network's context is {config.max_positions}: "
-        + (f"use max_response={room}" if room > 0 and not is_game(env) else "shorten the task"),
+        + (f"use max_response={fitting}" if fitting > 0 and not is_game(env) else "shorten the task"),
     )
 
 
@@ -235,25 +235,25 @@ def preset_name(cls: Any, values: Mapping[str, Any]) -> str | None:
     return "checkpoint-lora" if values.get("lora_rank") or values.get("adapters") else "checkpoint"
 
 
-def changed(self: Any, **values: Any) -> Any:
+def change(self: Any, **values: Any) -> Any:
     """A copy with changed fields; the micro-batch is adjusted if it no longer divides."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     named = {*fields, *values} - ({"micro_batch"} - values.keys())
     return type(self)(**self.adjust_unnamed({**fields, **values}, named))
 
 
-def sizes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+def size_changes(cls: Any, values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
     """Changes to fields that are not `named` so that sizes divide: see `fitting_sizes`."""
     for name in (*_SIZES, "group_size", "dataset_size"):
         value = values.get(name, 1)
         is_none = value is None and name in ("micro_batch", "dataset_size")
         if not is_none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             return {}  # the algorithm then refuses the sizes
-    changes = fitting_sizes(values, named, cls.rows_of, cls.times_drawn(values))
+    changes = fitting_sizes(values, named, cls.rows_of, cls.oversampling_factor(values))
     heads, kv_heads = values["num_heads"], values["num_kv_heads"]
     if "num_heads" not in named and kv_heads in range(1, 1 << 16) and heads % kv_heads:
         changes["num_heads"] = kv_heads * max(1, round(heads / kv_heads))
     return changes
 
 
-MEMBERS = {"_sizes": classmethod(sizes), "changed": changed, "preset_name": classmethod(preset_name)}
+MEMBERS = {"_sizes": classmethod(size_changes), "changed": change, "preset_name": classmethod(preset_name)}

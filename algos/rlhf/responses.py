@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from algos import registry
 from algos.rlhf.objective import masked_mean
-from algos.rlhf.updates import parts_of, whole_of
+from algos.rlhf.updates import join_parts, parts_of
 from envs.text import Prompts, Reward
 
 
@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
 
     responses: Responses  # [N]; responses without a reward have no `own` tokens
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
-    version: jax.Array  # int32, of the parameters that sampled it: [N], in a stream [N, R]
+    version: jax.Array  # int32, of the parameters at sampling: [N], in a stream [N, R]
     reward: Reward  # [N]
     age: jax.Array | None  # [N, R] int32, a token's age in updates; None without a stream
 
@@ -82,7 +82,7 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
-    `judged`: some responses may have no reward; then a metric is the rate of these.
+    If `judged` by a function or model, which may give no reward, a metric is the share without a reward.
     """
     own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     rewarded = has_reward(responses)
@@ -97,7 +97,7 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
     }
 
 
-def repeated(x: jax.Array, times: int) -> jax.Array:
+def repeat_rows(x: jax.Array, times: int) -> jax.Array:
     """`[B, ...]` to `[B * times, ...]`, with contiguous copies."""
     if times == 1:
         return x
@@ -116,8 +116,8 @@ def rollouts(
 
     `then`: `Rollout [b * G] -> rows`, a pytree whose leaves have `b` or `b * G` rows. `learn`: `(sums, rows)
     -> (sums, measures)`, called after each micro-batch if there are several; the first call gets the argument
-    `sums`. Returns the rows of all micro-batches (`B` or `B * G`); the stream's state; and the last sums with
-    measures `[M]`.
+    `sums`. Returns the rows of all micro-batches (`B` or `B * G`), the stream's state, and a pair: the last
+    sums, and measures `[M]`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()
@@ -139,7 +139,7 @@ def rollouts(
         if agent.ahead:
             rollout, stream = streaming.next_micro_batch(agent, state, problem, keys, stream)
         else:
-            rollout = agent.played(
+            rollout = agent.play_problems(
                 state, jax.tree.map(lambda x: x[0, part], problem), keys[0, part].reshape(-1)
             )
         rows, measures = then(rollout), ()
@@ -152,7 +152,7 @@ def rollouts(
 
     def join(x: jax.Array) -> jax.Array:
         by_prompt = x.reshape(len(x), size, -1, *x.shape[2:])
-        return whole_of(by_prompt).reshape(-1, *x.shape[2:])
+        return join_parts(by_prompt).reshape(-1, *x.shape[2:])
 
     return jax.tree.map(join, rows), stream, (sums, measures)
 
@@ -166,7 +166,7 @@ def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
 
 
 def staleness(version: jax.Array, iteration: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of the data's age in updates: the mean; of a stream also the maximum."""
+    """Metrics of the data's age in updates: the mean, and for a stream also the maximum."""
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}

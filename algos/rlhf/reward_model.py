@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from algos.language.layers import merge_adapters
 from algos.rlhf.checkpoints import save
-from algos.rlhf.preferences import Compared, PreferenceAgent, best_and_worst, ranked_right
+from algos.rlhf.preferences import GroupSize, PreferenceAgent, best_and_worst, ranking_accuracy
 from algos.rlhf.responses import Responses, has_reward
 from algos.rlhf.reward_models import model_reward, with_head
 from envs.text import Prompts
@@ -25,9 +25,7 @@ class State(NamedTuple):
     """The state of a reward model's training."""
 
     parameters: Any  # {"network": parameters of a decoder, "score": [D, 1]}
-    respondent: (
-        Any  # the parameters of the responding network that `parameters` do not have: all, or adapters
-    )
+    respondent: Any  # of the responding network: all its parameters, or only its adapters
     optimizer_state: Any
     key: jax.Array  # of the whole run
     iteration: jax.Array  # int32
@@ -54,7 +52,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     advice_without_rewards: ClassVar[str | None] = None
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), with the FOLDER of run.export(FOLDER)")
 
-    # The initial policy responds; the trained model starts with its weights, without its head.
+    # The initial policy responds. The trained model starts with the policy's weights, without the head.
     weight_sources: ClassVar[dict[str, tuple[str, ...]]] = {
         ".respondent": (".respondent", ".parameters['adapters']", ".parameters"),
         ".parameters['network']['base']": (
@@ -64,7 +62,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         ".parameters['network']": (".parameters['network']", ".parameters"),
     }
 
-    compared = Compared()
+    compared = GroupSize()
     centre_coefficient: float = hyperparameter(
         0.01, "weight of a pair's squared sum, which keeps rewards about zero (arXiv 2312.09244, section 2)"
     )
@@ -108,17 +106,17 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         """Ranks pairs of responses to held-out problems.
 
         Returns:
-          `return` `[]`: of the pairs whose rewards by the task differ, the fraction that the model ranks
-          correctly; equal scores are not correct. NaN if there are no such pairs.
+          `return` `[]`: the fraction of pairs that the model ranks correctly, among pairs with different
+          rewards by the task. Equal scores are not correct. NaN if the rewards of all pairs are equal.
         """
         if self._reads_pairs:
             pairs = self._held_out_pairs(key, episodes)
         else:
             responses, reward = self._speaker.held_out(
-                self._responding_parameters(state), key, episodes, greedy=False, each=self.group_size
+                self._responding_parameters(state), key, episodes, greedy=False, per_problem=self.group_size
             )
             pairs = best_and_worst(responses, reward.total, self.group_size)
-        return {"return": ranked_right(pairs, self._margin(state.parameters, pairs))}
+        return {"return": ranking_accuracy(pairs, self._margin(state.parameters, pairs))}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
         """The model's rewards of responses to the user's prompts, one response to each.

@@ -65,13 +65,13 @@ class Judge(Part):
         config = registry.option("model").config_of(self.reward_model, scores=True)
         return Decoder(dataclasses.replace(config, dtype=algorithm.dtype, packed_rows=algorithm._packed_rows))
 
-    def first(self, algorithm: Any, key: jax.Array) -> Any:
+    def initial_parameters(self, algorithm: Any, key: jax.Array) -> Any:
         """The reward model's parameters; `()` without one."""
         if self.reward_model is None:
             return ()
         return registry.option("model").initial_reward_model(self.network(algorithm), self.reward_model, key)
 
-    def rated(
+    def with_scores(
         self, algorithm: Any, parameters: Any, responses: Responses, reward: Reward
     ) -> tuple[Responses, Reward]:
         """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
@@ -108,7 +108,7 @@ class Judge(Part):
             or same_tokens(tokenizer_of(self.reward_model), env.tokenizer),
             f"{setting} uses a different tokenizer from task '{env.name}': train one on this task's tokens",
         )
-        longest = requirements.context(env)
+        longest = requirements.context_length(env)
         require(
             algorithm,
             longest <= config.max_positions,

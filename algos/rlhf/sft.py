@@ -41,8 +41,8 @@ class Minibatch(NamedTuple):
 class SFT(LanguageAgent, presets="SFT"):
     """Supervised fine-tuning: the loss is the cross-entropy of the answers' tokens given their prompts.
 
-    With `loss_on="assistant"` it includes the assistant's earlier turns in the prompts (TRL's
-    `assistant_only_loss`).
+    With `loss_on="assistant"` the loss includes the assistant's earlier turns, which are in the prompts, like
+    TRL's `assistant_only_loss`.
 
     Raises:
       FdgError: at construction, if a field is out of range, or a size does not divide another.
@@ -70,7 +70,7 @@ class SFT(LanguageAgent, presets="SFT"):
         if self.packing is not None:
             warnings.warn(
                 f"packing={quoted(self.packing)} is deprecated since 0.3: write remove_padding=True"
-                " (--remove-padding true), which leaves no demonstration out, and which it is read as",
+                " (--remove-padding true) instead, as it is read; that leaves no demonstration out",
                 fdg.FdgWarning,
                 stacklevel=3,
             )
@@ -124,7 +124,7 @@ class SFT(LanguageAgent, presets="SFT"):
         groups = self.rows_of(vars(self)).groups
         samples = Minibatch(responses, zeros, zeros)
         trained, optimizer_state, measures = run_updates(
-            self, add_weights, parameters, optimizer_state, samples, key, groups, compares=False
+            self, add_weights, parameters, optimizer_state, samples, key, groups, marks_first=False
         )
         return trained, optimizer_state, {**self._lengths(responses), **measures}
 

@@ -21,7 +21,7 @@ from algos.language.decoder import Decoder
 from algos.language.generation import Samples, Sampling, generate
 from algos.rlhf import requirements
 from algos.rlhf.objective import masked_mean
-from algos.rlhf.responses import Responses, repeated
+from algos.rlhf.responses import Responses, repeat_rows
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, Transcript, is_game, play
 from envs.text.game import checked_reply
 from fdg.arguments import quoted
@@ -78,7 +78,7 @@ class GameOfFragment(NamedTuple):
 
 
 def played(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
-    """`converse` in a training program: a game's replies are a fragment."""
+    """`converse` for training programs: a fragment computes the game's replies."""
 
     @fdg.fragment("environment")
     def hear(state, tokens, mask):
@@ -119,9 +119,9 @@ class Speaker:
         return generate(self.network, parameters, prompts, keys, sampling, self.slots)
 
     def held_out(
-        self, parameters: Any, key: jax.Array, count: int, greedy: bool, each: int = 1
+        self, parameters: Any, key: jax.Array, count: int, greedy: bool, per_problem: int = 1
     ) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems with their rewards; `each` is the number per problem.
+        """Responses to `count` held-out problems, `per_problem` responses to each, with their rewards.
 
         Problems of a file are its first `count` held-out rows; other problems are sampled by the key.
         Responses to the same problem are contiguous.
@@ -130,8 +130,8 @@ class Speaker:
         problem = self.env.sample(
             jax.random.split(problem_key, count), "test", *held_out_numbers(self.env, count)
         )
-        problem = jax.tree.map(lambda x: repeated(x, each), problem)
-        keys = jax.random.split(key, count * each)
+        problem = jax.tree.map(lambda x: repeat_rows(x, per_problem), problem)
+        keys = jax.random.split(key, count * per_problem)
 
         def respond(prompts: Prompts, keys: jax.Array) -> Samples:
             return self.say(parameters, prompts, keys, greedy)
@@ -180,11 +180,10 @@ def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]
 def problems_of(
     env: Any, key: jax.Array, iteration: jax.Array, count: int, size: int | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The keys `[count]` of an iteration's problems, and for a file `(row numbers [count] int32,)`, else
-    `()`.
+    """The keys `[count]` of an iteration's problems, and a tuple of their row numbers `[count]` in a file.
 
-    `key` is the run's key for data. `size` is the number of different problems; None: all rows of a file
-    (`env.num_rows`), or without a file new problems in each iteration.
+    Row numbers are int32; the tuple is empty without a file. `key` is the run's key for data. `size` is the
+    number of different problems; None: all rows of a file (`env.num_rows`), else new ones in each iteration.
     """
     rows = getattr(env, "num_rows", None)
     size = size or (rows if rows is not None and rows >= count else None)
@@ -334,7 +333,7 @@ def export_formats(self: Any) -> dict[str, Callable[[Any, Path], None]]:
 
 
 def check_files(self: Any) -> None:
-    """Raises an `FdgError` if initial weights, or those of a reward model, are missing; plans need none."""
+    """Raises an `FdgError` if the weights of the initial network or of the reward model are missing."""
     if self.model is not None:
         registry.option("model").check_weights_exist(self.model)
     if getattr(self, "reward_model", None) is not None:
@@ -351,10 +350,10 @@ def reason_incompatible_with(self: Any, earlier: Any) -> str | None:
     return requirements.other_tokens(self.env, getattr(earlier, "env", None))
 
 
-# For a run that starts from another run's weights: leaves of its state, and the leaves of the other state
-# that initialise them, the first that exists. The reference starts with the policy's weights, the critic with
-# those of the critic or the policy, and a network with adapters with those of a network without. The reward
-# model is not taken from the other run.
+# For a run that starts from another run's weights: leaves of its state, each with the leaves of the other
+# state that may initialise it; the first that exists does. The reference starts with the policy's weights,
+# the critic with the critic's or the policy's, and the base of adapters with those of a network without
+# adapters. The reward model is not taken from the other run.
 _WEIGHT_SOURCES: dict[str, tuple[str, ...]] = {
     ".reference": (".parameters",),
     ".critic['network']": (".critic['network']", ".parameters"),

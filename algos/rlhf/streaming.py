@@ -21,7 +21,7 @@ from fdg.stream import Stream, StreamState
 
 _MAX_AHEAD = 200  # each iteration draws the problems of all these batches
 
-# The batch axes of a stream's state: only its slots have one.
+# The batch axes of a stream's state: only its slots have a batch axis.
 _STREAM_AXES = StreamState(key=None, clock=None, kept=0, rows=None)  # type: ignore[arg-type]
 
 

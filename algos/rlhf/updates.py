@@ -36,7 +36,7 @@ def parts_of(samples: Any, size: int) -> Any:
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(size, -1, *x.shape[1:]), 1, 0), samples)
 
 
-def whole_of(parts: Any) -> Any:
+def join_parts(parts: Any) -> Any:
     """The inverse of `parts_of`: `[n / size, size, ...]` to `[n, ...]`."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
 
@@ -46,7 +46,7 @@ def map_micro_batches(function: Callable[[Any], Any], samples: Any, size: int | 
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return function(samples)
-    return whole_of(jax.lax.map(function, parts_of(samples, math.gcd(size, count))))
+    return join_parts(jax.lax.map(function, parts_of(samples, math.gcd(size, count))))
 
 
 def accumulate_gradient(
@@ -54,8 +54,8 @@ def accumulate_gradient(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
 
-    `gradient` maps samples to gradient and measures. Measures whose name ends in `_max` are not added: the
-    largest is taken.
+    `gradient` maps samples to gradient and measures. Of measures whose name ends in `_max`, the largest is
+    taken instead of the sum.
     """
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
@@ -92,10 +92,10 @@ def epochs(
     """All updates on some samples, each on its own minibatch.
 
     `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update
-    (without minibatches, in the first epoch). Of the samples `[n, ...]`, the `n / groups` of a group (a
-    prompt) are contiguous. Samples are shuffled within blocks: a block is one group, or as few groups as
+    (without minibatches, in the first epoch). Samples `[n, ...]` of the same group (a prompt) are contiguous,
+    `n / groups` of them. Samples are shuffled within blocks: a block is one group, or as few groups as
     possible such that every minibatch gets equally many samples of each block. Returns the carry after the
-    last update, and the means of the measures over updates; of those whose name ends in `_max`, the largest.
+    last update, and each measure's mean over updates, or its maximum if the name ends in `_max`.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:
@@ -127,18 +127,18 @@ def run_updates(
     samples: Any,
     key: jax.Array,
     groups: int,
-    compares: bool = True,
+    marks_first: bool = True,
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
     `add_weights` sets the weights of a minibatch. `samples`, `key` and `groups` are as for `epochs`.
-    `compares`: the loss depends on `is_first`; if False, it gets `()` instead.
+    If not `marks_first`, the loss gets `()` for `is_first`.
     """
 
     def step(carry: Any, minibatch: Any, is_first: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         trained, optimizer_state = carry
         current = agent._with_trained(parameters, trained)
-        gradient_of = functools.partial(agent.gradient, current, is_first if compares else ())
+        gradient_of = functools.partial(agent.gradient, current, is_first if marks_first else ())
         gradient, measures = accumulate_gradient(gradient_of, add_weights(minibatch), agent.at_once)
         trained, optimizer_state = agent.update(gradient, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}

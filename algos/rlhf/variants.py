@@ -33,7 +33,7 @@ Convention = Literal["paper", "trl", "verl", "tunix"]
 VARIANTS: dict[str, Mapping[str, Any]] = {
     # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
     "grpo": {},
-    # Liu et al. 2025, arXiv 2503.20783: neither lengths nor deviations divide; no reference.
+    # Liu et al. 2025, arXiv 2503.20783: no division by lengths or deviations, and no reference.
     "dr_grpo": {"scale": "none", "aggregation": "constant", "kl_coefficient": 0.0},
     # Yu et al. 2025, arXiv 2503.14476, equations 8 to 13.
     "dapo": {
@@ -43,7 +43,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "overlong_buffer": 0.2,
         "dynamic_sampling": 2,
     },
-    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7; the range of its section 5.1.
+    # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7, with the clip range of its section 5.1.
     "gspo": {
         "ratio_level": "sequence",
         "clip_low": 3e-4,
@@ -57,8 +57,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "clip_high": 0.4,
         "kl_coefficient": 0.0,
     },
-    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The upper one is not stated; 5 is
-    # from Khatri et al. 2025, arXiv 2510.13786.
+    # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The paper does not state the upper
+    # bound; 5 is from Khatri et al. 2025, arXiv 2510.13786.
     "cispo": {
         "surrogate": "weight",
         "aggregation": "token_mean",
@@ -86,7 +86,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "kl_estimator": "k1",
         "kl_in": "reward_to_go",
     },
-    # As above, but with the group's mean as baseline, for binary rewards; the KL is in the loss, as k2.
+    # REINFORCE++ with the group's mean as baseline, for binary rewards; the KL is in the loss, as k2.
     "reinforce_plus_plus_baseline": {
         "baseline": "group",
         "scale": "tokens",
@@ -163,15 +163,15 @@ class Family(Part):
         return objective(self.variant, self.convention, **values)
 
     @staticmethod
-    def own_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the variant that the fields `values` name; empty if they name none."""
+    def variant_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of the variant that the fields `values` name; empty if they name no variant."""
         return VARIANTS.get(str(values.get("variant")), {})
 
     @classmethod
-    def times_drawn(cls, values: Mapping[str, Any]) -> int:
-        """The oversampling factor of dynamic sampling, of the fields `values` or by default the variant's."""
+    def oversampling_factor(cls, values: Mapping[str, Any]) -> int:
+        """The oversampling factor of dynamic sampling: that of the fields `values`, or else the variant's."""
         times = values.get("dynamic_sampling")
-        times = cls.own_values(values).get("dynamic_sampling", 0) if times is None else times
+        times = cls.variant_values(values).get("dynamic_sampling", 0) if times is None else times
         return max(1, times) if isinstance(times, int) else 1
 
 
@@ -237,14 +237,13 @@ def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array
 
 
 def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rescales `x [N, R]` to mean zero and variance one (over `n - 1`) over the mask's tokens; zero
-    elsewhere.
+    """Rescales `x [N, R]` to mean zero and variance one (by `n - 1`) over the mask's tokens; zero elsewhere.
 
     If all these tokens are equal, the result is exactly zero.
     """
     count = jnp.sum(mask, dtype=jnp.float32)
-    equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
-    centred = jnp.where(mask & ~equal, x - masked_mean(x, mask), 0.0)
+    all_equal = jnp.max(x, where=mask, initial=-jnp.inf) == jnp.min(x, where=mask, initial=jnp.inf)
+    centred = jnp.where(mask & ~all_equal, x - masked_mean(x, mask), 0.0)
     variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - 1, 1)
     return centred * jax.lax.rsqrt(variance + 1e-8)
 

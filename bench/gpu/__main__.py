@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench import harness
-from bench.gpu.measuring import Record, Settings, Spawned, measure
+from bench.gpu.measuring import MeasuringProcess, Record, Settings, measure
 from bench.gpu.parts import PARTS
 from bench.gpu.tables import markdown, record_of
 from fdg.errors import FdgError
@@ -49,8 +49,8 @@ def run(number: int, settings: Settings, seconds: float | None) -> None:
     # Some parts have several processes on the GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     record = Record(record_of(settings.out, number), settings.tiny)
-    with contextlib.closing(Spawned(PARTS[number].measurements, settings)) as spawned:
-        measure(PARTS[number], settings, record, spawned, seconds)
+    with contextlib.closing(MeasuringProcess(PARTS[number].measurements, settings)) as process:
+        measure(PARTS[number], settings, record, process, seconds)
     print("", *markdown(PARTS[number], number, settings.out), sep="\n")
     print(f"part {number}: {time.monotonic() - begun:.0f} s")
 

@@ -112,8 +112,8 @@ def launch_overheads() -> Figures:
 def compare_with_cpu(num_envs: int) -> Figures:
     """Compares iterations of PPO on the first device with the CPU, both with full float32 products.
 
-    A difference is relative to the array's largest value. If a rounding difference changes an action, the two
-    runs diverge: differences are large, and many integers and positions of NaN differ.
+    A difference is relative to the array's largest value. If rounding changes an action, the runs diverge:
+    differences are then large, and many integers and positions of NaN differ.
     """
     iterations = 4
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=32, total_steps=10**6)

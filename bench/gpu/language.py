@@ -107,7 +107,7 @@ def time_generation(config: DecoderConfig, rows: int, tokens: int) -> Figures:
 
 
 def time_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str) -> Figures:
-    """Generates with Hugging Face's Transformers on PyTorch: an equal network and equal lengths.
+    """Generates with Hugging Face's Transformers on PyTorch, with an equal network and equal lengths.
 
     With the static cache Transformers compiles a decoding step, if the device allows it.
     """

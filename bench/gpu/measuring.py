@@ -95,7 +95,7 @@ class Record:
     """The figures of a part, in a file that is replaced atomically.
 
     Raises:
-      FdgError: the file is not a record; or it has a rehearsal and `tiny` is False, or the reverse.
+      FdgError: the file is not a record, or `tiny` differs from the record's.
     """
 
     def __init__(self, path: Path, tiny: bool = False):
@@ -123,7 +123,7 @@ class Record:
         return self.content["measured"]
 
     def keep(self, kind: str, name: str, value: Any) -> None:
-        """Writes figures, or the reason why there are none, to the disk."""
+        """Writes figures to the disk, or the reason why there are no figures."""
         for other in ("measured", "failed", "left out"):
             self.content[other].pop(name, None)
         self.content[kind][name] = value
@@ -143,7 +143,7 @@ class FailedError(Exception):
     """The measurement failed."""
 
 
-def here(measurement: Measurement, limit: float) -> Figures:
+def measure_here(measurement: Measurement, limit: float) -> Figures:
     """Makes a measurement in this process, without a time limit.
 
     Raises:
@@ -199,8 +199,8 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-class Spawned:
-    """Makes measurements in a spawned process, which is replaced after a failure."""
+class MeasuringProcess:
+    """A spawned process that makes measurements; after a failure a new one replaces it."""
 
     def __init__(self, measurements: Measurements, settings: Settings):
         self._measurements, self._settings = measurements, settings
@@ -256,7 +256,7 @@ def serve(pipe: Any, measurements: Measurements, settings: Settings) -> None:
         while True:
             name = pipe.recv()
             try:
-                pipe.send((here(by_name[name], math.inf), None))
+                pipe.send((measure_here(by_name[name], math.inf), None))
             except FailedError as error:
                 pipe.send((None, str(error)))
 

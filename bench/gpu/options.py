@@ -1,4 +1,4 @@
-"""Compares each of some XLA options with no options, in turns; and times each fragment of an iteration."""
+"""Compares runs with and without each of some XLA options, and times each fragment of an iteration."""
 
 import functools
 import statistics
@@ -14,13 +14,13 @@ from bench.gpu.training import compile_job, flags_of
 from bench.peers.serve import Stopwatch
 from fdg.running.xla_options import NONE, PRESETS
 
-_COMMANDS = "xla_gpu_enable_command_buffer"
-_LOOPS = {_COMMANDS: PRESETS["gpu"][_COMMANDS]}
+_COMMAND_BUFFER = "xla_gpu_enable_command_buffer"
+_LOOPS = {_COMMAND_BUFFER: PRESETS["gpu"][_COMMAND_BUFFER]}
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "loops in command buffers, unrolled": PRESETS["gpu"],
     "loops in command buffers": _LOOPS,
-    "WHILE alone": {_COMMANDS: PRESETS["gpu"][_COMMANDS].replace(",DYNAMIC_SLICE_FUSION", "")},
+    "WHILE alone": {_COMMAND_BUFFER: PRESETS["gpu"][_COMMAND_BUFFER].replace(",DYNAMIC_SLICE_FUSION", "")},
     "concurrent regions": {**_LOOPS, "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT_REGIONS"},
     "no command buffers": {"xla_gpu_graph_min_graph_size": 10**6},  # more than the size of any graph
     "Triton for any product": {"xla_gpu_triton_gemm_any": True},
@@ -32,7 +32,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    """The measurements, first of the smallest networks, where kernel launches take the largest share."""
+    """The measurements; those of the smallest networks, which launches slow down most, come first."""
     measurements = []
     seconds = settings.size(22, 1)
     for env, num_variants in settings.size(

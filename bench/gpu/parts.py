@@ -7,7 +7,7 @@ PARTS = {
     1: Part("Ceilings, agreement with the CPU, and training", 520, training.first_part),
     2: Part("Compared with PureJaxRL and brax's trainer", 360, peers.measurements),
     3: Part("XLA's settings, and the share of the limit", 430, options.measurements),
-    5: Part("Larger tasks", 560, training.more_tasks),
+    5: Part("Larger tasks", 560, training.larger_tasks),
     6: Part("A decoder of half a billion parameters", 560, language.measurements),
     7: Part("Predicted and measured", 560, predictions.measurements),
 }

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.gpu.measuring import Figures, Measurement, Settings
-from bench.peers.alternate import FRESH, DriverError, compare
+from bench.peers.alternate import NO_COMPILATION_CACHE, DriverError, compare
 from bench.peers.checkouts import purejaxrl
 from bench.peers.libraries import brax
 from bench.peers.pairs import Pair
@@ -52,7 +52,7 @@ def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
             "--devices 1",
             python=Path(sys.executable),
             # Two processes share the memory of the device.
-            environment={**FRESH, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+            environment={**NO_COMPILATION_CACHE, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         )
     except DriverError as error:
         raise FdgError((str(error).strip().splitlines() or ["the driver wrote no error"])[-1]) from None

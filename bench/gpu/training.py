@@ -18,7 +18,7 @@ from bench.peers.serve import Stopwatch
 
 _ROUND_S = 0.5  # approximate seconds of a round of iterations; the clock is read after each round
 
-# By environment: flags, and the return at which it counts as solved (None: there is none), with its source.
+# Flags of each environment, and the return at which it counts as solved, with its source (None: no return).
 TASKS: dict[str, tuple[str, float | None]] = {
     "CartPole-v1": ("--learning-rate 1e-3", 475.0),  # Gymnasium's threshold
     "Breakout-MinAtar": ("", 28.0),  # gymnax-blines' PPO
@@ -52,7 +52,7 @@ def first_part(settings: Settings) -> list[Measurement]:
     return result
 
 
-def more_tasks(settings: Settings) -> list[Measurement]:
+def larger_tasks(settings: Settings) -> list[Measurement]:
     """Longer runs, with the presets of their environments."""
     tasks: list[tuple[str, str, float | None, float]] = [
         ("brax:ant", "--num-envs 4096 --total-steps 25000000", None, 240),

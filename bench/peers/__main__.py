@@ -4,9 +4,9 @@
     python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
     python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
 
-`--list` prints the names; the beginning of a name selects all such pairs. Without names all pairs run, except
-those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`, on first
-use.
+`--list` prints the names; a prefix selects all pairs whose names begin with it. Without names all pairs run,
+except those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`,
+on first use.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from bench.peers.alternate import DriverError, compare
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 from bench.peers.table import PAIRS
-from bench.results import RESULTS, keep, returns
+from bench.results import RESULTS, keep, returns_text
 
 
 def main() -> None:
     parser = harness.parser("bench.peers", __doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or beginnings of names (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="pairs, or prefixes of their names (all)")
     parser.add_argument("--list", action="store_true", help="print the pairs and run nothing")
     parser.add_argument(
         "--rounds", type=int, default=5, help="timed rounds of each side, after one of warm-up (5)"
@@ -84,7 +84,7 @@ def line(name: str, result: dict[str, Any], at_least: float) -> str:
         f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {at_least:g}x; steps/s "
         f"{ours['steps_per_s']:,.0f} / {theirs['steps_per_s']:,.0f}; compile "
         f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f} s; start "
-        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns(result)}; "
+        f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns_text(result)}; "
         f"{ours['devices']} device{'s' * (ours['devices'] > 1)}"
     )
 

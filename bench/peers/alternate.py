@@ -16,9 +16,9 @@ from bench.harness import ROOT, Spread, in_turns
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
-# Without the compilation cache, so that compilation is timed.
-FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
-ON_CPU = {**FRESH, "JAX_PLATFORMS": "cpu"}
+# JAX caches no compiled programs, so that compilation is timed.
+NO_COMPILATION_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
+ON_CPU = {**NO_COMPILATION_CACHE, "JAX_PLATFORMS": "cpu"}
 
 
 class DriverError(Exception):
@@ -29,7 +29,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
     """A running driver process (`bench.peers.serve`).
 
     Attributes:
-      facts: what it sent when it was ready, and `start_seconds`, the time from its start until then.
+      facts: the JSON object that the driver printed when ready, and `start_seconds`, the time until then.
     """
 
     def __init__(self, python: Path, module: str, config: Mapping[str, Any], environment: Mapping[str, str]):
@@ -77,7 +77,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
 
 
 def ours(flags: str, continues: bool = False, environment: Mapping[str, str] = ON_CPU) -> Driver:
-    """fdg's driver, with flags of `fdg.train`; `continues`: each round starts where the last one ended."""
+    """fdg's driver, with flags of `fdg.train`; `continues`: a round starts where the last one ended."""
     return Driver(Path(sys.executable), "ours", {"flags": flags.split(), "continues": continues}, environment)
 
 

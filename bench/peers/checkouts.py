@@ -16,7 +16,7 @@ def _pair(
     at_least: float,
     equal: str,
 ) -> Pair:
-    """A pair with a peer's script, whose settings `config` have the number of environments."""
+    """A pair with a peer's script; `config` has the script's settings, with the number of environments."""
     config["TOTAL_TIMESTEPS"] = steps
     return Pair(
         peer, task, config["NUM_ENVS"], flags, {"script": script, "config": config}, steps, at_least, equal
@@ -43,7 +43,7 @@ def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
 def _continuous(
     env: str, name: str, size: int, num_steps: int, epochs: int, minibatches: int, steps: int
 ) -> Pair:
-    """PureJaxRL's PPO of continuous actions."""
+    """PureJaxRL's PPO for continuous actions."""
     return _pair(
         "purejaxrl",
         "ppo_continuous_action",

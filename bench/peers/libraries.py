@@ -30,20 +30,20 @@ def brax(size: int, num_steps: int, steps: int, env: str = "inverted_pendulum") 
 
 
 def _rejax(
-    algo: str, env: str, size: int, flags: str, config: str, steps: int, equal: str, **more: Any
+    algo: str, env: str, size: int, flags: str, config: str, steps: int, equal: str, **further: Any
 ) -> Pair:
-    """A pair with rejax; `more` has settings that are not numbers."""
-    more |= {"env": env, "num_envs": size, "total_timesteps": steps}
-    peer = {"algo": algo, "config": settings("learning_rate=2.5e-4", config, **more)}
+    """A pair with rejax; `further` has settings that are not numbers."""
+    further |= {"env": env, "num_envs": size, "total_timesteps": steps}
+    driver_config = {"algo": algo, "config": settings("learning_rate=2.5e-4", config, **further)}
     flags = f"--algo {algo.lower()} --env {env} {flags}"
-    return Pair("rejax", f"{algo} {env}", size, flags, peer, steps, 2.0, equal)
+    return Pair("rejax", f"{algo} {env}", size, flags, driver_config, steps, 2.0, equal)
 
 
 def _baselines(
     peer: str, algo: str, env: str, size: int, flags: str, config: str, width: int, steps: tuple[int, int],
     at_least: float, equal: str,
 ) -> Pair:  # fmt: skip
-    """A pair with Stable-Baselines3 or sbx; `steps` per round: ours, and fewer for the slower peer."""
+    """A pair with Stable-Baselines3 or sbx; `steps` has the steps per round of fdg and of the slower peer."""
     driver_config = {
         "library": peer.replace("-", "_"),
         "algo": algo,
@@ -102,9 +102,9 @@ _TANH = {"activation": "tanh"}
 def _asynchronous_pairs(
     peer: str, algo: str, at_least: float, our_flags: str, equal: str, config: dict[str, Any]
 ) -> tuple[Pair, ...]:
-    """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole whose steps sleep.
+    """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole with steps that sleep.
 
-    Our side has two processes, too. For steps that do not sleep, one device without overlap is fastest.
+    fdg has two processes, too. If steps do not sleep, it is fastest on one device, without overlap.
     """
     flags = (
         f"{our_flags} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
@@ -135,7 +135,7 @@ def _asynchronous_pairs(
     )
 
 
-# With PPO's loss, because V-trace fails ('AttrDict' object has no attribute 'advantages').
+# PPO's loss, because Sample Factory's V-trace fails ('AttrDict' object has no attribute 'advantages').
 _SAMPLE_FACTORY = (
     "--algo=APPO --device=cpu --num_workers=2 --num_envs_per_worker=8 --worker_num_splits=2 --rollout=32"
     " --batch_size=512 --num_batches_per_epoch=1 --num_epochs=1 --with_vtrace=False --ppo_clip_ratio=0.2"
@@ -145,8 +145,8 @@ _SAMPLE_FACTORY = (
 )
 
 
-def _rllib(algo: str, **more: Any) -> tuple[Pair, ...]:
-    config = settings("lr=1e-3 entropy_coeff=0.01 vf_loss_coeff=0.5 grad_clip=40.0 gamma=0.99", **more)
+def _rllib(algo: str, **further: Any) -> tuple[Pair, ...]:
+    config = settings("lr=1e-3 entropy_coeff=0.01 vf_loss_coeff=0.5 grad_clip=40.0 gamma=0.99", **further)
     config = {"num_steps": 32, "workers": 2, "hidden": [64, 64], "config": config}
     return _asynchronous_pairs("rllib", algo, 4.0, "--algo impala", "V-trace", config)
 

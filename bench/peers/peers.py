@@ -16,10 +16,10 @@ class Peer:
     """A trainer that fdg is compared with.
 
     Attributes:
-      name: its name, also of its environment, `build/venvs/NAME`.
+      name: the peer's name; `build/venvs/NAME` is its environment.
       packages: packages for pip, with a pinned version of the peer.
       source: its repository.
-      is_checkout: whether it is not in a package registry, so that a flag must name a checkout.
+      is_checkout: whether a flag must name a checkout, because no package registry has the peer.
       with_our_versions: whether to install JAX and others in the versions of `constraints.txt`, so that both
         sides have the same compiler.
     """
@@ -35,7 +35,7 @@ class Peer:
         return VENVS / self.name / "bin" / "python"
 
     def install(self) -> None:
-        """Makes its environment, unless it exists with these packages.
+        """Makes the peer's environment, unless there is one with these packages.
 
         Raises:
           subprocess.CalledProcessError: pip failed.

@@ -3,9 +3,9 @@
     python -m bench.peers.serve MODULE CONFIGURATION
 
 This module uses only the standard library, because drivers run in the environments of peers. MODULE has a
-function `prepare`, which takes the configuration (JSON). The process prints a JSON object when everything is
-compiled, and one for each line of its input, which is the seed of a round. Output of libraries goes to
-standard error.
+function `prepare`, which takes the configuration (JSON). The process prints a JSON object of facts when
+everything is compiled. Each line of its input is the seed of a round, for which it prints a JSON object of
+figures. Output of libraries goes to standard error.
 """
 
 import importlib
@@ -22,8 +22,8 @@ from typing import Any
 def serve(module: str, config: str) -> None:
     """Runs a driver until its standard input ends.
 
-    Its `prepare` returns a function and facts such as `compile_seconds`. The function takes a seed, trains
-    for a round, waits for the results, and returns `{"steps", "seconds", "return"}`.
+    The driver's `prepare` returns a function and facts such as `compile_seconds`. The function takes a seed,
+    trains for a round, waits for the results, and returns `{"steps", "seconds", "return"}`.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -128,7 +128,7 @@ def valid_gguf(path: Path, family: str) -> None:
              "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_norm": "attn_q_norm",
              "k_norm": "attn_k_norm"}  # fmt: skip
     infos, data = [], b""
-    for key, (_, shape, _) in weights.names(c).items():
+    for key, (_, shape, _) in weights.tensor_table(c).items():
         *start, name, suffix = key.split(".")
         place = {"norm": "output_norm", "lm_head": "output"}.get(name, there.get(name, name))
         full = f"blk.{start[2]}.{place}.{suffix}" if "layers" in start else f"{place}.{suffix}"

@@ -121,7 +121,7 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
     [
         ({"num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
         ({"hidden_size": 62}, "hidden_size=62 is not divisible by num_heads=4: give head_dim"),
-        ({"head_dim": 7}, "head_dim=7: rotary positions need an even one"),
+        ({"head_dim": 7}, "head_dim=7: rotary positions need an even width"),
         ({"dtype": "float16"}, "dtype='float16': it must be 'float32' or 'bfloat16'"),
         ({"lora_targets": ("query", "keys")}, r"lora_targets=['keys']: a block has query, key"),
         (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
-from algos.language.generation import draw, filtered
+from algos.language.generation import draw, filter_logits
 from tests.refusing import refuses
 
 VOCABULARY, STOP = 11, 3
@@ -99,7 +99,7 @@ def test_cached_logits_are_those_of_a_full_pass(decoder, parameters):
 def test_filtering_by_hand():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]]))
     kept = [
-        [bool(each > -np.inf) for each in filtered(logits, Sampling(1, **how))[0]]
+        [bool(each > -np.inf) for each in filter_logits(logits, Sampling(1, **how))[0]]
         for how in (
             {"top_k": 2}, {"top_p": 0.5}, {"top_p": 0.51}, {"top_p": 0.91}, {"top_k": 3, "top_p": 0.8},
             {"top_k": 3, "top_p": 0.84}, {"top_k": 99},

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf, weights
-from algos.language.weights import names
+from algos.language.weights import tensor_table
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
@@ -58,7 +58,9 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
         11, **TINY, tie_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e4, qkv_bias=family == "qwen2"
     )
     draw = np.random.default_rng(0)
-    made = {key: draw.normal(size=shape).astype(np.float32) for key, (_, shape, _) in names(config).items()}
+    made = {
+        key: draw.normal(size=shape).astype(np.float32) for key, (_, shape, _) in tensor_table(config).items()
+    }
     file = tmp_path / "tiny.gguf"
     writer = writing.GGUFWriter(file, family)
     writer.add_vocab_size(11)

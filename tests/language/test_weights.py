@@ -183,7 +183,7 @@ def test_a_program_packs_by_first_fit_decreasing():
     found = pack_rows(tokens, tokens > 0, len(want), 8)
     np.testing.assert_array_equal(found.tokens, want)
     np.testing.assert_array_equal(found.segments, segments)
-    np.testing.assert_array_equal(found.moved(jax.numpy.asarray(tokens)), want)
+    np.testing.assert_array_equal(found.gather(jax.numpy.asarray(tokens)), want)
     few = pack_rows(tokens, tokens > 0, 3, 8)
     counted = [int((few.tokens == i + 1).sum()) for i in range(20)]
     assert counted == list(np.where(few.fits, lengths, 0)) and 0 < few.fits.sum() < 20
@@ -213,7 +213,7 @@ def refused(folder, message, *reads):
         ({"rope_scaling": {"type": "yarn", "factor": "8"}}, "config.json: factor='8': it must be a number"),
         ({"rope_scaling": {"type": "mrope", "factor": 2}}, "config.json: rope_type='mrope' is not supported"),
         ({"rope_scaling": ["yarn"]}, "rope_scaling=['yarn']: it must be an object"),
-        ({"head_dim": 3}, "config.json: head_dim=3: rotary positions need an even one"),
+        ({"head_dim": 3}, "config.json: head_dim=3: rotary positions need an even width"),
     ],
 )  # fmt: skip
 def test_a_config_of_wrong_values_names_file_field_and_value(tmp_path, changes, message):

@@ -192,7 +192,7 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
         algos.make("grpo", envs.make(TASK), model=str(folder), adapters=str(tmp_path / "adapters")).lora_rank
         == 0
     )
-    with pytest.raises(FdgError, match=r"adapters=\S+: they are those of a checkpoint: give its folder too"):
+    with pytest.raises(FdgError, match=r"adapters=\S+: adapters belong to a checkpoint: give its folder too"):
         made("sft", adapters=str(tmp_path / "adapters"))
     with pytest.raises(FdgError, match=r"they have a rank of their own: leave lora_rank=4 out"):
         made("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)

@@ -203,7 +203,7 @@ def test_held_out_pairs_are_ranked(trained):
 def test_files_are_read_in_the_precision_that_is_on(folder, trained):
     with jax.enable_x64(True):
         judged = made("grpo", group_size=2, reward_model=str(folder))
-        found = judged.reward_settings.first(judged, jax.random.key(0))
+        found = judged.reward_settings.initial_parameters(judged, jax.random.key(0))
         assert found["score"].dtype == found["network"]["embedding"].dtype == jnp.float64
         np.testing.assert_array_equal(found["score"], trained[1].parameters["score"])
 

@@ -165,9 +165,9 @@ def test_decoupled_weights_leave_out_what_is_above_the_cap_alone():
 
 def test_interpolated_log_probabilities_are_part_of_the_way_by_age():
     """Of ages 0, 1 and 3: at the actor's, half and three quarters of the way to the learner's."""
-    found = losses.interpolated(jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0), jnp.array([[0, 1, 3]]))
+    found = losses.interpolate(jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0), jnp.array([[0, 1, 3]]))
     np.testing.assert_allclose(found, [[-2.0, -1.5, -1.25]], rtol=1e-6)
-    assert not jax.grad(lambda x: losses.interpolated(x, x, jnp.ones((1, 1))).sum())(jnp.ones((1, 1))).any()
+    assert not jax.grad(lambda x: losses.interpolate(x, x, jnp.ones((1, 1))).sum())(jnp.ones((1, 1))).any()
 
 
 def test_an_interpolated_policy_is_what_ratios_and_weights_are_over():

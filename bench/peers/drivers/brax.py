@@ -17,7 +17,7 @@ _EPOCHS = 64  # more than there are rounds
 
 
 def prepare(config: dict[str, Any]):
-    """Starts the trainer, up to the end of its first epoch."""
+    """Starts the trainer, and waits until its first epoch ends."""
     from brax import envs
     from brax.training.agents.ppo import networks, train
 
@@ -52,7 +52,7 @@ def prepare(config: dict[str, Any]):
 
 
 def restore_device_put_replicated() -> None:
-    """Restores a function that brax 0.14.2 calls and JAX 0.10 lacks, as JAX's migration guide writes it."""
+    """Defines a function that brax 0.14.2 calls and JAX 0.10 lacks, as JAX's migration guide writes it."""
 
     def replicated(tree: Any, devices: list[jax.Device]) -> Any:
         mesh = jax.sharding.Mesh(devices, "i")

@@ -22,7 +22,7 @@ def prepare(config: dict[str, Any]):
     script = importlib.import_module(config["script"])
     settings = {**config["config"], "TEST_DURING_TRAINING": False, "WANDB_MODE": "disabled"}
 
-    def returned(result: Any) -> Any:
+    def final_returns(result: Any) -> Any:
         return result["metrics"]["returned_episode_returns"][last_twentieth(settings)]
 
-    return compile_script(script, settings, returned)
+    return compile_script(script, settings, final_returns)

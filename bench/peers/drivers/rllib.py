@@ -47,7 +47,7 @@ def prepare(config: dict[str, Any]):
             result = algo.train()
         sampled = int(result["num_env_steps_sampled_lifetime"])
         steps, last_sampled[0] = sampled - last_sampled[0], sampled
-        returned = float(result["env_runners"]["episode_return_mean"])
-        return {"steps": steps, "seconds": watch.seconds, "return": returned}
+        mean_return = float(result["env_runners"]["episode_return_mean"])
+        return {"steps": steps, "seconds": watch.seconds, "return": mean_return}
 
     return one_round, {"compile_seconds": watch.seconds}

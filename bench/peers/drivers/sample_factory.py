@@ -48,8 +48,8 @@ def prepare(config: dict[str, Any]):
         status = runner.init() or runner.run()
         if status:
             raise RuntimeError(f"Sample Factory ended with status {status}: see its log")
-        (begun, first), (ended, last) = update_times.updates[0], update_times.updates[-1]
+        (start, first_step), (end, final_step) = update_times.updates[0], update_times.updates[-1]
         returns = runner.policy_avg_stats["reward"][0]
-        return {"steps": last - first, "seconds": ended - begun, "return": float(np.mean(returns))}
+        return {"steps": final_step - first_step, "seconds": end - start, "return": float(np.mean(returns))}
 
     return one_round, {"compile_seconds": 0.0}

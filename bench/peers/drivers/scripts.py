@@ -16,13 +16,13 @@ def add_to_path(config: Mapping[str, Any], *folder: str) -> None:
     sys.path.insert(0, str(Path(config["checkout"], *folder)))
 
 
-def compile_script(script: Any, settings: dict[str, Any], returned: Callable[[Any], Any]):
+def compile_script(script: Any, settings: dict[str, Any], returns_of: Callable[[Any], Any]):
     """Compiles a script's training; returns a function for a round, and facts for `bench.peers.serve`.
 
     Args:
       script: the module.
       settings: the script's settings; `make_train` adds the number of updates.
-      returned: a function from the result of a training to returns; their mean is recorded.
+      returns_of: a function from the result of a training to returns; their mean is recorded.
     """
     with Stopwatch() as watch:
         train = jax.jit(script.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
@@ -32,7 +32,7 @@ def compile_script(script: Any, settings: dict[str, Any], returned: Callable[[An
         with Stopwatch() as watch:
             result = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
             jax.effects_barrier()
-        returns = np.asarray(returned(result))
+        returns = np.asarray(returns_of(result))
         mean = float(np.nanmean(returns)) if returns.size else None
         return {"steps": steps, "seconds": watch.seconds, "return": mean}
 

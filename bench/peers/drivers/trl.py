@@ -27,7 +27,7 @@ from bench.peers.serve import Rounds, Stopwatch
 
 
 class InRounds(TrainerCallback):
-    """Ends a round when the trainer logs, and waits for the next."""
+    """Ends a round when the trainer logs, and waits for the next round."""
 
     def __init__(self, rounds: Rounds, responses: int, run: str | None):
         self.rounds, self.responses, self.run = rounds, responses, run

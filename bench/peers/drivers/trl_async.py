@@ -1,4 +1,4 @@
-"""TRL's `AsyncGRPOTrainer` (trl 1.16), with a generation process in place of vLLM, which needs a GPU.
+"""TRL's `AsyncGRPOTrainer` (trl 1.16). A process generates in place of vLLM, which needs a GPU.
 
 The process implements TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`. Batch n is generated with
 parameters after at least n - `lag` updates. Torch's masked attention replaces FlashAttention 3, a kernel for
@@ -92,15 +92,15 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         generated = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
         sequences = generated.sequences
         log_probs = model.compute_transition_scores(sequences, generated.scores, normalize_logits=True)
-        begins = inputs.input_ids.shape[1]
-        texts = tokenizer.batch_decode(sequences[:, begins:], skip_special_tokens=True)
+        width = inputs.input_ids.shape[1]
+        texts = tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)
         rewards = torch.tensor(
             trl.exact_match_reward(texts, [answer for _, answer in rows for _ in range(group)])
         )
         grouped = rewards.view(-1, group)
         advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
         for i, (sequence, advantage) in enumerate(zip(sequences, advantages.flatten(), strict=True)):
-            prompt, response = sequence[:begins][inputs.attention_mask[i // group].bool()], sequence[begins:]
+            prompt, response = sequence[:width][inputs.attention_mask[i // group].bool()], sequence[width:]
             length = min(int((response != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(response))
             zeros = torch.zeros(len(prompt))
             sample = RolloutSample(
