@@ -40,19 +40,19 @@ class FailureModel:
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
-def young(failures: FailureModel) -> float:
+def young_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to first order.
 
-    >>> young(FailureModel(between=86_400, save=60, restart=300))
+    >>> young_interval(FailureModel(between=86_400, save=60, restart=300))
     3219.9...
     """
     return math.sqrt(2 * failures.save * failures.between)
 
 
-def daly(failures: FailureModel) -> float:
+def daly_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to higher order.
 
-    >>> daly(FailureModel(between=86_400, save=60, restart=300))
+    >>> daly_interval(FailureModel(between=86_400, save=60, restart=300))
     3180.06...
     """
     if math.isinf(failures.between):
@@ -132,7 +132,7 @@ class Point:
 
     plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
-    straggling: float  # factor by which stragglers lengthen an iteration
+    straggling: float  # the factor by which stragglers lengthen an iteration
     steps_per_s: float  # environment steps per second, with stragglers, without failures
     failures: FailureModel
     # best interval in seconds of work between checkpoints: (Young, Daly, best simulated)
@@ -146,7 +146,7 @@ class Point:
         return str(self.plan.num_devices), str(self.plan.policy)
 
 
-def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
+def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     """Predicts a plan with stragglers and failures.
 
     `steps` is the number of environment steps per iteration, summed over agents.
@@ -158,19 +158,19 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     failure_rate = cluster.failures * prediction.devices / 3600
     between = 1 / failure_rate if failure_rate else math.inf
     failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
-    intervals, goodputs = _checkpoint_plan(failures)
+    intervals, goodputs = _intervals_and_goodputs(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
     price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
     return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 
 
-def _checkpoint_plan(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
-    """The checkpoint intervals and the goodputs, as `Point` has them."""
+def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
+    """`Point.save_every` and `Point.goodput`. Simulations try multiples of Daly's interval."""
     if math.isinf(failures.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
-    first_order, higher_order = young(failures), daly(failures)
-    factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
-    intervals = [higher_order * factor for factor in factors if higher_order > 0] or [1.0]
+    first_order, higher_order = young_interval(failures), daly_interval(failures)
+    tried_factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
+    intervals = [higher_order * factor for factor in tried_factors if higher_order > 0] or [1.0]
     best_simulated, goodput = best_interval(failures, intervals, _WORK_RATIO * failures.between)
     return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 

@@ -64,8 +64,8 @@ def _demo(flags: dict[str, Any]) -> None:
     print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - start_time:.0f} s in total", flush=True)
 
 
-def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
-    """Plots the curve of each number of devices, the later ones thinner and on top."""
+def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None:
+    """Plots one curve per number of devices; the second is thinner and on top of the first."""
     import numpy as np
 
     from fdg.training import curves
@@ -73,10 +73,10 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
     figure, axes = curves.make_figure()
     for i, (count, values) in enumerate(sorted(returns.items())):
         _, colour = curves.style(i)
-        width, stroke = ((7, "-"), (2, "--"))[i]
+        width, dashes = ((7, "-"), (2, "--"))[i]
         label = f"{count} device{'s' * (count > 1)}"
-        x = steps * np.arange(1, len(values) + 1)
-        axes.plot(x, values, stroke, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
+        x = steps_per_iteration * np.arange(1, len(values) + 1)
+        axes.plot(x, values, dashes, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
     largest_difference = float(np.nanmax(np.abs(np.subtract(*returns.values())))) if len(returns) > 1 else 0.0
     title = (
         f"PPO on CartPole-v1 on one device, and with actors and learner on separate devices"

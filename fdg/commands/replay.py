@@ -1,7 +1,7 @@
 """Predicts the behaviour of a stream: runs its clock (`fdg.stream`) with response lengths in place of tokens.
 
-The clock counts ticks, not seconds, so the result does not depend on devices: the share of busy slots, the
-age of tokens, and the size of the stream that limits them.
+The results are the share of busy slots, the age of tokens, and the setting of the stream that limits both.
+The clock counts ticks, not seconds, so the results do not depend on devices.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ ABOUT = (
     f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens."
     f" {FLAG.option}: {FLAG.help}."
 )
-_LAST_ITERATIONS = 20  # lengths are those of this many last iterations of a run
-_NUM_AGES = 32  # ages in updates that are counted separately
+_LAST_ITERATIONS = 20  # response lengths come from this many last iterations of a run
+_NUM_AGES = 32  # the simulation counts the tokens of this many ages, 0, 1, ... updates
 _LONGEST_STEPS = 256  # the longest response is simulated in about this many steps
-_NUM_LENGTHS = 4099  # size of the sample of lengths; responses take them in turn
+_NUM_LENGTHS = 4099  # size of the sample of lengths, which responses take in turn
 _FULL_SHARE = 0.9  # fraction of busy slots above which more slots help
 _NORMAL_QUANTILE = 3.09  # 99.9th percentile of the standard normal distribution
 _DISTRIBUTIONS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
@@ -55,14 +55,14 @@ class Lengths:
     source: str  # a description of the lengths
 
     @property
-    def step(self) -> int:
-        """Number of ticks that one simulated step stands for, which saves time and preserves shares."""
+    def ticks_per_step(self) -> int:
+        """Number of ticks in one simulated step. Long steps save time and hardly change the results."""
         return -(-int(np.max(self.tokens)) // _LONGEST_STEPS)
 
     @property
-    def ticks(self) -> np.ndarray:
-        """Number of steps of each response in a slot; the first token is sampled at the start."""
-        return np.maximum(-(-(self.tokens - 1) // self.step), 1)
+    def num_steps(self) -> np.ndarray:
+        """Number of simulated steps of each response in a slot; its first token is sampled at the start."""
+        return np.maximum(-(-(self.tokens - 1) // self.ticks_per_step), 1)
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -72,7 +72,7 @@ def parse_lengths(text: str) -> Lengths:
     `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     >>> constant = parse_lengths("constant:7")
-    >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.source
+    >>> set(constant.tokens.tolist()), set(constant.num_steps.tolist()), constant.source
     ({7}, {6}, '7 tokens, 7 at most')
     """
     match = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
@@ -126,8 +126,8 @@ def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray
 class _AgeCounter:
     """A `fdg.stream.Source` without tokens: counts the tokens of each age that it would have sampled."""
 
-    def __init__(self, ticks: np.ndarray):
-        self._ticks = jnp.asarray(ticks, jnp.int32)
+    def __init__(self, num_steps: np.ndarray):
+        self._steps = jnp.asarray(num_steps, jnp.int32)
 
     def idle(self, slots: int) -> Any:
         # Per slot: steps until the response ends, parameter version at its start, tokens sampled by age.
@@ -140,7 +140,7 @@ class _AgeCounter:
     def begin(self, parameters: Any, key: Any, index: Any, now: Any) -> tuple[Any, Any]:
         empty = self.idle(index.shape[0])
         first_version = jnp.broadcast_to(now.version, index.shape).astype(jnp.int32)
-        return {**empty, "left": self._ticks[index % len(self._ticks)], "first": first_version}, empty["left"]
+        return {**empty, "left": self._steps[index % len(self._steps)], "first": first_version}, empty["left"]
 
     def tick(self, parameters: Any, state: Any, cache: Any, now: Any) -> tuple[Any, Any]:
         is_busy = state["left"] > 0
@@ -164,7 +164,7 @@ class Replay:
 
     ticks: float  # per iteration
     busy: float  # mean share of busy slots
-    lag: float  # mean age of tokens in updates
+    mean_age: float  # mean age of tokens in updates
     oldest: int  # the largest age in updates
     masked: float  # share of tokens to which `late="mask"` gives weight 0
     rate: float  # trained tokens per tick
@@ -182,18 +182,18 @@ def replay(
     `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. The
     measured `iterations` follow a warm-up, which fills the slots.
     """
-    stream = Stream(_AgeCounter(lengths.ticks), **sizes)
+    stream = Stream(_AgeCounter(lengths.num_steps), **sizes)
     warm_up = 2 * (stream.ahead + 1)
     parts = stream.micro_batches
-    run = _clock(tuple(sizes.items()), warm_up + iterations)
+    run = _compile_simulation(tuple(sizes.items()), warm_up + iterations)
     max_age = _NUM_AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
-    counts = run(lengths.ticks.astype(np.int32), lag, max_age)
+    counts = run(lengths.num_steps.astype(np.int32), lag, max_age)
     by_age, num_drawn, ticks, busy = jax.tree.map(np.asarray, counts)
     start = warm_up * parts
     trained_by_age = by_age[start:].sum(axis=0).astype(float)
     num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
     return Replay(
-        num_ticks * lengths.step / iterations,
+        num_ticks * lengths.ticks_per_step / iterations,
         busy_slots / (stream.slots * max(num_ticks, 1)),
         float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),
         int(np.max(np.flatnonzero(trained_by_age))),
@@ -203,16 +203,16 @@ def replay(
 
 
 @functools.lru_cache(64)
-def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """Compiles the simulation: a function of the responses' ticks, the lag and the maximum age.
+def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
+    """Compiles the simulation: a function of the responses' numbers of steps, the lag and the maximum age.
 
-    Tokens above the maximum age, relative to the parameters that generate the micro-batch, have no weight.
-    The function returns for each micro-batch the number of tokens with a weight by age (relative to the
-    newest parameters), the number of all tokens, and the ticks and busy slots so far.
+    A token has weight 0 if its age, relative to the parameters that generate its micro-batch, is above the
+    maximum. The function returns for each micro-batch the numbers of tokens with a weight by age (relative to
+    the newest parameters), the number of all tokens, and the ticks and busy slots so far.
     """
 
-    def run(ticks: Any, lag: Any, max_age: Any) -> Any:
-        stream = Stream(_AgeCounter(ticks), **dict(sizes))
+    def run(num_steps: Any, lag: Any, max_age: Any) -> Any:
+        stream = Stream(_AgeCounter(num_steps), **dict(sizes))
         parts = stream.micro_batches
 
         def take_micro_batch(state: Any, n: Any) -> tuple[Any, Any]:
@@ -266,7 +266,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         (
             name,
             f"{100 * result.busy:.0f}%",
-            f"{result.lag:.1f}",
+            f"{result.mean_age:.1f}",
             str(result.oldest),
             f"{100 * result.masked:.1f}%",
             f"{result.ticks:,.0f}",
