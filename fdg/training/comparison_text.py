@@ -32,12 +32,12 @@ def tables(comparison: Any) -> list[Table]:
     tables = [_measure_table(comparison, measure, title) for measure, title in _MEASURES.items()]
     if len(comparison.sides) > 1:
         tables.append(_improvement_table(comparison))
-    return [table for table in tables if table.rows]  # without a common environment there are no pairs
+    return [table for table in tables if table.rows]  # sides may have no environment in common
 
 
 _MEASURES = {
     "returns": "Final return",
-    "areas": "Mean return while training (area under the curve by its length)",
+    "areas": "Mean return while training (area under the curve, divided by its length)",
 }
 
 
@@ -50,7 +50,7 @@ def sentences(comparison: Any) -> list[str]:
     sentences = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"
         f" the stratified bootstrap with {RESAMPLES:,} resamples (Agarwal et al. 2021, arXiv 2108.13264)."
-        " In bold the best of an environment, with those whose interval reaches the best's value."
+        " Bold: the best side of each environment, and sides whose interval reaches the value of the best."
     ]
     if len(comparison.shared) > 1:
         shared = comparison.shared

@@ -24,7 +24,7 @@ _MAX_POINTS = 200  # points per curve; more would show only noise at this size o
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
-_INCHES = (7.0, 4.4)  # inches, of a figure with one panel
+_FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel
 _LABEL_FIELDS = ("algo", "env", "policy")
 _MAX_PARTS = 5  # maximum number of settings in a label
 _MAX_COLUMNS = 3  # maximum number of columns of panels
@@ -222,7 +222,7 @@ def _seeds_text(curves: Sequence[Curves]) -> str:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Run directories: a path that is not one is replaced by the run directories in it, sorted by name."""
+    """The run directories among `paths`, and those in other paths, sorted by name within a path."""
     runs: list[Path] = []
     for path in map(Path, paths):
         configs = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
@@ -269,10 +269,10 @@ def returns_table(curves: Sequence[Curves]) -> str:
             bounds = interval(final, statistic) if len(final) > 1 else None
             estimates.append(f"{title} {estimate_text(float(statistic(final)), bounds, ' ({} to {})')}")
         used = zip(curve.evaluated, np.isfinite(curve.final) & ~curve.failed, strict=True)
-        kinds = [
+        measures = [
             ("last tenth of training", "evaluation")[evaluated] for evaluated, is_used in used if is_used
         ]
-        counts = collections.Counter(kinds)
+        counts = collections.Counter(measures)
         measure = " and ".join(f"{kind} of {n}" if len(counts) > 1 else kind for kind, n in counts.items())
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
@@ -339,7 +339,7 @@ def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Cu
 
 
 def _curve_keys(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """The `_curve_key` of each agent of a sweep; for another run, a single one for all agents."""
+    """The `_curve_key` of each agent of a sweep; for other runs, a single key for all agents."""
     if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
         return [_curve_key(config)]
     points = points_of(parse_grid(str(config["sweep"])))
@@ -358,14 +358,14 @@ def _curve_key(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in parts.items())
 
 
-def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
-    """A short label for each kind of run: the algorithm, and the settings that differ within an environment.
+def _labels(keys: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
+    """A short label for each curve key: the algorithm, and the settings that differ within an environment.
 
     Hyperparameters are compared only between runs of the same algorithm; None values are left out.
     """
-    configs = [dict(kind) for kind in kinds]
+    configs = [dict(key) for key in keys]
     labels: dict[Any, str] = {}
-    for kind, config in zip(kinds, configs, strict=True):
+    for key, config in zip(keys, configs, strict=True):
         parts = [config["algo"].rpartition(":")[2]]
         if _is_unequal("policy", [peer for peer in configs if peer["env"] == config["env"]]):
             parts.append(config["policy"].rpartition(":")[2])
@@ -377,7 +377,7 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         suffix = f", and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
         label = _printable(", ".join(parts[:_MAX_PARTS]) + suffix)
         equal = [peer for peer in labels if labels[peer] == label and dict(peer)["env"] == config["env"]]
-        labels[kind] = f"{label} ({len(equal) + 1})" if equal else label
+        labels[key] = f"{label} ({len(equal) + 1})" if equal else label
     return labels
 
 
@@ -395,8 +395,8 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _is_unequal(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
-    return len({kind.get(name) for kind in kinds}) > 1
+def _is_unequal(name: str, configs: Sequence[Mapping[str, str]]) -> bool:
+    return len({config.get(name) for config in configs}) > 1
 
 
 def columns(
@@ -450,7 +450,7 @@ def make_figure(panels: int = 1) -> tuple[Any, ...]:
     columns = 2 if panels == 4 else min(panels, _MAX_COLUMNS)
     rows = math.ceil(panels / columns)
     width, height = 1 if columns == 1 else 0.7 * columns, 1 if rows == 1 else 0.85 * rows
-    figure = Figure(figsize=(_INCHES[0] * width, _INCHES[1] * height), layout="constrained")
+    figure = Figure(figsize=(_FIGURE_INCHES[0] * width, _FIGURE_INCHES[1] * height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in axes[panels:]:
@@ -488,7 +488,7 @@ def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
         handles, labels = axes.get_legend_handles_labels()
         lines = {**dict(zip(labels, handles, strict=True)), **lines}
     if lines:
-        width = int(90 * figure.get_figwidth() / _INCHES[0])  # characters in a line
+        width = int(90 * figure.get_figwidth() / _FIGURE_INCHES[0])  # characters in a line
         columns = max(1, min(4, len(lines), width // (max(map(len, lines)) + 8)))
         figure.legend(
             lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"

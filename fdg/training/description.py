@@ -1,4 +1,4 @@
-"""Describes an algorithm and a policy as `config.json` stores them, and rebuilds both from that."""
+"""Describes an algorithm and a policy by entries of `config.json`, and rebuilds both from these entries."""
 
 import contextlib
 import dataclasses
@@ -77,9 +77,9 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
         name, parameters = resolver.environment(config.get("env") or "")
         envs.make(name, **parameters)
     except FdgError:
-        name_text = f"{config['env']!r:.60}, which no name here makes" if config.get("env") else "of no name"
+        name_text = f"{config['env']!r:.60}, which no name makes" if config.get("env") else "without a name"
         return f" in an environment of its own, {name_text}"
-    return ", say with a network, or in a wrapper of its environment, that is your own"
+    return ", such as with your own network, or your own wrapper of its environment"
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
