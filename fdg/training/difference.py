@@ -416,7 +416,7 @@ def _compare_recordings(
     borders = []
     for side in sides:
         if side.recording is not None:
-            borders.append(borders_until(iter(side.recording.recorded), end))
+            borders.append(borders_until(iter(side.recording.borders), end))
             continue
         replay = Replay(side.load(None, trust), agent, trust)
         replay.replace_state(recording.start)

@@ -193,28 +193,28 @@ def draw_points(results: Sequence[PointResult], title: str, measure: str, pictur
     """Plots means and intervals over the hyperparameter with the most values."""
     names = list(results[0].values)
     counts = {name: len({r.values[name] for r in results}) for name in names}
-    x = max(names, key=lambda name: counts[name])
+    x_name = max(names, key=lambda name: counts[name])
     lines: dict[str, list[PointResult]] = {}
     for r in results:
-        rest = {name: value for name, value in r.values.items() if name != x and counts[name] > 1}
-        lines.setdefault(point_text(rest), []).append(r)
+        others = {name: value for name, value in r.values.items() if name != x_name and counts[name] > 1}
+        lines.setdefault(point_text(others), []).append(r)
     figure, axes = make_figure()
     for i, (label, points) in enumerate(lines.items()):
-        finite = sorted((r for r in points if math.isfinite(r.mean)), key=lambda r: r.values[x])
-        positions, means = [r.values[x] for r in finite], [r.mean for r in finite]
-        stroke, colour = style(i)
-        axes.plot(positions, means, stroke, marker="o", markersize=4, color=colour, label=label or None)
+        finite = sorted((r for r in points if math.isfinite(r.mean)), key=lambda r: r.values[x_name])
+        positions, means = [r.values[x_name] for r in finite], [r.mean for r in finite]
+        dashes, colour = style(i)
+        axes.plot(positions, means, dashes, marker="o", markersize=4, color=colour, label=label or None)
         ends = [r.interval or (r.mean, r.mean) for r in finite]
         if any(r.interval for r in finite):
             low, high = zip(*ends, strict=True)
             axes.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
         for r in finite:
-            axes.scatter([r.values[x]] * len(r.returns), r.returns, s=6, color=colour, alpha=0.35)
-    values = sorted({r.values[x] for r in results})
+            axes.scatter([r.values[x_name]] * len(r.returns), r.returns, s=6, color=colour, alpha=0.35)
+    values = sorted({r.values[x_name] for r in results})
     if values[0] > 0 and values[-1] > 5 * values[0]:
         axes.set_xscale("log")
-    axes.set(title=title, xlabel=x.replace("_", " "), ylabel=f"return: {measure}")
-    finish(figure, [axes], x)
+    axes.set(title=title, xlabel=x_name.replace("_", " "), ylabel=f"return: {measure}")
+    finish(figure, [axes], x_name)
     figure.savefig(picture, format="png", dpi=150)
 
 
