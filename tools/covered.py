@@ -86,8 +86,8 @@ def reading_lines(source: str, line: int) -> set[int]:
     for node in ast.walk(tree):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
         if isinstance(node, ast.FunctionDef):
-            begins = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if begins <= line < node.body[0].lineno:
+            first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first_line <= line < node.body[0].lineno:
                 reading |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -264,7 +264,7 @@ class Copy:
         self.process.wait()
 
 
-def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
+def tests_failing_without_fault(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
     """The tests that also fail without a fault: their failures kill no mutant."""
     passing, failing = list(tests), set[str]()
     while passing:
@@ -278,7 +278,7 @@ def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
     return failing
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
@@ -291,7 +291,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Draws, runs and reports mutants; returns exit status 1 if too few were killed."""
-    options = arguments()
+    options = parse_arguments()
     sources = [
         path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
     ]
@@ -313,23 +313,23 @@ def main() -> int:
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
-        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        idle_copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         copies = [Copy(Path(scratch, str(i)), cache) for i in range(options.jobs)]
         for copy in copies:
-            free.put(copy)
+            idle_copies.put(copy)
 
-        def result_of(mutant: Mutant) -> Result:
-            copy = free.get()
+        def run_mutant(mutant: Mutant) -> Result:
+            copy = idle_copies.get()
             try:
                 tests = tests_of(mutant, coverage, options.limit, list(killers[mutant.module])[::-1][:8])
                 return copy.run_on_fault(mutant, pending[mutant], tests, options.limit)
             except Exception as error:  # an error of this tool, which does not stop the other mutants
                 return dataclasses.replace(pending[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:
-                free.put(copy)
+                idle_copies.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            futures = [pool.submit(result_of, mutant) for mutant in todo]
+            futures = [pool.submit(run_mutant, mutant) for mutant in todo]
             for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
                 result = future.result()
                 done[result.fault] = result
@@ -342,7 +342,7 @@ def main() -> int:
                 print(f"{i:3d}/{len(todo)} {line}", flush=True)
         results = [done[pending[mutant].fault] for mutant in sample]
         killing_tests = sorted({result.by for result in results if "::" in result.by})
-        failing = failing_anyway(killing_tests, copies[0], 20 * options.limit)
+        failing = tests_failing_without_fault(killing_tests, copies[0], 20 * options.limit)
         for copy in copies:
             copy.close()
     return report(results, failing, options)

@@ -38,7 +38,7 @@ class NamedTests:
         self._rank = {name: i for i, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the tests that are named, or whose file is; sorts them by the order of the names."""
+        """Keeps tests that are named or in a named file; sorts them by the order of the names."""
         not_named = len(self._rank)
         ranks = [
             min(self._rank.get(name, not_named) for name in (item.nodeid, item.nodeid.split("::")[0]))

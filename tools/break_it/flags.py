@@ -36,7 +36,7 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
 }
 
 
-def flags(number: int) -> str | None:
+def run_random_command(number: int) -> str | None:
     """Runs a random command line; returns what went wrong, or None."""
     from tests.commands.any_flags import draw_line, lay_out, outcome
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.break_it.processes import cpu_seconds_of, record_circumstances
 
 
-def interrupts(number: int) -> str | None:
+def interrupt_start(number: int) -> str | None:
     """Interrupts a run at a random moment of its start; returns what went wrong, or None.
 
     The run must end with status 130 within two seconds, and its output must say how to continue. The moment

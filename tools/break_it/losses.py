@@ -29,17 +29,17 @@ from tools.break_it.processes import (
     record_circumstances,
 )
 
-_LIMIT = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}  # seconds until the launcher must end
+_MAX_SECONDS = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}  # seconds until the launcher must end
 _PATIENCE = 900.0  # seconds of wall time after which a launcher counts as hanging
 _LAUNCHER = "launcher"
 _PHASES = ("starting", "compiling", "training", "checkpointing")
 
 
-def losses(number: int) -> str | None:
+def lose_process(number: int) -> str | None:
     """Loses a process and resumes the run; returns what went wrong, or None."""
     rng = random.Random(number)
     target = _LAUNCHER if number % 6 == 5 else rng.randrange(2)
-    sent = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
+    sent_signal = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
     phase = _PHASES[number // 2 % 4]
     undisturbed = FOLDER / "undisturbed" / "launched"
     if not (undisturbed / "summary.json").exists():
@@ -47,7 +47,7 @@ def losses(number: int) -> str | None:
             status, output = _wait_for_end(launcher, FOLDER / "undisturbed.said")
         if status:
             return f"undisturbed: status {status}: {output}"
-    description = f"{sent.name} to {target} while {phase}"
+    description = f"{sent_signal.name} to {target} while {phase}"
     with tempfile.TemporaryDirectory() as folder:
         run, errors_file = Path(folder, "run"), Path(folder, "launcher.errors")
         with _launched(run, errors_file) as launcher:
@@ -57,7 +57,7 @@ def losses(number: int) -> str | None:
             if launcher.poll() is not None:
                 return None  # the launcher ended before the moment
             begun = time.monotonic()
-            os.kill(victim, sent)
+            os.kill(victim, sent_signal)
             status, output = _wait_for_end(launcher, errors_file)
         while any(map(is_running, children.values())) and time.monotonic() - begun < _PATIENCE:
             time.sleep(0.05)
@@ -70,7 +70,7 @@ def losses(number: int) -> str | None:
             load=os.getloadavg()[0],
             said=output[-1:],
         )
-        if seconds > _LIMIT[sent]:
+        if seconds > _MAX_SECONDS[sent_signal]:
             return f"{description}: {seconds:.0f} s: {output}"
         names_process = re.match(rf"error: process {target} \(.* pid {victim}\)", (output or [""])[-1])
         if target != _LAUNCHER and not names_process:
@@ -82,8 +82,8 @@ def losses(number: int) -> str | None:
             status, output = _wait_for_end(launcher, errors_file)
         if status:
             return f"{description}: resumed: status {status}: {output}"
-        differing = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), 0.0))
-    return f"{description}: {differing}"[:2000] if differing else None
+        difference = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), 0.0))
+    return f"{description}: {difference}"[:2000] if difference else None
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
 
 
 def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int], rng: random.Random) -> None:
-    """Waits until a random moment of a phase, or until no process is left."""
+    """Waits until a random moment of a phase, or until a process has ended."""
     has_begun: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
         "compiling": lambda: "compiling" in errors_file.with_suffix(".out").read_text(),
@@ -130,12 +130,12 @@ def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int]
     }
     alive = lambda: all(map(is_running, children.values()))  # noqa: E731
     if phase == "checkpointing":
-        skipped = rng.randrange(6)  # half of it: the number of checkpoints to wait for
-        while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < skipped // 2:
+        doubled = rng.randrange(6)  # twice the number of checkpoints to wait for
+        while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < doubled // 2:
             time.sleep(0.01)
     while alive() and not has_begun[phase]():
         time.sleep(0.002)
-    until = {"starting": rng.uniform(0, 3), "checkpointing": 0}.get(phase, rng.random())
-    until += cpu_seconds_of(children[0]) if 0 in children else 0
-    while alive() and cpu_seconds_of(children[0]) < until:
+    cpu_limit = {"starting": rng.uniform(0, 3), "checkpointing": 0}.get(phase, rng.random())
+    cpu_limit += cpu_seconds_of(children[0]) if 0 in children else 0
+    while alive() and cpu_seconds_of(children[0]) < cpu_limit:
         time.sleep(0.005)

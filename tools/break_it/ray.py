@@ -33,11 +33,11 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 node_args = {"num_cpus": int(sys.argv[2]), "object_store_memory": int(80e6), "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=node_args)
-added = [cluster.add_node(**node_args) for _ in range(int(sys.argv[1]) - 1)]
+added_nodes = [cluster.add_node(**node_args) for _ in range(int(sys.argv[1]) - 1)]
 print(cluster.address, flush=True)
 for line in sys.stdin:
     if line.strip() == "lose a node":
-        cluster.remove_node(added.pop(), allow_graceful=False)
+        cluster.remove_node(added_nodes.pop(), allow_graceful=False)
 cluster.shutdown()
 """
 
@@ -96,7 +96,7 @@ def wait_or_kill(process: subprocess.Popen) -> int:
 
 
 def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
-    """Runs on two nodes, kills the part that the case names, and returns a description of the result."""
+    """Describes a run on two nodes that loses a part ("whole": none; "named": an actor, without restart)."""
     run, log = folder / case, folder / f"{case}.log"
     with cluster() as (address, raylets):
         launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"

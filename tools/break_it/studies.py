@@ -19,7 +19,7 @@ TABLES = ("comparison.md", "comparison.tex", "comparison.json")
 _CELLS = 12
 
 
-def studies(number: int) -> str | None:
+def kill_study(number: int) -> str | None:
     """Kills a study of 12 cells twice, at random moments; returns tables that differ at the end, or None."""
     file = FOLDER / "study.toml"
     file.write_text(STUDY)
