@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.placing.plans import Plan
 from fdg.showing.plan_outline import idle_notes
 from fdg.showing.words import duration, quantity, table
-from fdg.training.curves import finish, make_figure, style
+from fdg.training.curves import finish_figure, make_figure, style_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     for axes, (label, quantity_of) in zip(panels, quantities.items(), strict=True):
         for i, (name, policy_points) in enumerate(points_by_policy.items()):
             devices, values = zip(*((p.plan.num_devices, quantity_of(p)) for p in policy_points), strict=True)
-            axes.plot(devices, values, "o-", color=style(i)[1], label=name)
+            axes.plot(devices, values, "o-", color=style_of(i)[1], label=name)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="devices", ylabel=label)
     smallest = points[0]
@@ -238,6 +238,6 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     panels[0].plot([point.plan.num_devices for point in points], ideal, ":", color="grey", label="linear")
     for axes in (panels[0], panels[2]):
         axes.set_yscale("log")
-    finish(figure, panels, "devices")
+    finish_figure(figure, panels, "devices")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

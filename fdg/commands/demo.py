@@ -72,7 +72,7 @@ def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None
 
     figure, axes = curves.make_figure()
     for i, (count, values) in enumerate(sorted(returns.items())):
-        _, colour = curves.style(i)
+        _, colour = curves.style_of(i)
         width, dashes = ((7, "-"), (2, "--"))[i]
         label = f"{count} device{'s' * (count > 1)}"
         x = steps_per_iteration * np.arange(1, len(values) + 1)
@@ -85,7 +85,7 @@ def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None
     axes.set(
         title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None), ylim=(0, None)
     )
-    curves.finish(figure, [axes], "env_steps")
+    curves.finish_figure(figure, [axes], "env_steps")
     with writing(path):
         figure.savefig(path, dpi=150)
     print(f"largest difference between the curves: {largest_difference:.2g}", flush=True)

@@ -184,12 +184,12 @@ def replay(
     """
     stream = Stream(_AgeCounter(lengths.num_steps), **sizes)
     warm_up = 2 * (stream.ahead + 1)
-    parts = stream.micro_batches
+    micro_batches = stream.micro_batches
     run = _compile_simulation(tuple(sizes.items()), warm_up + iterations)
     max_age = _NUM_AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
     counts = run(lengths.num_steps.astype(np.int32), lag, max_age)
     by_age, num_drawn, ticks, busy = jax.tree.map(np.asarray, counts)
-    start = warm_up * parts
+    start = warm_up * micro_batches
     trained_by_age = by_age[start:].sum(axis=0).astype(float)
     num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
     return Replay(
@@ -213,11 +213,11 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
 
     def run(num_steps: Any, lag: Any, max_age: Any) -> Any:
         stream = Stream(_AgeCounter(num_steps), **dict(sizes))
-        parts = stream.micro_batches
+        micro_batches = stream.micro_batches
 
         def take_micro_batch(state: Any, n: Any) -> tuple[Any, Any]:
-            iteration = n // parts
-            version = jnp.maximum((n - lag) // parts, 0)
+            iteration = n // micro_batches
+            version = jnp.maximum((n - lag) // micro_batches, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
             versions, drawn = rows["first"][:, None] + jnp.arange(_NUM_AGES)[None], rows["drawn"]
             ages = jnp.clip(iteration - versions, 0, _NUM_AGES - 1)
@@ -225,7 +225,7 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
             by_age = zeros((_NUM_AGES,), jnp.int32).at[ages].add(weighted)
             return state, (by_age, jnp.sum(drawn), state.clock.tick, state.clock.busy)
 
-        indices = jnp.arange(iterations * parts)
+        indices = jnp.arange(iterations * micro_batches)
         return jax.lax.scan(take_micro_batch, stream.init(jax.random.key(0)), indices)[1]
 
     return jax.jit(run)
@@ -241,14 +241,14 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 
 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and its alternatives, with the size that limits the stream."""
-    ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
+    """A table of a stream and its alternatives, with the setting that limits the stream."""
+    ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
     def eta_bound(ahead: int, lag: int = lag) -> int:
-        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
+        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, micro_batches)
 
     oldest, masks, batch = eta_bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
-    max_slots = (sizes["batch"] // parts) * sizes["group"] + (ahead + 1) * batch
+    max_slots = (sizes["batch"] // micro_batches) * sizes["group"] + (ahead + 1) * batch
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
         num_slots = min(slots, max_slots - (ahead + 1) * batch)
@@ -298,8 +298,8 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
-            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil("
-            f"lag {lag} / {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
+            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag {lag}"
+            f" / {micro_batches} micro-batches): no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
@@ -333,13 +333,13 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
         lengths_of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
     )
     sizes = streaming.sizes(algorithm, algorithm._candidates)
-    parts = sizes["micro_batches"]
-    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
+    micro_batches = sizes["micro_batches"]
+    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * micro_batches
     report = stream_report(lengths, sizes, lag, algorithm.max_age)
-    if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
+    if 0 < lag < micro_batches and not getattr(algorithm, "_learns_by_parts", False):
         report += (
-            f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, since its loss"
-            f" needs the whole batch; generation overlaps with all of learning from lag {parts} on"
+            f"\nlag {lag} is short: learning begins after the last of {micro_batches} micro-batches, since its"
+            f" loss needs the whole batch; generation overlaps with all of learning from lag {micro_batches} on"
         )
     return report
 

@@ -172,7 +172,7 @@ def draw_intervals(comparison: Any) -> Any:
             values, estimate = comparison.values(side, env), comparison.estimate(side, env)
             if values is None or estimate is None:
                 continue
-            colour = curves.style(i)[1]
+            colour = curves.style_of(i)[1]
             finite = values[values > -math.inf]
             axes.scatter(finite, [i] * len(finite), s=12, color=colour, alpha=0.5, linewidth=0, zorder=3)
             if estimate.value > -math.inf:
@@ -186,5 +186,5 @@ def draw_intervals(comparison: Any) -> Any:
         axes.set_ylim(len(sides) - 0.5, -0.5)
         axes.set(title=curves.plot_label(env), xlabel="final return")
     figure.suptitle("interquartile mean over seeds, 95% interval; each dot a seed", fontsize="medium")
-    curves.finish(figure, panels, "returns")
+    curves.finish_figure(figure, panels, "returns")
     return figure

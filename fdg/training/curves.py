@@ -46,7 +46,7 @@ class Curves:
     runs: Sequence[Path]  # the run directory of each agent
 
 
-class Drawn(NamedTuple):
+class CurvePlot(NamedTuple):
     """A plot of runs: the result of `compare`.
 
     Attributes:
@@ -96,7 +96,7 @@ def draw_run(
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
     name = metric.replace("_", " ")
-    steps, values, weights = columns(rows, "env_steps", metric)
+    steps, values, weights = metric_columns(rows, "env_steps", metric)
     agents = values.shape[1]
     left_out = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
     values[:, left_out] = np.nan
@@ -129,7 +129,7 @@ def draw_run(
         _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
     axes.set(title=title, xlabel=x_label, ylabel=label, xlim=(0, None))
-    finish(figure, [axes], "env_steps")
+    finish_figure(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 
 
@@ -166,7 +166,7 @@ def compare(
     x: str = "env_steps",
     statistic: str = "mean",
     labels: Sequence[str] = (),
-) -> "Drawn":
+) -> "CurvePlot":
     """Plots several runs: a statistic over seeds with its 95% bootstrap interval.
 
     Runs that differ only in their seeds, and the agents of a run with `num_seeds`, form one curve. Each
@@ -197,7 +197,7 @@ def compare(
     figure, *panels = make_figure(len(environments))
     for env, axes in zip(environments, panels, strict=True):
         for curve in (c for c in curves if c.env == env):
-            line_style, colour = style(names.index(curve.label))
+            line_style, colour = style_of(names.index(curve.label))
             grid, values = _interpolate_curves(curve)
             center = STATISTICS[statistic](values, axis=0)
             seeds = _seeds_text([c for c in curves if c.label == curve.label])
@@ -209,8 +209,8 @@ def compare(
     title = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     has_seeds = any(len(curve.y) > 1 for curve in curves)
     figure.suptitle(f"{title} over seeds, 95% interval" if has_seeds else "one seed each", fontsize="medium")
-    finish(figure, panels, x)
-    return Drawn(figure, curves)
+    finish_figure(figure, panels, x)
+    return CurvePlot(figure, curves)
 
 
 def _seeds_text(curves: Sequence[Curves]) -> str:
@@ -243,7 +243,7 @@ def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
     return folders
 
 
-def style(position: int) -> tuple[str, str]:
+def style_of(position: int) -> tuple[str, str]:
     """The line style and colour of the line at `position`, for matplotlib."""
     line_style, colour = divmod(position, len(_COLOURS))
     return _LINE_STYLES[line_style % len(_LINE_STYLES)], _COLOURS[colour]
@@ -299,7 +299,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         if not any(metric in row for row in rows):
             metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
             raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(metrics) or 'none yet'}")
-        times, values, weights = columns(rows, x, metric)
+        times, values, weights = metric_columns(rows, x, metric)
         num_agents = values.shape[1]
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
         if len(keys) not in (1, num_agents):
@@ -399,7 +399,7 @@ def _is_unequal(name: str, configs: Sequence[Mapping[str, str]]) -> bool:
     return len({config.get(name) for config in configs}) > 1
 
 
-def columns(
+def metric_columns(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps or seconds `[rows]`, the metric `[rows, agents]`, and weights `[rows]` (episodes, or 1)."""
@@ -474,7 +474,7 @@ def _draw_threshold(axes: Any, value: float, label: str) -> None:
     axes.text(0.035, (edge + tail) / 2, f"{label} {side}", **place)
 
 
-def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
+def finish_figure(figure: Any, panels: Sequence[Any], x: str) -> None:
     """Adds a grid, units of the x axis, and one legend below all panels."""
     from matplotlib.ticker import EngFormatter
 

@@ -27,7 +27,7 @@ from fdg import files
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
-from fdg.training.curves import finish, make_figure, style
+from fdg.training.curves import finish_figure, make_figure, style_of
 from fdg.training.job import Job, lengths
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
@@ -107,7 +107,7 @@ def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
 def _plot_trials(trials: Sequence[Trial], picture: Any) -> None:
     """Plots each trial's return and the best so far."""
     figure, axes = make_figure()
-    (_, points), (_, line) = style(0), style(1)
+    (_, points), (_, line) = style_of(0), style_of(1)
     values = np.array([trial.value for trial in trials], float)
     axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")
     finite = np.where(np.isfinite(values), values, -np.inf)
@@ -118,7 +118,7 @@ def _plot_trials(trials: Sequence[Trial], picture: Any) -> None:
         bottom = values[np.isfinite(values)].min() if len(bad) < len(values) else 0.0
         axes.scatter(bad, [bottom] * len(bad), color="#999999", marker="x", label="ended early, or refused")
     axes.set(title="search", xlabel="trial", ylabel="mean return")
-    finish(figure, [axes], "trials")
+    finish_figure(figure, [axes], "trials")
     figure.savefig(picture, format="png", dpi=150)
 
 
