@@ -298,8 +298,8 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
-            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag {lag}"
-            f" / {micro_batches} micro-batches): no token {'with a weight ' * masks}is older, in updates",
+            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag"
+            f" {lag} / {micro_batches} micro-batches): no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
@@ -338,8 +338,8 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
     report = stream_report(lengths, sizes, lag, algorithm.max_age)
     if 0 < lag < micro_batches and not getattr(algorithm, "_learns_by_parts", False):
         report += (
-            f"\nlag {lag} is short: learning begins after the last of {micro_batches} micro-batches, since its"
-            f" loss needs the whole batch; generation overlaps with all of learning from lag {micro_batches} on"
+            f"\nlag {lag} is short: learning begins after the last of {micro_batches} micro-batches, since"
+            f" its loss needs the whole batch; generation overlaps with learning from lag {micro_batches} on"
         )
     return report
 
