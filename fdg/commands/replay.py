@@ -299,7 +299,8 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         [
             f"stream of {slots} slots: responses of {lengths.source}",
             f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag"
-            f" {lag} / {micro_batches} micro-batches): no token {'with a weight ' * masks}is older, in updates",
+            f" {lag} / {micro_batches} micro-batches):"
+            f" no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
