@@ -165,7 +165,7 @@ def _hash(*values: object) -> str:
 
 
 def tests_of(
-    mutant: Mutant, coverage: covered.Covered, limit: float, killers: Sequence[str]
+    mutant: Mutant, coverage: covered.CoverageRecord, limit: float, killers: Sequence[str]
 ) -> list[list[str]]:
     """Batches of tests to run for a fault, in order, for at most half the limit.
 
@@ -296,7 +296,7 @@ def main() -> int:
         path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
     ]
     modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
-    coverage = covered.Covered.read()
+    coverage = covered.CoverageRecord.read()
     sample = draw(modules, options.sample, options.seed)
     done: dict[tuple[str, ...], Result] = {}
     if options.results and options.results.exists():

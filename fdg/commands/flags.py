@@ -320,7 +320,7 @@ class JobFlags:
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
         """The flags of a job with these classes of algorithm and policy."""
         names = {option[2:].replace("-", "_") for option in cls().parser().options()}
-        names |= {"measure"} if is_auto else set()
+        names |= {"measure"} if is_auto else set()  # `--policy auto:measure` sets this field
         policy_flags = [flag for flag in flags_of(policy) if flag.name not in names]
         names |= {flag.name for flag in policy_flags}
         flags = []

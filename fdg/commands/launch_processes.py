@@ -121,7 +121,7 @@ class _TrainWords:
         self._other_words = words.remaining
         self._devices: int | None = values.get("devices")
         directory = values.get("resume") or values.get("out")
-        self._adds_out = may_restart and directory is None  # without restarts, `fdg.train` chooses it
+        self._adds_out = may_restart and directory is None  # without restarts, a run names itself
         if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
             names_and_seed = words.take(JobFlags().parser(add_help=False))
             # The configuration of --config or --from is not read here, so it cannot be part of the name.

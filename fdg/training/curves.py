@@ -90,8 +90,8 @@ def draw_run(
 
     `solved` is a return to mark with a line, and `x_label` the label of the x axis. All `points` of a
     sweep have equally many agents. With two to seven points, each point has its own mean; otherwise there is
-    one mean over all agents. Agents at the positions `failed` are left out, unless all failed, and counted in
-    the label. The plot is 7 inches wide.
+    one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the label
+    counts them. The plot is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN

@@ -79,7 +79,7 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
     except FdgError:
         name_text = f"{config['env']!r:.60}, which no name makes" if config.get("env") else "without a name"
         return f" in an environment of its own, {name_text}"
-    return ", such as with your own network, or your own wrapper of its environment"
+    return ", perhaps with your own network or environment wrapper"
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:

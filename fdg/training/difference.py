@@ -115,8 +115,8 @@ def diff(
     """Finds the first iteration, and in it the first fragment, whose values differ between two runs.
 
     For two run directories, metrics and checkpoints are compared first. If they differ, both runs are
-    replayed from the last equal checkpoint (or from `init`), each with as many devices as its plan if this
-    machine has them. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
+    replayed from the last equal checkpoint (or from `init`), each with as many devices as in its training, if
+    this machine has them. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
     without a directory is replayed from its state.
 
     Args:

@@ -28,7 +28,7 @@ from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
-Steps = Generator["Border", None, list[Any]]
+Steps = Generator["Border", None, list[Any]]  # yields borders, returns the results
 OLDER = "older"  # prefix of the names of the older parameters in a state with staleness
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip

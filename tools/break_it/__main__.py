@@ -21,17 +21,17 @@ from collections.abc import Callable
 from bench import harness
 from tools.break_it.flags import run_random_command
 from tools.break_it.interrupts import interrupt_start
-from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kill_and_resume
+from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kill_run
 from tools.break_it.losses import lose_process
 from tools.break_it.processes import FOLDER, count_circumstances
 from tools.break_it.studies import kill_study
 
 CHECKS: dict[str, Callable[[int], str | None]] = {
     "flags": run_random_command,
-    "kills": kill_and_resume,
-    "language": functools.partial(kill_and_resume, runs=LANGUAGE, check="language"),
-    "streams": functools.partial(kill_and_resume, runs=STREAMS, check="streams"),
-    "many": functools.partial(kill_and_resume, runs=MANY, check="many"),
+    "kills": kill_run,
+    "language": functools.partial(kill_run, runs=LANGUAGE, check="language"),
+    "streams": functools.partial(kill_run, runs=STREAMS, check="streams"),
+    "many": functools.partial(kill_run, runs=MANY, check="many"),
     "losses": lose_process,
     "studies": kill_study,
     "interrupts": interrupt_start,

@@ -159,18 +159,18 @@ COMMON_FLAGS = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _PATIENCE = 600.0  # seconds of wall time after which a process counts as hanging
 
 
-def kill_and_resume(number: int, runs: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
+def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
     """Kills a run at random moments and resumes it each time; returns what went wrong, or None."""
-    kind = list(runs)[number % len(runs)]
-    case, has_empty_cache = runs[kind], number % 6 > 3
-    is_moved = bool(case.placements) and number % 3 == 2
+    kind = list(runs)[try_number % len(runs)]
+    case, has_empty_cache = runs[kind], try_number % 6 > 3
+    is_moved = bool(case.placements) and try_number % 3 == 2
     float64 = is_moved and case.in_float64
     cache_folder = FOLDER / "programs"
     undisturbed = FOLDER / "undisturbed" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
     cpu_seconds: Any = _undisturbed_cpu_seconds(case, undisturbed, cache_folder, float64)
     if isinstance(cpu_seconds, str):
         return f"{kind}, undisturbed: {cpu_seconds}"
-    rng, signals = random.Random(number), list(case.signals)
+    rng, signals = random.Random(try_number), list(case.signals)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         if has_empty_cache:
@@ -190,7 +190,7 @@ def kill_and_resume(number: int, runs: Mapping[str, KillableRun] = RUNS, check: 
                 sent = timed_signal.signal
                 name = "" if sent == signal.SIGKILL else f"{sent.name}, "
                 circumstances = f"{name}{_moment(run)}{', moved' * is_moved}"
-                record_circumstances(check, number, circumstances, kind=kind, cold=has_empty_cache)
+                record_circumstances(check, try_number, circumstances, kind=kind, cold=has_empty_cache)
                 signals.pop(0)
             else:
                 cpu_seconds = used  # the run ended before the signal, because a resumed run has less to do

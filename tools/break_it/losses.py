@@ -35,12 +35,12 @@ _LAUNCHER = "launcher"
 _PHASES = ("starting", "compiling", "training", "checkpointing")
 
 
-def lose_process(number: int) -> str | None:
+def lose_process(try_number: int) -> str | None:
     """Loses a process and resumes the run; returns what went wrong, or None."""
-    rng = random.Random(number)
-    target = _LAUNCHER if number % 6 == 5 else rng.randrange(2)
-    sent_signal = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
-    phase = _PHASES[number // 2 % 4]
+    rng = random.Random(try_number)
+    target = _LAUNCHER if try_number % 6 == 5 else rng.randrange(2)
+    sent_signal = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[try_number % 2]
+    phase = _PHASES[try_number // 2 % 4]
     undisturbed = FOLDER / "undisturbed" / "launched"
     if not (undisturbed / "summary.json").exists():
         with _launched(undisturbed, FOLDER / "undisturbed.said") as launcher:
@@ -64,7 +64,7 @@ def lose_process(number: int) -> str | None:
         seconds = time.monotonic() - begun
         record_circumstances(
             "losses",
-            number,
+            try_number,
             description,
             seconds=round(seconds, 1),
             load=os.getloadavg()[0],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("build", "break_it")
-_TICK = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def _stat_fields(pid: int) -> list[str] | None:
@@ -27,7 +27,7 @@ def is_running(pid: int) -> bool:
 def cpu_seconds_of(pid: int) -> float:
     """CPU seconds that a process has used; 0 if it has ended."""
     fields = _stat_fields(pid)
-    return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
 
 
 def command_lines() -> dict[int, list[str]]:
@@ -49,13 +49,13 @@ def descendants(pid: int) -> dict[int, list[str]]:
     return {child: lines[child] for child in sorted(family - {pid})}
 
 
-def record_circumstances(check: str, number: int, circumstances: str, **details: Any) -> None:
+def record_circumstances(check: str, try_number: int, circumstances: str, **details: Any) -> None:
     """Adds the circumstances of a try to build/break_it/CHECK-met.jsonl.
 
     Tries are counted by `circumstances`, such as "between checkpoints".
     """
     with (FOLDER / f"{check}-met.jsonl").open("a") as file:
-        file.write(json.dumps({"number": number, "met": circumstances, **details}) + "\n")
+        file.write(json.dumps({"number": try_number, "met": circumstances, **details}) + "\n")
 
 
 def count_circumstances(check: str) -> str:
