@@ -23,7 +23,7 @@ from fdg.training.settling import choose_policy, choose_quickest_lag
 
 @dataclasses.dataclass(frozen=True)
 class HalvedRate:
-    """The effect of halving one rate of the cluster: on the plan chosen before, and on the choice."""
+    """The time of the original choice, and the new choice, with one rate of the cluster halved."""
 
     rate: str  # the rate's name; "" if no rate was halved
     seconds: float  # per iteration, of the original choice

@@ -116,7 +116,7 @@ class CommandLine:
             name: v for name, v in values.items() if name not in requested or v is not requested[name]
         }
         merged = {**stored, **flags}
-        run = {flag.name: merged.get(flag.name, flag.default) for flag in job_flags.run}
+        run_settings = {flag.name: merged.get(flag.name, flag.default) for flag in job_flags.run}
         config = {
             "algo": algo,
             "env": None if resolved.env is None else resolved.env_name,
@@ -126,21 +126,21 @@ class CommandLine:
             "lag": merged.get("lag", Names.lag),
             "hyperparameters": values,
         }
-        settings.check_settings({**run, **config})
-        resolver.check_trackers(run)
+        settings.check_settings({**run_settings, **config})
+        resolver.check_trackers(run_settings)
         policy = build_policy(config, resolver)
-        algorithm = build_algorithm({**run, **config}, resolver)
+        algorithm = build_algorithm({**run_settings, **config}, resolver)
         start = None
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
             start = StoredRun.open(flags["start_from"], {**config, **values}, trust=trust)
             algorithm = inherit_fields(algorithm, start)
-        check_searched(algorithm, run, job_flags.algorithm, resolver)
+        check_searched(algorithm, run_settings, job_flags.algorithm, resolver)
         # A configuration may have fields that have no flag.
         names = dict.fromkeys([*(flag.name for flag in job_flags.algorithm), *inherited])
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = flags.get("out")
-        run |= {
+        run_settings |= {
             "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in flags else stored.get("devices_chosen"),
         }
@@ -148,7 +148,7 @@ class CommandLine:
             algorithm,
             policy,
             {**config, "hyperparameters": hyperparameters},
-            run,
+            run_settings,
             runs,
             cores=cores,
             resumes=resumes,

@@ -222,7 +222,7 @@ def _seeds_text(curves: Sequence[Curves]) -> str:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run directories among `paths`, and those in other paths, sorted by name within a path."""
+    """`paths`, with each folder of runs replaced by its run directories, sorted by name."""
     runs: list[Path] = []
     for path in map(Path, paths):
         configs = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))

@@ -90,7 +90,7 @@ class Deployed:
         single: bool | None = None
         for part in self._inputs:
             try:
-                array, is_single = part.array(observation, self._env_name)
+                array, is_single = part.extract_array(observation, self._env_name)
             except FdgError as error:
                 fix = _result_fix(observation, part.path)
                 raise (FdgError(fix) if fix else error) from None
@@ -137,7 +137,7 @@ class _Input:
         self.low, self.high = _bounds(leaf)
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
-    def array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
+    def extract_array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
         """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
         value = observation
         for key in self.path:
