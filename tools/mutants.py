@@ -105,7 +105,7 @@ def mutated_source(mutant: Mutant) -> str | None:
     return None if same else changed
 
 
-def diff(mutant: Mutant) -> list[str]:
+def diff_lines(mutant: Mutant) -> list[str]:
     """The lines of a mutant's diff, without the header."""
     changed = mutated_source(mutant)
     assert changed is not None
@@ -119,7 +119,7 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     Entries match by module and by the text of the changed lines, not by line numbers. A `zip` that only loses
     `strict=True` is equivalent too, since both sides are equally long.
     """
-    lines = diff(mutant)
+    lines = diff_lines(mutant)
     removed, added = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
     )
@@ -130,7 +130,7 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     }
 
 
-def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+def draw_mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
     """Draws mutants that are not known to be equivalent.
 
     Each place is hashed with its module, its line's text and the seed; the places with the lowest hashes are
@@ -249,14 +249,14 @@ class Copy:
         """Runs tests on a fault; returns its pending `result` with the outcome."""
         text = mutated_source(mutant)
         assert text is not None
-        begun = time.monotonic()
+        start = time.monotonic()
         (self.folder / mutant.module).write_text(text)
         try:
             outcome, by = self.run(tests, limit)
         finally:
             shutil.copy2(ROOT / mutant.module, self.folder / mutant.module)
         outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-        return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
+        return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - start, 1))
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -297,7 +297,7 @@ def main() -> int:
     ]
     modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
     coverage = covered.CoverageRecord.read()
-    sample = draw(modules, options.sample, options.seed)
+    sample = draw_mutants(modules, options.sample, options.seed)
     done: dict[tuple[str, ...], Result] = {}
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
@@ -306,7 +306,7 @@ def main() -> int:
     killers = collections.defaultdict[str, dict[str, None]](dict)
     for known in done.values():
         killers[known.module][known.by] = None
-    pending = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
+    pending = {mutant: Result(str(mutant), "\n".join(diff_lines(mutant)), "", "", 0.0) for mutant in sample}
     todo = [mutant for mutant in sample if pending[mutant].fault not in done]
     # Mutants whose tests start processes take minutes each, so they come last.
     todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, pattern) for pattern, _ in PROCESS_TESTS))

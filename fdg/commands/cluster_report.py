@@ -141,7 +141,7 @@ class Point:
     price_per_million: float  # price per million steps, with failures
 
     @property
-    def where(self) -> tuple[str, str]:
+    def row_labels(self) -> tuple[str, str]:
         """The number of devices and the policy, as text."""
         return str(self.plan.num_devices), str(self.plan.policy)
 
@@ -185,7 +185,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
         scaling = point.steps_per_s / base.steps_per_s * base.plan.num_devices / point.plan.num_devices
         rows.append(
             (
-                *point.where,
+                *point.row_labels,
                 duration(point.prediction.seconds * point.straggling),
                 quantity(point.steps_per_s),
                 f"{scaling:.0%}",
@@ -206,9 +206,9 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             cost = f"{point.price_per_million:.4g}" if price else ""
             slowdown = f"+{point.straggling - 1:.1%}"
             failures = duration(point.failures.between)
-            failure_rows.append((*point.where, slowdown, failures, *intervals, *goodputs, cost))
+            failure_rows.append((*point.row_labels, slowdown, failures, *intervals, *goodputs, cost))
         lines += ["", *table(header, failure_rows, numeric=(0, *range(2, 10)))]
-    unused = [f"{' on '.join(p.where[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]
+    unused = [f"{' on '.join(p.row_labels[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]
     lines += [*([""] if unused else []), *unused]
     notes = dict.fromkeys(note for point in points for note in point.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])

@@ -86,7 +86,7 @@ class CommandLine:
         flags |= self._words.take(parser) if shows_help else parser.parse_strictly(self._words.remaining)
         flags |= {f.name: absolute_folder(f, flags[f.name]) for f in dataclass_fields(cls) if f.name in flags}
         overrides = {flag.name: flags[flag.name] for flag in job_flags.algorithm if flag.name in flags}
-        inherited = _hyperparameters(file, base, algo, cls, flags)
+        inherited = _inherited_hyperparameters(file, base, algo, cls, flags)
         preset = preset_flags.starting_preset(
             cls, flags.get("preset"), resolved.bare_env_name, resolved.env, {**inherited, **overrides}
         )
@@ -226,7 +226,7 @@ class CommandLine:
         if base and has_env and merged.get("env") is None:
             raise FdgError(f"{file} does not name an environment, and {algo} needs one: give --env")
         env = (
-            _environment(bare_env_name, overrides, _num_workers(bare_env_name, flags, stored))
+            _make_environment(bare_env_name, overrides, _num_workers(bare_env_name, flags, stored))
             if has_env
             else None
         )
@@ -281,7 +281,7 @@ def _policy_options(policy: str) -> set[str]:
     return {flag.option for flag in flags_of(policies.Auto if policy == "auto" else policies.get(policy))}
 
 
-def _hyperparameters(
+def _inherited_hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Hyperparameters of the starting configuration; if the algorithm changes, only those of the network."""
@@ -311,7 +311,7 @@ def _num_workers(name: str, flags: Mapping[str, Any], stored: Mapping[str, Any])
     return None
 
 
-def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
+def _make_environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
     """Makes an environment; checks it, without a step, if it has parameters or is not registered."""
     import envs
     from envs.text import is_text

@@ -90,7 +90,7 @@ def parse_lengths(text: str) -> Lengths:
         raise error
     quantiles = (np.random.default_rng(0).permutation(_NUM_LENGTHS) + 0.5) / _NUM_LENGTHS
     if match[1] == "lognormal" and low < high:
-        tokens = np.minimum(np.ceil(_lognormal(low, high, quantiles)), high)
+        tokens = np.minimum(np.ceil(_lognormal_quantiles(low, high, quantiles)), high)
     else:
         tokens = np.floor(low + quantiles * (high - low + 1))
     tokens = np.maximum(tokens, 1).astype(np.int32)
@@ -108,7 +108,7 @@ def lengths_of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     return parse_lengths(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
 
 
-def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
+def _lognormal_quantiles(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
     """Quantiles of the lognormal distribution with this mean and the 99.9th percentile `longest`."""
     from statistics import NormalDist
 

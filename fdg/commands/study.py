@@ -100,7 +100,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
     environments = _name_list(content, "environments", "CartPole-v1")
     is_all = content.get("algorithms") == "all"
     algorithms = None if is_all else _name_list(content, "algorithms", "ppo")
-    budgets = _budgets(content)
+    budgets = _read_budgets(content)
     seeds = _whole_number("seeds", content.get("seeds", 1), 1)
     first_seed = _whole_number("first_seed", content.get("first_seed", 0), 0)
     shared = _flag_words("settings", content.get("settings", {}))
@@ -156,7 +156,7 @@ def _name_list(content: Mapping[str, Any], name: str, example: str) -> list[str]
     return names
 
 
-def _budgets(content: Mapping[str, Any]) -> dict[str, int]:
+def _read_budgets(content: Mapping[str, Any]) -> dict[str, int]:
     budgets = content.get("total_steps")
     if budgets is None:
         raise FdgError("total_steps is missing: give the steps per seed, such as total_steps = 100_000")

@@ -46,7 +46,7 @@ def _list_unequal(all_curves: Sequence[Curves]) -> list[str]:
     """
     sentences: dict[str, list[str]] = {}
     for env in dict.fromkeys(curve.env for curve in all_curves):
-        sides = {curve.label: _properties(curve) for curve in all_curves if curve.env == env}
+        sides = {curve.label: _compared_properties(curve) for curve in all_curves if curve.env == env}
         all_settings = [properties["settings"].items() for properties in sides.values()]
         for properties in sides.values():  # drops settings that all sides share
             properties["by hand"] = _list_settings(
@@ -90,13 +90,13 @@ _BEGINNINGS = {  # of the sentences about unequal properties
 _ALWAYS = ("within", "mixed", "repeated", "sweep", "unfinished")  # reported even if all sides are equal
 
 
-def _properties(side: Curves) -> dict[str, Any]:
+def _compared_properties(side: Curves) -> dict[str, Any]:
     """Properties of one side that should be equal between sides, with the keys of `_BEGINNINGS`."""
     runs = list(dict.fromkeys(side.runs))
     configs = [read_config(path, prefix="") for path in runs]
     summaries = [read_summary(path) for path in runs]
     steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
-    config, measures = configs[0], _measures(side, dict(zip(runs, summaries, strict=True)))
+    config, measures = configs[0], _measure_counts(side, dict(zip(runs, summaries, strict=True)))
     versions = [(c.get("versions") or {}).items() for c in configs]
     unfinished = [
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
@@ -134,7 +134,7 @@ def _differing_settings(configs: Sequence[Mapping[str, Any]]) -> str:
     return _list_settings((name, " or ".join(texts)) for name, texts in values.items() if len(texts) > 1)
 
 
-def _measures(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
+def _measure_counts(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
     """The number of seeds of a side by the way in which their final returns are measured."""
     texts = []
     for run, is_evaluated, has_failed in zip(side.runs, side.evaluated, side.failed, strict=True):
@@ -405,7 +405,7 @@ def compare(
     sides: dict[tuple[str, str], list[Curves]] = {}
     for curve in all_curves:
         sides.setdefault((curve.label, curve.env), []).append(curve)
-    merged = [_merge(group) for group in sides.values()]
+    merged = [_merge_curves(group) for group in sides.values()]
     cells = [_make_cell(side) for side in merged]
     failures = [
         f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
@@ -417,7 +417,7 @@ def compare(
     return Comparison(cells, [*_list_unequal(merged), *failures], random_returns, folders, tuple(labels))
 
 
-def _merge(group: Sequence[Curves]) -> Curves:
+def _merge_curves(group: Sequence[Curves]) -> Curves:
     """Merges the curves of one side in one environment. If labels are given, their settings may differ."""
     fields = ("x", "y", "evaluated", "seeds", "runs")
     merged: dict[str, Any] = {
@@ -435,12 +435,12 @@ def _make_cell(side: Curves) -> Cell:
     ):
         has_failed = has_failed or not math.isfinite(final)
         returns.append(-math.inf if has_failed else final)
-        areas.append(-math.inf if has_failed else _area(x, y))
+        areas.append(-math.inf if has_failed else _area_by_length(x, y))
         failed += [seed] if has_failed else []
     return Cell(side.label, side.env, np.array(returns), np.array(areas), side.seeds, failed)
 
 
-def _area(x: np.ndarray, y: np.ndarray) -> float:
+def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
     """The area under a curve divided by its length (trapezoidal rule); NaN for an empty curve."""
     if not len(y):
         return math.nan

@@ -291,7 +291,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
-    label_of = _labels(list(agents_of))
+    label_of = _make_labels(list(agents_of))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
@@ -358,7 +358,7 @@ def _curve_key(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in parts.items())
 
 
-def _labels(keys: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
+def _make_labels(keys: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
     """A short label for each curve key: the algorithm, and the settings that differ within an environment.
 
     Hyperparameters are compared only between runs of the same algorithm; None values are left out.
@@ -375,7 +375,7 @@ def _labels(keys: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         ]
         parts += [f"{name}={config[name]:.40}" for name in differing]
         suffix = f", and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
-        label = _printable(", ".join(parts[:_MAX_PARTS]) + suffix)
+        label = _make_printable(", ".join(parts[:_MAX_PARTS]) + suffix)
         equal = [peer for peer in labels if labels[peer] == label and dict(peer)["env"] == config["env"]]
         labels[key] = f"{label} ({len(equal) + 1})" if equal else label
     return labels
@@ -388,10 +388,10 @@ def plot_label(text: str) -> str:
 
 def _escape_text(text: str) -> str:
     """Makes text from a file safe to plot: unprintable characters become "?", `$` (mathtext) is escaped."""
-    return _printable(text).replace("$", r"\$")
+    return _make_printable(text).replace("$", r"\$")
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -131,10 +131,10 @@ class _Input:
 
     def __init__(self, path: tuple[Any, ...], leaf: Description):
         self.path, self.shape = path, tuple(leaf["shape"][1:])
-        self.dtype = _dtype(leaf["dtype"])  # the library's dtype
-        self.program_dtype = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
-        self.lowest, self.count = _categories(leaf)
-        self.low, self.high = _bounds(leaf)
+        self.dtype = _checked_dtype(leaf["dtype"])  # the library's dtype
+        self.program_dtype = _checked_dtype(leaf.get("jax_dtype", leaf["dtype"]))
+        self.lowest, self.count = _read_categories(leaf)
+        self.low, self.high = _read_bounds(leaf)
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
     def extract_array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
@@ -213,8 +213,8 @@ class _Output:
     """One array of an action."""
 
     def __init__(self, leaf: Description):
-        self.shape, self.dtype = tuple(leaf["shape"][1:]), _dtype(leaf["dtype"])
-        (self.lowest, _), (self.low, self.high) = _categories(leaf), _bounds(leaf)
+        self.shape, self.dtype = tuple(leaf["shape"][1:]), _checked_dtype(leaf["dtype"])
+        (self.lowest, _), (self.low, self.high) = _read_categories(leaf), _read_bounds(leaf)
         self.is_scalar = leaf.get("kind") == "Discrete"
 
     def convert(self, array: np.ndarray, single: bool) -> Any:
@@ -230,12 +230,12 @@ class _Output:
         return array[0] if self.is_scalar else array[0, ...]  # `[...]` keeps an array without axes
 
 
-def _bounds(leaf: Description) -> tuple[np.ndarray, np.ndarray]:
+def _read_bounds(leaf: Description) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of a space, float64; NaN where there is none."""
     return np.array(leaf.get("low"), np.float64), np.array(leaf.get("high"), np.float64)
 
 
-def _categories(leaf: Description) -> tuple[Any, Any]:
+def _read_categories(leaf: Description) -> tuple[Any, Any]:
     """The lowest category and the number of categories; (None, None) if values are not categories."""
     if "start" not in leaf:
         return None, None
@@ -245,7 +245,7 @@ def _categories(leaf: Description) -> tuple[Any, Any]:
     return start.astype(np.int64), count.astype(np.int64)
 
 
-def _dtype(name: Any) -> np.dtype:
+def _checked_dtype(name: Any) -> np.dtype:
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
         raise ValueError(f"invalid dtype {name!r}")
     return np.dtype(name)

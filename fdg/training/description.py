@@ -203,15 +203,15 @@ def _env_name(env: Any) -> str | None:
         return full_name
     env, wrappers = unwrapped(env)
     if wrappers and (full_name := _env_name(env)) is not None:
-        return f"{full_name}{'&' if '?' in full_name else '?'}{_query(wrappers)}"
+        return f"{full_name}{'&' if '?' in full_name else '?'}{_query_text(wrappers)}"
     name = getattr(env, "name", None)
     overrides = dict(getattr(getattr(env, "single", env), "overrides", ()))
     overrides |= dict(getattr(getattr(env, "source", None), "options", ()))
-    query = _query(overrides)
+    query = _query_text(overrides)
     return None if name is None else f"{name}?{query}" if query else str(name)
 
 
-def _query(parameters: Mapping[str, Any]) -> str:
+def _query_text(parameters: Mapping[str, Any]) -> str:
     return "&".join(f"{key}={value!r}" for key, value in parameters.items())
 
 

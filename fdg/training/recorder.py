@@ -114,7 +114,7 @@ class LargeUpdates:
             if self._is_done or row["iteration"] > _NUM_FIRST:
                 return None
             self._first_row = self._first_row or row
-            problem = self._problem(row)
+            problem = self._find_problem(row)
             if problem is not None:
                 self._is_done = True
                 return (
@@ -124,7 +124,7 @@ class LargeUpdates:
                 )
         return None
 
-    def _problem(self, row: Mapping[str, Any]) -> str | None:
+    def _find_problem(self, row: Mapping[str, Any]) -> str | None:
         kl, entropies = row.get("approx_kl", 0.0), [x.get("entropy", 0.0) for x in (self._first_row, row)]
         if kl > _MAX_KL:
             return f"approx_kl is {kl:.3g}, so the policy is far from the one that sampled"

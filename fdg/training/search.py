@@ -213,7 +213,7 @@ class _Search:
                 self.say(f"all {num_ended} combinations of values have been tried: {rest}")
                 break
             caught = self._run_trial(self._open_trials()[0], num_ended, total)
-        trials = self._results()
+        trials = self._trial_results()
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
         for line in write_results(self.run, self.space, trials, self.job.agents):
@@ -269,7 +269,7 @@ class _Search:
             if trial.state.name in ("COMPLETE", "PRUNED") or "refused" in trial.user_attrs
         ]
 
-    def _results(self) -> list[Trial]:
+    def _trial_results(self) -> list[Trial]:
         return [
             Trial(
                 _trial_folder(trial),

@@ -60,8 +60,8 @@ def main() -> int:
             print(json.dumps({"number": number, "wrong": failures[number]}), file=file, flush=True)
             if failures[number]:
                 print(f"{number}: {failures[number]}", flush=True)
-    if met := count_circumstances(args.what):
-        print(f"circumstances: {met}")
+    if circumstances := count_circumstances(args.what):
+        print(f"circumstances: {circumstances}")
     results = [text for number, text in failures.items() if number < args.count]
     print(f"{args.what}: {sum(map(bool, results))} of {len(results)} went wrong ({path})")
     return int(any(results))

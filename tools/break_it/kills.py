@@ -189,7 +189,7 @@ def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str
             if status:
                 sent = timed_signal.signal
                 name = "" if sent == signal.SIGKILL else f"{sent.name}, "
-                circumstances = f"{name}{_moment(run)}{', moved' * is_moved}"
+                circumstances = f"{name}{_describe_moment(run)}{', moved' * is_moved}"
                 record_circumstances(check, try_number, circumstances, kind=kind, cold=has_empty_cache)
                 signals.pop(0)
             else:
@@ -234,7 +234,7 @@ def _flags_by_process(case: KillableRun, run: Path, placement: str) -> list[list
     return [[*common, *cluster, "--process-id", str(i)] for i in range(count)]
 
 
-def _moment(run: Path) -> str:
+def _describe_moment(run: Path) -> str:
     """The moment of a kill, as the files of the run show it."""
     if not (run / "config.json").exists():
         return "before the run began"
@@ -283,7 +283,7 @@ def _run(
     targets = children
     if timed_signal is not None and timed_signal.process is not None:
         targets = [children[timed_signal.process]]
-    statuses, cpu_seconds, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
+    statuses, cpu_seconds, start_time = {}, dict.fromkeys(children, 0.0), time.monotonic()
     hangs = False
     while len(statuses) < len(children):
         running = [child for child in children if child not in statuses]
@@ -297,7 +297,7 @@ def _run(
             for child in set(targets) - statuses.keys():
                 os.kill(child, timed_signal.signal)
             timed_signal = None
-        if time.monotonic() - begun > _PATIENCE:
+        if time.monotonic() - start_time > _PATIENCE:
             hangs = True
             for child in set(children) - statuses.keys():
                 os.kill(child, signal.SIGKILL)

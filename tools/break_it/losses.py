@@ -43,25 +43,25 @@ def lose_process(try_number: int) -> str | None:
     phase = _PHASES[try_number // 2 % 4]
     undisturbed = FOLDER / "undisturbed" / "launched"
     if not (undisturbed / "summary.json").exists():
-        with _launched(undisturbed, FOLDER / "undisturbed.said") as launcher:
+        with _launch(undisturbed, FOLDER / "undisturbed.said") as launcher:
             status, output = _wait_for_end(launcher, FOLDER / "undisturbed.said")
         if status:
             return f"undisturbed: status {status}: {output}"
     description = f"{sent_signal.name} to {target} while {phase}"
     with tempfile.TemporaryDirectory() as folder:
         run, errors_file = Path(folder, "run"), Path(folder, "launcher.errors")
-        with _launched(run, errors_file) as launcher:
-            children = _children(launcher)
+        with _launch(run, errors_file) as launcher:
+            children = _child_pids(launcher)
             _wait_for(phase, run, errors_file, children, rng)
             victim = launcher.pid if target == _LAUNCHER else children[int(target)]
             if launcher.poll() is not None:
                 return None  # the launcher ended before the moment
-            begun = time.monotonic()
+            start_time = time.monotonic()
             os.kill(victim, sent_signal)
             status, output = _wait_for_end(launcher, errors_file)
-        while any(map(is_running, children.values())) and time.monotonic() - begun < _PATIENCE:
+        while any(map(is_running, children.values())) and time.monotonic() - start_time < _PATIENCE:
             time.sleep(0.05)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start_time
         record_circumstances(
             "losses",
             try_number,
@@ -78,7 +78,7 @@ def lose_process(try_number: int) -> str | None:
         running = [pid for pid, arguments in command_lines().items() if str(run) in arguments]
         if running:
             return f"{description}: processes {running} are left"
-        with _launched(run, errors_file) as launcher:
+        with _launch(run, errors_file) as launcher:
             status, output = _wait_for_end(launcher, errors_file)
         if status:
             return f"{description}: resumed: status {status}: {output}"
@@ -87,7 +87,7 @@ def lose_process(try_number: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _launched(run: Path, errors_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _launch(run: Path, errors_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts or resumes a run by `fdg.launch`, with its output in files; kills it at the end."""
     where = "--resume" if (run / "config.json").exists() else "--out"
     flags = [*RUNS["processes"].all_flags, *COMMON_FLAGS, where, str(run)]
@@ -110,7 +110,7 @@ def _wait_for_end(launcher: subprocess.Popen[bytes], errors_file: Path) -> tuple
     return launcher.wait(), errors_file.read_text().splitlines()
 
 
-def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
+def _child_pids(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
     """The process ids of both processes of the run, by their number, which is their last argument."""
     pids: dict[int, int] = {}
     while len(pids) < 2 and launcher.poll() is None:
