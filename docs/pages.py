@@ -31,7 +31,7 @@ import policies
 from fdg.processes import distributed
 from fdg.training.fit import fit as train_and_keep
 from fdg.training.run import Run
-from fdg.training.search import check_search, is_whole
+from fdg.training.search import allows_integer, check_search
 from fdg.training.space import make_grid, make_space
 from fdg.training.sweep import Sweep
 
@@ -138,7 +138,7 @@ def _untrained_sweep(
 
 def _no_search(algorithm: Any, values: Any, *, trials: int, **named: Any) -> types.SimpleNamespace:
     """What `fdg.search` checks; its best is an untrained run of the algorithm as it is."""
-    check_search(algorithm, make_space(values, lambda name: is_whole(algorithm, name)))
+    check_search(algorithm, make_space(values, lambda name: allows_integer(algorithm, name)))
     return types.SimpleNamespace(best=_untrained(algorithm), trials=())
 
 

@@ -3,8 +3,8 @@
 For each algorithm, this prints the files and lines of `algos/` that its file imports, directly or indirectly;
 the same counts, including modules that are imported only when a setting selects them
 (`algos.registry.OPTIONS`); and its number of base classes. Then it prints, for each setting (a field with a
-flag) and for each annotated field, how many classes of `algos/` declare it. It does not follow imports of
-the registry and of the tables of presets.
+flag) and for each annotated field, how many classes of `algos/` declare it. Imports of
+the registry and of the tables of presets are not followed.
 """
 
 import ast
@@ -39,26 +39,26 @@ def _count_reachable(module: str, follow_options: bool) -> tuple[int, int]:
     `follow_options`: also follow modules that code selects with `registry.option`.
     """
     files: dict[str, Path] = {}
-    todo = [module]
-    while todo:
-        name = todo.pop()
-        file = _file(name)
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        file = _source_file(name)
         if file is None or name in files or name in _NOT_FOLLOWED:
             continue
         files[name] = file
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                pending += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names]
+                pending += [alias.name for alias in node.names]
             elif (
                 follow_options and isinstance(node, ast.Call) and ast.unparse(node.func) == "registry.option"
             ):
-                todo.append(OPTIONS[ast.literal_eval(node.args[0])])
+                pending.append(OPTIONS[ast.literal_eval(node.args[0])])
     return len(files), sum(len(file.read_text().splitlines()) for file in files.values())
 
 
-def _file(module: str) -> Path | None:
+def _source_file(module: str) -> Path | None:
     if module.partition(".")[0] != "algos":
         return None
     path = ROOT / module.replace(".", "/")

@@ -30,7 +30,7 @@ data_file = {data}
 """
 
 
-class Seconds:
+class DurationPlugin:
     """A plugin of pytest that measures the seconds of each test, with its fixtures."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Seconds:
 def record(arguments: list[str]) -> int:
     """Runs tests, and writes `LINES` and `SECONDS`; returns pytest's exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    seconds = Seconds()
+    seconds = DurationPlugin()
     with tempfile.TemporaryDirectory() as scratch:
         settings = Path(scratch, "coveragerc")
         settings.write_text(_SETTINGS.format(packages=",".join(PACKAGES), data=FOLDER / LINES))
@@ -75,7 +75,7 @@ def statement_lines(source: str, line: int) -> range:
 
 
 def reading_lines(source: str, line: int) -> set[int]:
-    """The lines that use the name, or the default of a parameter, that a line defines.
+    """The lines that use what a line defines: a name, or the default of a parameter.
 
     >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
     >>> reading_lines(text, 1), reading_lines(text, 3)
@@ -86,8 +86,8 @@ def reading_lines(source: str, line: int) -> set[int]:
     for node in ast.walk(tree):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
         if isinstance(node, ast.FunctionDef):
-            begins = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if begins <= line < node.body[0].lineno:
+            first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first_line <= line < node.body[0].lineno:
                 reading |= {*range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and line in lines:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -100,7 +100,7 @@ def reading_lines(source: str, line: int) -> set[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Covered:
+class CoverageRecord:
     """The result of `record`.
 
     Attributes:
@@ -112,7 +112,7 @@ class Covered:
     seconds: dict[str, float]
 
     @classmethod
-    def read(cls) -> "Covered":
+    def read(cls) -> "CoverageRecord":
         if not (FOLDER / LINES).is_file():
             raise SystemExit(
                 f"error: {FOLDER} has no record of which tests run which line: run `make covered` first"

@@ -105,7 +105,7 @@ def mutated_source(mutant: Mutant) -> str | None:
     return None if same else changed
 
 
-def diff(mutant: Mutant) -> list[str]:
+def diff_lines(mutant: Mutant) -> list[str]:
     """The lines of a mutant's diff, without the header."""
     changed = mutated_source(mutant)
     assert changed is not None
@@ -119,7 +119,7 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     Entries match by module and by the text of the changed lines, not by line numbers. A `zip` that only loses
     `strict=True` is equivalent too, since both sides are equally long.
     """
-    lines = diff(mutant)
+    lines = diff_lines(mutant)
     removed, added = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
     )
@@ -130,7 +130,7 @@ def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     }
 
 
-def draw(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+def draw_mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
     """Draws mutants that are not known to be equivalent.
 
     Each place is hashed with its module, its line's text and the seed; the places with the lowest hashes are
@@ -165,7 +165,7 @@ def _hash(*values: object) -> str:
 
 
 def tests_of(
-    mutant: Mutant, coverage: covered.Covered, limit: float, killers: Sequence[str]
+    mutant: Mutant, coverage: covered.CoverageRecord, limit: float, killers: Sequence[str]
 ) -> list[list[str]]:
     """Batches of tests to run for a fault, in order, for at most half the limit.
 
@@ -249,14 +249,14 @@ class Copy:
         """Runs tests on a fault; returns its pending `result` with the outcome."""
         text = mutated_source(mutant)
         assert text is not None
-        begun = time.monotonic()
+        start = time.monotonic()
         (self.folder / mutant.module).write_text(text)
         try:
             outcome, by = self.run(tests, limit)
         finally:
             shutil.copy2(ROOT / mutant.module, self.folder / mutant.module)
         outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-        return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - begun, 1))
+        return dataclasses.replace(result, outcome=outcome, by=by, seconds=round(time.monotonic() - start, 1))
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -264,7 +264,7 @@ class Copy:
         self.process.wait()
 
 
-def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
+def tests_failing_without_fault(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
     """The tests that also fail without a fault: their failures kill no mutant."""
     passing, failing = list(tests), set[str]()
     while passing:
@@ -278,7 +278,7 @@ def failing_anyway(tests: Sequence[str], copy: Copy, limit: float) -> set[str]:
     return failing
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
@@ -291,13 +291,13 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Draws, runs and reports mutants; returns exit status 1 if too few were killed."""
-    options = arguments()
+    options = parse_arguments()
     sources = [
         path.relative_to(ROOT) for name in covered.PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
     ]
     modules = [str(module) for module in sources if fnmatch.fnmatch(str(module), options.only)]
-    coverage = covered.Covered.read()
-    sample = draw(modules, options.sample, options.seed)
+    coverage = covered.CoverageRecord.read()
+    sample = draw_mutants(modules, options.sample, options.seed)
     done: dict[tuple[str, ...], Result] = {}
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
@@ -306,30 +306,30 @@ def main() -> int:
     killers = collections.defaultdict[str, dict[str, None]](dict)
     for known in done.values():
         killers[known.module][known.by] = None
-    pending = {mutant: Result(str(mutant), "\n".join(diff(mutant)), "", "", 0.0) for mutant in sample}
+    pending = {mutant: Result(str(mutant), "\n".join(diff_lines(mutant)), "", "", 0.0) for mutant in sample}
     todo = [mutant for mutant in sample if pending[mutant].fault not in done]
     # Mutants whose tests start processes take minutes each, so they come last.
     todo.sort(key=lambda mutant: any(fnmatch.fnmatch(mutant.module, pattern) for pattern, _ in PROCESS_TESTS))
     print(f"{len(sample)} mutants, {len(sample) - len(todo)} of them known to be killed", flush=True)
     with tempfile.TemporaryDirectory(prefix="fdg-mutants-") as scratch:
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(scratch, "programs"))
-        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        idle_copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         copies = [Copy(Path(scratch, str(i)), cache) for i in range(options.jobs)]
         for copy in copies:
-            free.put(copy)
+            idle_copies.put(copy)
 
-        def result_of(mutant: Mutant) -> Result:
-            copy = free.get()
+        def run_mutant(mutant: Mutant) -> Result:
+            copy = idle_copies.get()
             try:
                 tests = tests_of(mutant, coverage, options.limit, list(killers[mutant.module])[::-1][:8])
                 return copy.run_on_fault(mutant, pending[mutant], tests, options.limit)
             except Exception as error:  # an error of this tool, which does not stop the other mutants
                 return dataclasses.replace(pending[mutant], outcome="unclear", by=f"{error!r}"[:2000])
             finally:
-                free.put(copy)
+                idle_copies.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            futures = [pool.submit(result_of, mutant) for mutant in todo]
+            futures = [pool.submit(run_mutant, mutant) for mutant in todo]
             for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
                 result = future.result()
                 done[result.fault] = result
@@ -342,7 +342,7 @@ def main() -> int:
                 print(f"{i:3d}/{len(todo)} {line}", flush=True)
         results = [done[pending[mutant].fault] for mutant in sample]
         killing_tests = sorted({result.by for result in results if "::" in result.by})
-        failing = failing_anyway(killing_tests, copies[0], 20 * options.limit)
+        failing = tests_failing_without_fault(killing_tests, copies[0], 20 * options.limit)
         for copy in copies:
             copy.close()
     return report(results, failing, options)

@@ -38,7 +38,7 @@ class NamedTests:
         self._rank = {name: i for i, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the tests that are named, or whose file is; sorts them by the order of the names."""
+        """Keeps tests that are named or in a named file; sorts them by the order of the names."""
         not_named = len(self._rank)
         ranks = [
             min(self._rank.get(name, not_named) for name in (item.nodeid, item.nodeid.split("::")[0]))
@@ -54,7 +54,7 @@ class NamedTests:
     pytest_collectreport = pytest_runtest_logreport
 
 
-def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
+def run_tests(tests: Sequence[Sequence[str]]) -> dict[str, str]:
     """Runs the tests in this process; returns the answer to a request."""
     for names in tests:
         plugin = NamedTests(names)
@@ -67,7 +67,7 @@ def run(tests: Sequence[Sequence[str]]) -> dict[str, str]:
 def run_in_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
     """Runs the tests in a fork; returns the answer to a request."""
     try:
-        return forked(lambda: run(tests), limit)
+        return forked(lambda: run_tests(tests), limit)
     except LateError:
         return {"outcome": "timed out", "by": ""}
     except LostError as error:

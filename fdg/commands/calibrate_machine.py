@@ -28,12 +28,12 @@ FLAGS = (
     Flag(
         "out", str | None, None, "the file to write (None: in the user's cache directory, where fdg reads it)"
     ),
-    Flag("disturbed", bool, False, "save the figures even if other programs used the machine meanwhile"),
+    Flag("disturbed", bool, False, "save the figures even if other programs used the machine"),
     Flag("show", bool, False, "print the stored calibration, and measure nothing"),
 )
 
 
-_ABOUT = "Measures this machine's rates, in about three minutes, in which it should run nothing else."
+_ABOUT = "Measures this machine's rates in about three minutes. Run nothing else on it during this time."
 
 
 def _calibrate(flags: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
         machine.check_machine(result, out)
         print(calibration_table(result))
         return
-    is_regular = not out.exists() or out.is_file() or out.is_dir()  # else a device or a pipe
+    is_regular = not out.exists() or out.is_file() or out.is_dir()  # neither a device nor a pipe
     try:
         if is_regular:
             check_writable(out)
@@ -66,9 +66,9 @@ def _calibrate(flags: dict[str, Any]) -> None:
     print(calibration_table(result))
     if result.is_disturbed and not flags["disturbed"]:
         raise FdgError(
-            f"calibrate: other programs used this machine meanwhile: repeats of a measurement differ by"
-            f" {result.unrest:.0%}, at most {machine.MAX_UNREST:.0%} is allowed; nothing was saved: run"
-            f" it again once the machine is idle, or with --disturbed true"
+            f"calibrate: other programs used this machine at the same time: repeats of a measurement differ"
+            f" by {result.unrest:.0%}, at most {machine.MAX_UNREST:.0%} is allowed; nothing was saved: repeat"
+            f" the command once the machine is idle, or with --disturbed true"
         )
     text = json.dumps(result.as_json(), indent=1) + "\n"
     if is_regular:

@@ -21,7 +21,7 @@ from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
 _SLOW_S = 5.0  # time after which a slow step prints a notice
-_CAUSE_TIMEOUT_S = 5.0  # how long to wait for the cause: a collective fails before the dead process is known
+_CAUSE_TIMEOUT_S = 5.0  # how long a failed collective waits until the dead process that caused it is known
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
         command_line = CommandLine(argv)
         command_line.join()
-        if not distributed.is_first():  # silences the descriptor itself, since gloo writes to it
+        if not distributed.is_first():  # redirects the file descriptor, since gloo writes to it directly
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         job = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
@@ -53,12 +53,12 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         for line in job.unused_setting_messages if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:
-            from fdg.commands.flags import fields_of
+            from fdg.commands.flags import flags_of
             from fdg.commands.search_flags import space_of
             from fdg.training.search import carry_out_search
             from fdg.training.sweep import unwrap_sweep
 
-            space = space_of(job.search, fields_of(type(unwrap_sweep(job.algorithm))))
+            space = space_of(job.search, flags_of(type(unwrap_sweep(job.algorithm))))
             _, _, caught = carry_out_search(job, space)
         else:
             caught = loop.carry_out(job).caught
@@ -139,7 +139,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         with _one_line_warnings(), infrequent_gc():
             if problem := unimportable_folder():
                 warnings.warn(problem, FdgWarning, stacklevel=2)
-            status = _status(run, sys.argv[1:] if argv is None else argv)
+            status = _exit_status(run, sys.argv[1:] if argv is None else argv)
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_installed():
             ctrl_c.exit_interrupted("")
@@ -202,8 +202,8 @@ def _one_line_warnings() -> Iterator[None]:
         yield
 
 
-def _status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Runs a command; returns its exit status, also if it exits by SystemExit."""
+def _exit_status(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Runs a command; returns its exit status, even if it raises SystemExit."""
     try:
         return run(argv)
     except SystemExit as exit:  # --help

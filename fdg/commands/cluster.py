@@ -9,7 +9,7 @@ from typing import Any
 import fdg
 import policies
 from fdg.commands.cluster_file import read_cluster
-from fdg.commands.cluster_report import Point, draw_sweep, point, points_report
+from fdg.commands.cluster_report import Point, draw_sweep, points_report, predict_point
 from fdg.commands.flags import Flag
 from fdg.costs.choosing import Choice, check_memory
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
@@ -22,8 +22,8 @@ from fdg.training.settling import choose_policy, choose_quickest_lag
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved:
-    """The prediction of a choice with one rate of the cluster halved, and the choice made with that rate."""
+class HalvedRate:
+    """The time of the original choice, and the new choice, with one rate of the cluster halved."""
 
     rate: str  # the rate's name; "" if no rate was halved
     seconds: float  # per iteration, of the original choice
@@ -36,16 +36,16 @@ class Halved:
         return self.seconds / self.best_seconds - 1
 
 
-def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[Halved, ...]:
-    """Chooses again with each rate halved. The first entry has the original rates."""
+def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[HalvedRate, ...]:
+    """Chooses a plan again with each rate halved. The first entry has the original rates."""
     original = choose(cluster)
     plan = fdg.place(original.graph, original.policy, original.devices)
-    results = [Halved("", original.seconds, _choice_text(original), original.seconds)]
+    results = [HalvedRate("", original.seconds, _describe(original), original.seconds)]
     for rate, value in _rates(cluster).items():
         if rate not in SIZES and value > 0:
             halved = _with_half_rate(cluster, rate)
             choice = choose(halved)
-            results.append(Halved(rate, predict(plan, halved).seconds, _choice_text(choice), choice.seconds))
+            results.append(HalvedRate(rate, predict(plan, halved).seconds, _describe(choice), choice.seconds))
     return tuple(results)
 
 
@@ -53,7 +53,7 @@ _LINKS = ("inside", "between")
 
 
 def _rates(cluster: Cluster) -> dict[str, float]:
-    """The rates of a cluster by name, assumed ones included. Links have names as "inside/latency"."""
+    """The rates of a cluster by name, assumed ones included. A rate of a link is named "inside/latency"."""
     names = [name for name in RATES if not name.startswith("product/")]
     rates = {name: cluster.kind.rate(name) for name in (*names, *cluster.kind.figures)}
     for place in _LINKS:
@@ -74,11 +74,11 @@ def _with_half_rate(cluster: Cluster, name: str) -> Cluster:
     return dataclasses.replace(cluster, kind=dataclasses.replace(cluster.kind, figures=figures))
 
 
-def _choice_text(choice: Choice) -> str:
+def _describe(choice: Choice) -> str:
     return f"{choice.policy} on {choice.devices}"
 
 
-def sensitivity_table(halved: Sequence[Halved]) -> str:
+def sensitivity_table(halved: Sequence[HalvedRate]) -> str:
     """A table of the halved rates, those with the largest influence first."""
     original, *changed = halved
     changed.sort(key=lambda result: (-result.slowdown, -result.seconds))
@@ -139,14 +139,14 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
         )
     names = flags.get("compare")
     compared = [_policy_named(name, job.policy) for name in names] if names else [job.policy]
-    changed = _changed_fields(job.policy)
-    if flags.get("sensitivity") and not isinstance(job.policy, policies.Auto) and changed:
+    changed_fields = _changed_fields(job.policy)
+    if flags.get("sensitivity") and not isinstance(job.policy, policies.Auto) and changed_fields:
         raise FdgError(
-            f"--sensitivity chooses the fields of the policy: leave out {_flags_text(changed)},"
+            f"--sensitivity chooses the fields of the policy: leave out {_flags_text(changed_fields)},"
             " or leave out --sensitivity"
         )
     envs_per_device, is_auto_lag = flags.get("envs_per_device"), job.described.get("lag") == AUTO_LAG
-    scaled = functools.cache(functools.partial(_scaled, job.algorithm, envs_per_device))
+    scale_batch = functools.cache(functools.partial(_scale_batch, job.algorithm, envs_per_device))
     points: list[Point] = []
     paragraphs: list[str] = [
         f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
@@ -156,9 +156,9 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     for policy in compared:
         for count in counts:
             try:
-                algorithm, graph = scaled(envs_per_device and envs_per_device * count)
-                at_count = cluster.of(count)
-                points.append(_point(policy, at_count, algorithm, graph, job.agents, is_auto_lag))
+                algorithm, graph = scale_batch(envs_per_device and envs_per_device * count)
+                resized = cluster.of(count)
+                points.append(_predict_point(policy, resized, algorithm, graph, job.agents, is_auto_lag))
             except PlanError as error:
                 infeasible.append(f"on {count}: {error}")
     if not points:
@@ -171,7 +171,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
         paragraphs.append(f"picture {path}")
     if flags.get("sensitivity"):
         count = counts[-1]
-        algorithm, graph = scaled(envs_per_device and envs_per_device * count)
+        algorithm, graph = scale_batch(envs_per_device and envs_per_device * count)
 
         def choose(cluster: Cluster) -> Any:
             return choose_policy(job.policy, algorithm, graph, cluster, job.agents, all_devices=True)
@@ -183,7 +183,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
 
 
 def _policy_named(name: str, template: Any) -> Any:
-    """The policy with this name, with the changed fields of `template`."""
+    """The policy with this name, and with the fields that `template` changes from their defaults."""
     cls, fields = policies.Auto if name == "auto" else policies.get(name), _changed_fields(template)
     if missing := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
         raise FdgError(
@@ -204,7 +204,7 @@ def _flags_text(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _scaled(algorithm: Any, per_device: int | None, count: int | None) -> tuple[Any, fdg.FDG]:
+def _scale_batch(algorithm: Any, per_device: int | None, count: int | None) -> tuple[Any, fdg.FDG]:
     """The algorithm with `count` environments or prompts (None: unchanged), and its graph."""
     if count is not None:
         fields = {field.name for field in dataclasses.fields(algorithm)}
@@ -218,7 +218,7 @@ def _scaled(algorithm: Any, per_device: int | None, count: int | None) -> tuple[
     return algorithm, fdg.trace(algorithm)
 
 
-def _point(
+def _predict_point(
     policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG, agents: int | None, is_auto_lag: bool
 ) -> Point:
     if isinstance(policy, policies.Auto):
@@ -227,4 +227,4 @@ def _point(
         policy = choose_quickest_lag(policy, algorithm, graph, cluster, agents).policy
     plan = fdg.place(graph, policy, cluster.devices, agents)
     check_memory(plan, cluster)
-    return point(plan, cluster, algorithm.steps_per_iteration * (agents or 1))
+    return predict_point(plan, cluster, algorithm.steps_per_iteration * (agents or 1))

@@ -71,10 +71,10 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         if name not in content and not (name == "hosts" and "devices" in content):
             raise FdgError(f"'{name}' is missing: give {name} = {'8' if name == 'hosts' else repr('H100')}")
     whole_numbers = {
-        name: _whole_number(name, content[name]) for name in (*_WHOLE_NUMBERS, "devices") if name in content
+        name: _checked_int(name, content[name]) for name in (*_WHOLE_NUMBERS, "devices") if name in content
     }
     numbers: dict[str, Any] = {
-        field: _number(name, content[name], meaning, example)
+        field: _checked_float(name, content[name], meaning, example)
         for name, (field, meaning, example) in _NUMBER_FIELDS.items()
         if name in content
     }
@@ -83,9 +83,9 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         raise FdgError(
             f"kind = {content['kind']!r}: give a name in quotes, such as 'H100' or '{THIS_MACHINE}'"
         )
-    kind, usual_links, cores = _kind(content["kind"], kinds)
+    kind, usual_links, cores = _read_kind(content["kind"], kinds)
     inside, between = (
-        _link(place, content.get(place), links, usual_links[i])
+        _read_link(place, content.get(place), links, usual_links[i])
         for i, place in enumerate(("inside", "between"))
     )
     devices = whole_numbers.get("devices")
@@ -118,14 +118,14 @@ def _tables(content: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, A
     return tables
 
 
-def _whole_number(name: str, value: Any) -> int:
+def _checked_int(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         fix = "" if isinstance(value, int) else as_number(str(value), int)
         raise FdgError(f"{name} = {quoted(value)}: give a whole number of at least 1{fix}")
     return value
 
 
-def _number(
+def _checked_float(
     name: str, value: Any, meaning: str, example: float, find_doubt: Callable[[float], str] | None = None
 ) -> float:
     """Checks a number of the file.
@@ -157,7 +157,7 @@ def _reason_to_doubt(name: str, published_values: Mapping[str, Sequence[float]],
     return ""
 
 
-def _kind(
+def _read_kind(
     name: str, kinds: Mapping[str, Mapping[str, Any]]
 ) -> tuple[DeviceKind, tuple[Link | None, Link | None], int | None]:
     """The kind of device, its usual links, and the number of cores that host devices share."""
@@ -174,8 +174,8 @@ def _kind(
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
         rates = {rate: (meaning, published.kind("H100").rate(rate)) for rate, meaning in RATES.items()}
-        examples = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
-        figures = _figures(f"[kinds.{name}]", "rate", settings, rates, examples)
+        peers = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
+        figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, peers)
         return DeviceKind(name, platform, {**base, **figures}), usual_links, None
     if name == THIS_MACHINE:
         device = jax.local_devices()[0]
@@ -188,12 +188,12 @@ def _kind(
     return published.kind(name), published.usual_links(name), None
 
 
-def _figures(
+def _read_figures(
     where: str,
     entry: str,
     settings: Mapping[str, Any],
     units: Mapping[str, tuple[str, float]],
-    examples: Sequence[Mapping[str, Figure]],
+    peers: Sequence[Mapping[str, Figure]],
     required: Sequence[str] = (),
 ) -> dict[str, Figure]:
     """The figures of a table [kinds.NAME] or [links.NAME]; warns if one is far from published values."""
@@ -202,24 +202,24 @@ def _figures(
     if (missing := next((name for name in required if name not in settings), None)) is not None:
         meaning, example = units[missing]
         raise FdgError(f"{where} needs {missing}, {meaning}, such as {example:g}")
-    published_values = {name: [row[name].value for row in examples if name in row] for name in units}
+    published_values = {name: [row[name].value for row in peers if name in row] for name in units}
     figures = {}
     for name, value in settings.items():
-        find_doubt = functools.partial(_reason_to_doubt, name, published_values) if examples else None
-        number = _number(f"{where} {name}", value, *units[name], find_doubt)
+        find_doubt = functools.partial(_reason_to_doubt, name, published_values) if peers else None
+        number = _checked_float(f"{where} {name}", value, *units[name], find_doubt)
         figures[name] = Figure(number, 0.0, "from the cluster's file")
     return figures
 
 
-def _link(place: str, name: Any, links: Mapping[str, Mapping[str, Any]], default: Link | None) -> Link:
+def _read_link(place: str, name: Any, links: Mapping[str, Mapping[str, Any]], default: Link | None) -> Link:
     if name is None:
         if default is None:
             raise FdgError(f"'{place}' is missing: give {place} = 'NVLink 4', or a link of docs/scale.md")
         return default
     if isinstance(name, str) and name in links:
-        examples, required = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
+        peers, required = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
         place = f"[links.'{name}']"
-        return Link(name, **_figures(place, "setting", links[name], _LINK_FIELDS, examples, required))
+        return Link(name, **_read_figures(place, "setting", links[name], _LINK_FIELDS, peers, required))
     if not isinstance(name, str):
         raise FdgError(f"{place} = {name!r}: give the name of a link in quotes")
     if name not in published.LINKS:

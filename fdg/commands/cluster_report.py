@@ -21,7 +21,7 @@ from fdg.errors import FdgError
 from fdg.placing.plans import Plan
 from fdg.showing.plan_outline import idle_notes
 from fdg.showing.words import duration, quantity, table
-from fdg.training.curves import finish, make_figure, style
+from fdg.training.curves import finish_figure, make_figure, style_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +40,19 @@ class FailureModel:
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
-def young(failures: FailureModel) -> float:
+def young_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to first order.
 
-    >>> young(FailureModel(between=86_400, save=60, restart=300))
+    >>> young_interval(FailureModel(between=86_400, save=60, restart=300))
     3219.9...
     """
     return math.sqrt(2 * failures.save * failures.between)
 
 
-def daly(failures: FailureModel) -> float:
+def daly_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to higher order.
 
-    >>> daly(FailureModel(between=86_400, save=60, restart=300))
+    >>> daly_interval(FailureModel(between=86_400, save=60, restart=300))
     3180.06...
     """
     if math.isinf(failures.between):
@@ -132,7 +132,7 @@ class Point:
 
     plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
-    straggling: float  # factor by which stragglers lengthen an iteration
+    straggling: float  # the factor by which stragglers lengthen an iteration
     steps_per_s: float  # environment steps per second, with stragglers, without failures
     failures: FailureModel
     # best interval in seconds of work between checkpoints: (Young, Daly, best simulated)
@@ -141,12 +141,12 @@ class Point:
     price_per_million: float  # price per million steps, with failures
 
     @property
-    def where(self) -> tuple[str, str]:
+    def row_labels(self) -> tuple[str, str]:
         """The number of devices and the policy, as text."""
         return str(self.plan.num_devices), str(self.plan.policy)
 
 
-def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
+def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     """Predicts a plan with stragglers and failures.
 
     `steps` is the number of environment steps per iteration, summed over agents.
@@ -158,19 +158,19 @@ def point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     failure_rate = cluster.failures * prediction.devices / 3600
     between = 1 / failure_rate if failure_rate else math.inf
     failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
-    intervals, goodputs = _checkpoint_plan(failures)
+    intervals, goodputs = _intervals_and_goodputs(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
     price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
     return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 
 
-def _checkpoint_plan(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
-    """The checkpoint intervals and the goodputs, as `Point` has them."""
+def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
+    """`Point.save_every` and `Point.goodput`. Simulations try multiples of Daly's interval."""
     if math.isinf(failures.between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
-    first_order, higher_order = young(failures), daly(failures)
-    factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
-    intervals = [higher_order * factor for factor in factors if higher_order > 0] or [1.0]
+    first_order, higher_order = young_interval(failures), daly_interval(failures)
+    tried_factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
+    intervals = [higher_order * factor for factor in tried_factors if higher_order > 0] or [1.0]
     best_simulated, goodput = best_interval(failures, intervals, _WORK_RATIO * failures.between)
     return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 
@@ -185,7 +185,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
         scaling = point.steps_per_s / base.steps_per_s * base.plan.num_devices / point.plan.num_devices
         rows.append(
             (
-                *point.where,
+                *point.row_labels,
                 duration(point.prediction.seconds * point.straggling),
                 quantity(point.steps_per_s),
                 f"{scaling:.0%}",
@@ -206,9 +206,9 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             cost = f"{point.price_per_million:.4g}" if price else ""
             slowdown = f"+{point.straggling - 1:.1%}"
             failures = duration(point.failures.between)
-            failure_rows.append((*point.where, slowdown, failures, *intervals, *goodputs, cost))
+            failure_rows.append((*point.row_labels, slowdown, failures, *intervals, *goodputs, cost))
         lines += ["", *table(header, failure_rows, numeric=(0, *range(2, 10)))]
-    unused = [f"{' on '.join(p.where[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]
+    unused = [f"{' on '.join(p.row_labels[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]
     lines += [*([""] if unused else []), *unused]
     notes = dict.fromkeys(note for point in points for note in point.prediction.notes)
     return "\n".join([*lines, *([""] if notes else []), *notes])
@@ -230,7 +230,7 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     for axes, (label, quantity_of) in zip(panels, quantities.items(), strict=True):
         for i, (name, policy_points) in enumerate(points_by_policy.items()):
             devices, values = zip(*((p.plan.num_devices, quantity_of(p)) for p in policy_points), strict=True)
-            axes.plot(devices, values, "o-", color=style(i)[1], label=name)
+            axes.plot(devices, values, "o-", color=style_of(i)[1], label=name)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="devices", ylabel=label)
     smallest = points[0]
@@ -238,6 +238,6 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     panels[0].plot([point.plan.num_devices for point in points], ideal, ":", color="grey", label="linear")
     for axes in (panels[0], panels[2]):
         axes.set_yscale("log")
-    finish(figure, panels, "devices")
+    finish_figure(figure, panels, "devices")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

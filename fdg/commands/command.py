@@ -20,8 +20,8 @@ class Command:
     name: str  # program and command, for `--help`: "fdg pack"
     description: str  # the description for `--help`
     flags: Sequence[Flag]  # the command's flags
-    # called with the values of all flags and positional arguments by name; returns the exit status (None: 0);
-    # its `FdgError`s name arguments, which are then shown as flags
+    # Called with the values of all flags and positional arguments by name. Returns the exit status (None: 0).
+    # If it raises an `FdgError` that names an argument, the command prints the name as a flag.
     handler: Callable[[dict[str, Any]], int | None]
     # positional arguments by name, with keywords for `argparse.ArgumentParser.add_argument`
     positionals: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)

@@ -64,19 +64,19 @@ def _demo(flags: dict[str, Any]) -> None:
     print(f"the curves: {out / 'curves.png'}\n{time.perf_counter() - start_time:.0f} s in total", flush=True)
 
 
-def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
-    """Plots the curve of each number of devices, the later ones thinner and on top."""
+def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None:
+    """Plots one curve per number of devices; the second is thinner and on top of the first."""
     import numpy as np
 
     from fdg.training import curves
 
     figure, axes = curves.make_figure()
     for i, (count, values) in enumerate(sorted(returns.items())):
-        _, colour = curves.style(i)
-        width, stroke = ((7, "-"), (2, "--"))[i]
+        _, colour = curves.style_of(i)
+        width, dashes = ((7, "-"), (2, "--"))[i]
         label = f"{count} device{'s' * (count > 1)}"
-        x = steps * np.arange(1, len(values) + 1)
-        axes.plot(x, values, stroke, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
+        x = steps_per_iteration * np.arange(1, len(values) + 1)
+        axes.plot(x, values, dashes, color=colour, linewidth=width, alpha=0.35 if i == 0 else 1, label=label)
     largest_difference = float(np.nanmax(np.abs(np.subtract(*returns.values())))) if len(returns) > 1 else 0.0
     title = (
         f"PPO on CartPole-v1 on one device, and with actors and learner on separate devices"
@@ -85,7 +85,7 @@ def _draw(returns: dict[int, Any], steps: int, path: Path) -> None:
     axes.set(
         title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None), ylim=(0, None)
     )
-    curves.finish(figure, [axes], "env_steps")
+    curves.finish_figure(figure, [axes], "env_steps")
     with writing(path):
         figure.savefig(path, dpi=150)
     print(f"largest difference between the curves: {largest_difference:.2g}", flush=True)

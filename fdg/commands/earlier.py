@@ -17,8 +17,8 @@ _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Further entries that `--from` does not inherit, since they refer to the progress of the earlier run.
-_OF_EARLIER_RUN = ("eval_every", "stop_at", "stop_after")
+# Entries about the progress of the earlier run, which `--from` does not inherit either.
+_PROGRESS_ENTRIES = ("eval_every", "stop_at", "stop_after")
 
 
 def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -41,7 +41,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     elif start_run is not None:
         file = Path(str(start_run), "config.json")
         stored = run_directory.read_config(file.parent, prefix="--from: ")
-        stored = {**stored, **dict.fromkeys(_OF_EARLIER_RUN)}
+        stored = {**stored, **dict.fromkeys(_PROGRESS_ENTRIES)}
     else:
         return Path(), {}
     if stored.get("rebuilds") is False:
@@ -67,8 +67,8 @@ def _resume_base(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     stored = run_directory.read_config(run)
     if stored.get("rebuilds") is False:
         raise FdgError(
-            f"--resume {run}: it was trained from Python, with values that a file cannot hold: resume it in"
-            f" Python, with fdg.fit(..., out={str(run)!r}, resume=True)"
+            f"--resume {run}: this run was trained from Python, with values that a file cannot hold: resume"
+            f" it in Python, with fdg.fit(..., out={str(run)!r}, resume=True)"
         )
     return run / "config.json", stored
 
@@ -82,8 +82,8 @@ def check_agrees(flags: Mapping[str, Any], config: Mapping[str, Any]) -> None:
             "the run, which was trained without it" if stored is None else f"the run's {shown(stored)}"
         )
         raise FdgError(
-            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts {stored_text}: leave it out, or"
-            " start a new run"
+            f"--resume: --{name.replace('_', '-')} {shown(value)} contradicts {stored_text}: leave out the"
+            " flag, or start a new run"
         )
 
 

@@ -23,14 +23,14 @@ def commands() -> Commands:
     points_by_name: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         points_by_name.setdefault(point.name, []).append(point)
-    return {name: sorted(points, key=_package) for name, points in sorted(points_by_name.items())}
+    return {name: sorted(points, key=_package_and_version) for name, points in sorted(points_by_name.items())}
 
 
 def help_lines(registered: Commands, built_in: Collection[str]) -> list[str]:
     """One help line per command: its package and the package's summary, or why it is not used."""
     lines = []
     for name, points in registered.items():
-        owners = listed(map(_package, points), "and")
+        owners = listed(map(_package_and_version, points), "and")
         if name in built_in:
             text = f"of {owners}: not used, since fdg has a command of this name"
         elif len(points) > 1:
@@ -50,15 +50,15 @@ def run(name: str, points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     """Imports a package's command, calls it with the words after its name, and returns its exit status.
 
     If it cannot be imported or called, or raises an `FdgError`, one line is printed on standard error. A
-    result of None means exit status 0.
+    result None of the command means exit status 0.
     """
 
     def call(argv: Sequence[str]) -> int:
         if len(points) > 1:
-            owners = listed(map(_package, points), "and")
+            owners = listed(map(_package_and_version, points), "and")
             raise FdgError(f"command '{name}' is registered by {owners}: uninstall all of them but one")
         (point,) = points
-        what = f"command '{name}' of {_package(point)}"
+        what = f"command '{name}' of {_package_and_version(point)}"
         try:
             function = point.load()
         except KeyboardInterrupt:
@@ -81,5 +81,5 @@ def run(name: str, points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     return guarded(call, argv)
 
 
-def _package(point: EntryPoint) -> str:
+def _package_and_version(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"

@@ -46,7 +46,7 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
 
-def fields_of(cls: type) -> list[Flag]:
+def flags_of(cls: type) -> list[Flag]:
     """Flags for those fields of a dataclass whose values can be written on a command line."""
     hints = annotations_of(cls)
     flags = []
@@ -70,7 +70,7 @@ class Words:
 
     @property
     def options(self) -> dict[str, str]:
-        """The remaining flags, each with its value in its last use ("" if it has none)."""
+        """The remaining flags, each with the value of its last use ("" without a value)."""
         flags = ((*words[0].partition("=")[::2], words[1:]) for words in self._flags)
         return {option: value or " ".join(values) for option, value, values in flags}
 
@@ -81,7 +81,7 @@ class Words:
         self._flags = [words for words in self._flags if words not in parser_words]
         namespace, strays = parser.parse_known_args([word for words in parser_words for word in words])
         if strays:
-            raise parser.stray(strays[0], parser_words)
+            raise parser.stray_word_error(strays[0], parser_words)
         return vars(namespace)
 
     def drop(self, *options: str) -> bool:
@@ -106,8 +106,7 @@ def _split_by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Turns `--num_envs` into `--num-envs`, and `--x -1e-3` into `--x=-1e-3` (argparse only parses -1 and
-    -0.1)."""
+    """Turns `--num_envs` into `--num-envs`, and `--x -1e-3`, which argparse refuses, into `--x=-1e-3`."""
     words: list[str] = []
     for word in argv:
         if "\0" in word:
@@ -125,7 +124,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that returns only flags that are given, and raises errors instead of exiting."""
+    """An `ArgumentParser` that returns only flags of the command line; raises errors instead of exiting."""
 
     def __init__(self, **settings: Any):
         formatter = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)  # noqa: E731
@@ -134,11 +133,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises argparse's usage error, with an example if a flag lacks its value."""
         message = message.removeprefix("argument ")
-        option, _, number = message.partition(": expected ")
+        option, _, expected = message.partition(": expected ")
         wordings = {"one argument": "one value", "at least one argument": "a value or more"}
         actions = {option: action for action in self._actions for option in action.option_strings}
-        if number in wordings and option in actions:
-            message = f"{option} takes {wordings[number]}: write {option} {actions[option].metavar}"
+        if expected in wordings and option in actions:
+            message = f"{option} takes {wordings[expected]}: write {option} {actions[option].metavar}"
         raise FdgError(message)
 
     def parse_strictly(self, words: Sequence[str]) -> dict[str, Any]:
@@ -146,12 +145,12 @@ class Parser(argparse.ArgumentParser):
         namespace, strays = self.parse_known_args(words)
         unknown = [word for word in strays if word.startswith("-")]
         if unknown:
-            raise _unknown_flag(unknown[0].partition("=")[0], self.options())
+            raise _unknown_flag_error(unknown[0].partition("=")[0], self.options())
         if strays:
-            raise self.stray(strays[0], _split_by_flag(words)[1])
+            raise self.stray_word_error(strays[0], _split_by_flag(words)[1])
         return vars(namespace)
 
-    def stray(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
+    def stray_word_error(self, word: str, flags: Iterable[Sequence[str]]) -> FdgError:
         """The error for a word that does not belong to a flag."""
         actions = {option: action for action in self._actions for option in action.option_strings}
         for option, *values in flags:
@@ -179,7 +178,7 @@ class Parser(argparse.ArgumentParser):
 _MAX_LISTED_FLAGS = 16  # flags that one line can list
 
 
-def _unknown_flag(name: str, options: Iterable[str]) -> FdgError:
+def _unknown_flag_error(name: str, options: Iterable[str]) -> FdgError:
     if fix := instead(name):
         return FdgError(f"unknown flag '{name}': {fix}")
     suggestions = nearest(name, options)
@@ -201,10 +200,10 @@ def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
     earlier run.
     """
     for flag in flags:
-        _add_argument(parser, flag, flag.option, _help(flag))
+        _add_argument(parser, flag, flag.option, _help_text(flag))
 
 
-def _help(flag: Flag) -> str:
+def _help_text(flag: Flag) -> str:
     if flag.default is None and "None: " in flag.help:  # the help explains None
         text = flag.help.replace("None: ", "default: ")
     else:
@@ -226,7 +225,7 @@ def add_aliases(parser: Any, flags: Iterable[Flag]) -> None:
                 _add_argument(parser, flag, alias, argparse.SUPPRESS)
 
 
-def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
+def _add_argument(parser: Any, flag: Flag, option: str, help_text: str) -> None:
     parse = reader(flag.kind)
 
     def parse_word(word: str) -> Any:
@@ -237,15 +236,15 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
 
     add = functools.partial(parser.add_argument, dest=flag.name)
     if flag.words:
-        add(option, nargs="+", action=_JoinWords, metavar="NAME=VALUES", help=text)
+        add(option, nargs="+", action=_JoinWords, metavar="NAME=VALUES", help=help_text)
     elif flag.kind is bool:
         # A bare flag is true; --no-flag or a value sets it.
-        add(option, nargs="?", const=True, type=parse_word, metavar="BOOL", help=text)
+        add(option, nargs="?", const=True, type=parse_word, metavar="BOOL", help=help_text)
         add("--no-" + option[2:], action="store_const", const=False, help=argparse.SUPPRESS)
     elif is_tuple(flag.kind):
-        add(option, nargs="+", action=_ConcatenateTuples, type=parse_word, metavar="N", help=text)
+        add(option, nargs="+", action=_ConcatenateTuples, type=parse_word, metavar="N", help=help_text)
     else:
-        add(option, type=parse_word, metavar=_metavar(flag.kind), help=text)
+        add(option, type=parse_word, metavar=_metavar(flag.kind), help=help_text)
     is_text = mentions(flag.kind, str) and flag.several == _ONE_VALUE
     parser.register(
         "several", option, f"{flag.several}, and blanks are 'in quotes'" if is_text else flag.several
@@ -253,7 +252,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, text: str) -> None:
 
 
 def _fix(flag: Flag, word: str) -> str:
-    """The end of the message about an invalid value: what the flag means, and the fix."""
+    """The end of an error message about an invalid value: the meaning of the flag, and the fix."""
     if fix := as_number(word, flag.kind, flag.name):
         return fix
     parts = [part for part in word.strip("[]()").split(",") if part.strip()]
@@ -294,7 +293,7 @@ def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
     return next(
-        (name for plain, name in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")) if mentions(kind, plain)),
+        (name for cls, name in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")) if mentions(kind, cls)),
         "NAME",
     )
 
@@ -315,24 +314,24 @@ class JobFlags:
 
     policy: Sequence[Flag] = ()  # flags of the policy's fields
     algorithm: Sequence[Flag] = ()  # flags of the algorithm's hyperparameters
-    has_length: bool = False  # whether `total_steps` is a setting of the run instead of a hyperparameter
+    has_total_steps: bool = False  # whether `total_steps` is a setting of the run, not a hyperparameter
 
     @classmethod
     def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
-        """The flags of a job with this class of algorithm and this class of policy."""
+        """The flags of a job with these classes of algorithm and policy."""
         names = {option[2:].replace("-", "_") for option in cls().parser().options()}
-        names |= {"measure"} if is_auto else set()
-        policy_flags = [flag for flag in fields_of(policy) if flag.name not in names]
+        names |= {"measure"} if is_auto else set()  # `--policy auto:measure` sets this field
+        policy_flags = [flag for flag in flags_of(policy) if flag.name not in names]
         names |= {flag.name for flag in policy_flags}
         flags = []
-        for flag in fields_of(algorithm):
+        for flag in flags_of(algorithm):
             if flag.name not in names:
                 option = "--sweep" if mentions(flag.kind, float) else "--optuna N --search"
                 fix = f"give one value; {option} {flag.name}={{}} tries several"
                 flags.append(dataclasses.replace(flag, several=fix))
         return cls(policy_flags, flags, all(flag.name != "total_steps" for flag in flags))
 
-    def beginning_with(self, preset: Mapping[str, Any]) -> "JobFlags":
+    def with_defaults(self, preset: Mapping[str, Any]) -> "JobFlags":
         """These flags, with a preset's values as defaults."""
         flags = [dataclasses.replace(f, default=preset.get(f.name, f.default)) for f in self.algorithm]
         return dataclasses.replace(self, algorithm=flags)
@@ -340,16 +339,16 @@ class JobFlags:
     @property
     def run(self) -> Sequence[Flag]:
         """The flags of the run's settings."""
-        return [flag for flag in fields_of(Settings) if self.has_length or flag.name != "total_steps"]
+        return [flag for flag in flags_of(Settings) if self.has_total_steps or flag.name != "total_steps"]
 
     @property
     def groups(self) -> Mapping[str, Sequence[Flag]]:
         """All flags by their titles in `--help`; the title of the algorithm's flags is ""."""
         names_title, run_title, *other_titles = GROUPS
         return {
-            names_title: [*fields_of(GROUPS[names_title]), *self.policy],
+            names_title: [*flags_of(GROUPS[names_title]), *self.policy],
             run_title: self.run,
-            **{title: fields_of(GROUPS[title]) for title in other_titles},
+            **{title: flags_of(GROUPS[title]) for title in other_titles},
             "": self.algorithm,
         }
 

@@ -16,7 +16,7 @@ from fdg.commands.flags import (
     add_aliases,
     add_earlier_run_flags,
     add_flags,
-    fields_of,
+    flags_of,
     normalise,
 )
 from fdg.errors import FdgError
@@ -42,7 +42,7 @@ FLAGS = (
         "restarts",
         int,
         0,
-        "how often a run may resume from its last checkpoint, on what remains, if a process or node is lost",
+        "how often a run may resume from its last checkpoint without processes or nodes that were lost",
     ),
 )
 _RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")
@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags, words = _parse(argv)
         if flags is None:
             return 0
-        run_words = _TrainWords(words, may_restart=flags["restarts"] > 0)
+        train_words = _TrainWords(words, may_restart=flags["restarts"] > 0)
         launcher: Any = Here(flags["num_processes"])
         if flags["ray"]:
             from fdg.launching.on_ray import OnRay
 
             launcher = OnRay(flags["ray_address"], flags["nodes"], flags["cpus_per_node"])
         try:
-            return run_with_restarts(launcher, run_words.of, flags["restarts"])
+            return run_with_restarts(launcher, train_words.words_for, flags["restarts"])
         finally:
             launcher.close()
 
@@ -113,7 +113,7 @@ class _TrainWords:
     def __init__(self, argv: Sequence[str], may_restart: bool):
         self._words, words = list(argv), Words(argv)
         parser = Parser(add_help=False, allow_abbrev=False)
-        run_flags = [flag for flag in fields_of(Settings) if flag.name in ("out", "devices")]
+        run_flags = [flag for flag in flags_of(Settings) if flag.name in ("out", "devices")]
         add_flags(parser, run_flags)
         add_earlier_run_flags(parser)
         add_aliases(parser, run_flags)
@@ -121,21 +121,21 @@ class _TrainWords:
         self._other_words = words.remaining
         self._devices: int | None = values.get("devices")
         directory = values.get("resume") or values.get("out")
-        self._adds_out = may_restart and directory is None  # else `fdg.train` chooses a directory
+        self._adds_out = may_restart and directory is None  # without restarts, a run names itself
         if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
             names_and_seed = words.take(JobFlags().parser(add_help=False))
-            # The configuration of --config or --from is not read here.
+            # The configuration of --config or --from is not read here, so it cannot be part of the name.
             defaults: dict[str, Any] = {"env": Names.env, "algo": Names.algo, "seed": Settings.seed}
             if {"config", "start_from"} & values.keys():
                 defaults = {"env": None, "algo": "launched", "seed": ""}
             directory = new_run_path(*(names_and_seed.get(name, value) for name, value in defaults.items()))
         self._directory = Path(directory)
 
-    def of(self, first: int, count: int, is_restart: bool) -> list[str]:
+    def words_for(self, first: int, count: int, is_restart: bool) -> list[str]:
         """The words for `fdg.train`.
 
-        `first` is the original number of processes, and `count` the current one; each process keeps its
-        number of devices. A restart begins anew if the run has not written its files yet.
+        `first` is the number of processes at the first start, and `count` the current one. Each process
+        keeps its number of devices. A restart begins anew if the run has not written its files yet.
         """
         try:
             config = read_config(self._directory) if is_restart else None
@@ -148,8 +148,8 @@ class _TrainWords:
         return [*self._other_words, "--resume", str(self._directory), *_devices_flag(devices, first, count)]
 
 
-def _devices_flag(devices: Any, original_count: int, count: int) -> list[str]:
+def _devices_flag(devices: Any, first: int, count: int) -> list[str]:
     """The flag `--devices` for another number of processes; empty if there is no number of devices."""
     if not isinstance(devices, int):
         return []
-    return ["--devices", str(max(1, devices // original_count) * count)]
+    return ["--devices", str(max(1, devices // first) * count)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fdg.aliases import instead
 from fdg.commands import earlier, preset_flags
-from fdg.commands.flags import Flag, JobFlags, Words, fields_of, spellings
+from fdg.commands.flags import Flag, JobFlags, Words, flags_of, spellings
 from fdg.commands.search_flags import check_searched, normalised_search, normalised_sweep
 from fdg.errors import FdgError, one_line
 from fdg.kinds import dataclass_fields, to_json
@@ -56,7 +56,7 @@ class CommandLine:
     def join(self) -> None:
         """Joins a multi-process run if flags ask for it. Call it before `job`, which may start JAX."""
         flags = self.flags
-        names = [flag.name for flag in fields_of(Processes) if flag.kind is not bool]
+        names = [flag.name for flag in flags_of(Processes) if flag.kind is not bool]
         values = {name: flags[name] for name in names if flags.get(name) is not None}
         if values or flags.get("distributed"):
             # Fail before waiting for the other processes.
@@ -67,8 +67,8 @@ class CommandLine:
         """The job of this command line; see `parse`."""
         flags = self.flags
         file, base = earlier.base_of(flags)
-        stored = settings.read_settings(file, base)  # values of settings that the command line lacks
-        cores = self._make_devices(stored, chooses=not base)
+        stored = settings.read_settings(file, base)  # settings of the starting configuration
+        cores = self._make_devices(stored, may_choose=not base)
         # The devices are configured above, since these imports may start JAX's backends and compile.
         from fdg.settings.fields import absolute_folder
         from fdg.settings.presets import HasPresets
@@ -81,18 +81,18 @@ class CommandLine:
         cls, algo = resolved.cls, resolved.algo
         job_flags = JobFlags.of(cls, resolved.policy_class, resolved.policy in AUTO)
         parser = job_flags.parser(resolved.title, prog=program, description=description)
-        self._check_owners(resolved, parser.options())
+        self._refuse_flags_of_others(resolved, parser.options())
         shows_help = self._words.drop("-h", "--help")
         flags |= self._words.take(parser) if shows_help else parser.parse_strictly(self._words.remaining)
         flags |= {f.name: absolute_folder(f, flags[f.name]) for f in dataclass_fields(cls) if f.name in flags}
         overrides = {flag.name: flags[flag.name] for flag in job_flags.algorithm if flag.name in flags}
-        inherited = _hyperparameters(file, base, algo, cls, flags)
+        inherited = _inherited_hyperparameters(file, base, algo, cls, flags)
         preset = preset_flags.starting_preset(
             cls, flags.get("preset"), resolved.bare_env_name, resolved.env, {**inherited, **overrides}
         )
         preset_values = dict(preset.values) if preset else {}
         if shows_help:
-            job_flags = job_flags.beginning_with(preset_values)
+            job_flags = job_flags.with_defaults(preset_values)
             job_flags.parser(resolved.title, prog=program, description=description).print_help()
             raise SystemExit(0)
         if flags.get("show_preset"):
@@ -116,7 +116,7 @@ class CommandLine:
             name: v for name, v in values.items() if name not in requested or v is not requested[name]
         }
         merged = {**stored, **flags}
-        run = {flag.name: merged.get(flag.name, flag.default) for flag in job_flags.run}
+        run_settings = {flag.name: merged.get(flag.name, flag.default) for flag in job_flags.run}
         config = {
             "algo": algo,
             "env": None if resolved.env is None else resolved.env_name,
@@ -126,21 +126,21 @@ class CommandLine:
             "lag": merged.get("lag", Names.lag),
             "hyperparameters": values,
         }
-        settings.check_settings({**run, **config})
-        resolver.check_trackers(run)
+        settings.check_settings({**run_settings, **config})
+        resolver.check_trackers(run_settings)
         policy = build_policy(config, resolver)
-        algorithm = build_algorithm({**run, **config}, resolver)
+        algorithm = build_algorithm({**run_settings, **config}, resolver)
         start = None
         if flags.get("start_from") is not None:
             trust = flags.get("trust", False)
             start = StoredRun.open(flags["start_from"], {**config, **values}, trust=trust)
             algorithm = inherit_fields(algorithm, start)
-        check_searched(algorithm, run, job_flags.algorithm, resolver)
+        check_searched(algorithm, run_settings, job_flags.algorithm, resolver)
         # A configuration may have fields that have no flag.
         names = dict.fromkeys([*(flag.name for flag in job_flags.algorithm), *inherited])
         hyperparameters = {name: to_json(getattr(algorithm, name)) for name in names}
         out = flags.get("out")
-        run |= {
+        run_settings |= {
             "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in flags else stored.get("devices_chosen"),
         }
@@ -148,7 +148,7 @@ class CommandLine:
             algorithm,
             policy,
             {**config, "hyperparameters": hyperparameters},
-            run,
+            run_settings,
             runs,
             cores=cores,
             resumes=resumes,
@@ -158,7 +158,7 @@ class CommandLine:
         )
 
     def _policy_fields(
-        self, file: Path, base: Mapping[str, Any], resolved: "_Resolved", job_flags: JobFlags
+        self, file: Path, base: Mapping[str, Any], resolved: "_ResolvedNames", job_flags: JobFlags
     ) -> dict[str, Any]:
         from fdg.training.description import read_fields
 
@@ -167,12 +167,12 @@ class CommandLine:
                 settings.check_range(name, value)
                 raise FdgError(f"--{name} {value}: {message.format(policy=resolved.policy, value=value)}")
         fields = {flag.name: flag.default for flag in job_flags.policy}
-        if base.get("policy") == resolved.policy:  # fields of another policy are not used
+        if base.get("policy") == resolved.policy:  # the fields of another policy do not apply
             fields |= read_fields(file, "policy_fields", base, resolved.policy_class, resolved.policy)
         return fields | {name: self.flags[name] for name in fields if name in self.flags}
 
-    def _make_devices(self, stored: Mapping[str, Any], chooses: bool) -> int | None:
-        """Configures host devices, one per core if fdg may choose their number (`chooses`).
+    def _make_devices(self, stored: Mapping[str, Any], may_choose: bool) -> int | None:
+        """Configures host devices, one per core if fdg may choose their number (`may_choose`).
 
         Returns the number to choose from; None if the number is fixed.
         """
@@ -186,9 +186,9 @@ class CommandLine:
             make_host_devices(devices // distributed.count())
         elif stored.get("devices_chosen") is not None:
             make_host_devices(stored["devices_chosen"])
-        return make_device_per_core() if chooses and devices is None and distributed.count() == 1 else None
+        return make_device_per_core() if may_choose and devices is None and distributed.count() == 1 else None
 
-    def _resolve(self, file: Path, base: Mapping[str, Any], stored: Mapping[str, Any]) -> "_Resolved":
+    def _resolve(self, file: Path, base: Mapping[str, Any], stored: Mapping[str, Any]) -> "_ResolvedNames":
         """Resolves the names on the command line, or else in the starting configuration."""
         import envs
         from fdg.training.name_resolver import NameResolver
@@ -226,26 +226,26 @@ class CommandLine:
         if base and has_env and merged.get("env") is None:
             raise FdgError(f"{file} does not name an environment, and {algo} needs one: give --env")
         env = (
-            _environment(bare_env_name, overrides, _num_workers(bare_env_name, flags, stored))
+            _make_environment(bare_env_name, overrides, _num_workers(bare_env_name, flags, stored))
             if has_env
             else None
         )
         preset_flags.check_allowed(flags, "resume" in flags, base.get("algo") == algo)
-        return _Resolved(resolver, algo, cls, policy, policy_class, env_name, bare_env_name, env)
+        return _ResolvedNames(resolver, algo, cls, policy, policy_class, env_name, bare_env_name, env)
 
-    def _check_owners(self, resolved: "_Resolved", options: Container[str]) -> None:
+    def _refuse_flags_of_others(self, resolved: "_ResolvedNames", options: Container[str]) -> None:
         """Raises an error for a flag that only other algorithms or policies have."""
         import algos
         import policies
 
         for option in (option for option in self._words.options if option not in options):
             if owners := [name for name in (*policies.names(), "auto") if option in _policy_options(name)]:
-                policy_flags = ", ".join(flag.option for flag in fields_of(resolved.policy_class)) or "none"
+                policy_flags = ", ".join(flag.option for flag in flags_of(resolved.policy_class)) or "none"
                 raise FdgError(
                     f"unknown flag '{option}' under --policy {resolved.policy}, which has {policy_flags}:"
                     f" it is a flag of --policy {', '.join(owners)}"
                 )
-            flags = {name: fields_of(algos.get(name)) for name in algos.names()}
+            flags = {name: flags_of(algos.get(name)) for name in algos.names()}
             if owners := [name for name in flags if any(option in spellings(flag) for flag in flags[name])]:
                 note = " (PPO with a --memory)" if resolved.algo == "recurrent_ppo" else ""
                 fix = f"{fix}; " if (fix := instead(option)) else ""
@@ -256,8 +256,8 @@ class CommandLine:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Resolved:
-    """The classes and the environment that a job names."""
+class _ResolvedNames:
+    """The names of a job, with their classes and environment."""
 
     resolver: Any  # the `NameResolver` of these names
     algo: str  # the algorithm's name
@@ -278,13 +278,13 @@ def _policy_options(policy: str) -> set[str]:
     """The flags of a policy, as on the command line."""
     import policies
 
-    return {flag.option for flag in fields_of(policies.Auto if policy == "auto" else policies.get(policy))}
+    return {flag.option for flag in flags_of(policies.Auto if policy == "auto" else policies.get(policy))}
 
 
-def _hyperparameters(
+def _inherited_hyperparameters(
     file: Path, base: Mapping[str, Any], algo: str, cls: type, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Hyperparameters of the starting configuration; only the network's if it has another algorithm."""
+    """Hyperparameters of the starting configuration; if the algorithm changes, only those of the network."""
     from fdg.settings.fields import NETWORK_FIELDS
     from fdg.training.description import read_fields
 
@@ -311,7 +311,7 @@ def _num_workers(name: str, flags: Mapping[str, Any], stored: Mapping[str, Any])
     return None
 
 
-def _environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
+def _make_environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
     """Makes an environment; checks it, without a step, if it has parameters or is not registered."""
     import envs
     from envs.text import is_text

@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fdg.commands.flags import fields_of
+from fdg.commands.flags import flags_of
 from fdg.errors import FdgError
 from fdg.kinds import shown
 
-_FAR_FEWER_STEPS = 3  # a preset may be too slow for a run with this many times fewer steps than the preset
+_FAR_FEWER_STEPS = 3  # warn if a preset was chosen for this many times the steps of the run
 
 
 def starting_preset(
@@ -31,11 +31,11 @@ def starting_preset(
 
     if preset_name == "none" or env is None:
         return None
-    base = _presets_of(cls)
-    if base is not None:
+    owner = _presets_of(cls)
+    if owner is not None:
         assert issubclass(cls, HasPresets)
         name = preset_name or cls.preset_name(hyperparameters)
-        preset = presets.find(base, env_name, env) if name is None else presets.named(base, name)
+        preset = presets.find(owner, env_name, env) if name is None else presets.named(owner, name)
         return None if preset is None else preset.without(cls.gives_way(hyperparameters))
     if preset_name is not None:
         raise FdgError(
@@ -49,8 +49,8 @@ def preset_names(cls: type) -> tuple[str, ...]:
     """The names of all presets of a class of algorithm."""
     from algos import presets
 
-    base = _presets_of(cls)
-    return () if base is None else presets.names(base)
+    owner = _presets_of(cls)
+    return () if owner is None else presets.names(owner)
 
 
 def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
@@ -74,8 +74,8 @@ def preset_line(
 ) -> str:
     """One line about a run's preset.
 
-    `follows` are settings that were adjusted to the flags. `steps` is the run's `total_steps`; the line warns
-    if the preset was chosen for far more steps, since it may learn too slowly.
+    `follows` are settings that were adjusted to the flags. `steps` is the run's `total_steps`: a preset for
+    far more steps may learn too slowly, so the line then has a warning.
 
     >>> preset_line("minatar", {"num_envs": 64, "num_steps": 128}, "ppo", "Snake-v1")
     'preset: minatar, 2 settings of ppo for Snake-v1 (--show-preset lists them; --preset none omits them)'
@@ -103,13 +103,13 @@ def preset_table(preset_name: str | None, preset: Any, cls: type, algo: str, env
     """
     from algos import presets
 
-    defaults = {flag.name: flag.default for flag in fields_of(cls)}
+    defaults = {flag.name: flag.default for flag in flags_of(cls)}
     if preset_name == "none":
         preset = presets.Preset("none", f"the class {cls.__name__}", defaults)
     if preset is None:
         title = f"no preset of {algo} for {env_name}: the algorithm's defaults"
-        names = (name for name in preset_names(cls) if name.islower() and not set(name) & set(":*"))
-        families = ", ".join(names)
+        family_names = (name for name in preset_names(cls) if name.islower() and not set(name) & set(":*"))
+        families = ", ".join(family_names)
         hint = f"--preset FAMILY uses the preset of another family: {families}"
         hint_lines = textwrap.wrap(hint, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join([title, *(hint_lines if families else [])])

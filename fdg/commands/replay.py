@@ -1,7 +1,7 @@
 """Predicts the behaviour of a stream: runs its clock (`fdg.stream`) with response lengths in place of tokens.
 
-The clock counts ticks, not seconds, so the result does not depend on devices: the share of busy slots, the
-age of tokens, and the size of the stream that limits them.
+The results are the share of busy slots, the age of tokens, and the setting of the stream that limits both.
+The clock counts ticks, not seconds, so the results do not depend on devices.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ ABOUT = (
     f"With {FLAG.option}: the share of a stream's slots that is busy, and the age of its tokens."
     f" {FLAG.option}: {FLAG.help}."
 )
-_LAST_ITERATIONS = 20  # lengths are those of this many last iterations of a run
-_NUM_AGES = 32  # ages in updates that are counted separately
+_LAST_ITERATIONS = 20  # response lengths come from this many last iterations of a run
+_NUM_AGES = 32  # the simulation counts the tokens of this many ages, 0, 1, ... updates
 _LONGEST_STEPS = 256  # the longest response is simulated in about this many steps
-_NUM_LENGTHS = 4099  # size of the sample of lengths; responses take them in turn
+_NUM_LENGTHS = 4099  # size of the sample of lengths, which responses take in turn
 _FULL_SHARE = 0.9  # fraction of busy slots above which more slots help
 _NORMAL_QUANTILE = 3.09  # 99.9th percentile of the standard normal distribution
 _DISTRIBUTIONS = "lognormal:MEAN,LONGEST, uniform:SHORTEST,LONGEST or constant:LENGTH"
@@ -55,14 +55,14 @@ class Lengths:
     source: str  # a description of the lengths
 
     @property
-    def step(self) -> int:
-        """Number of ticks that one simulated step stands for, which saves time and preserves shares."""
+    def ticks_per_step(self) -> int:
+        """Number of ticks in one simulated step. Long steps save time and hardly change the results."""
         return -(-int(np.max(self.tokens)) // _LONGEST_STEPS)
 
     @property
-    def ticks(self) -> np.ndarray:
-        """Number of steps of each response in a slot; the first token is sampled at the start."""
-        return np.maximum(-(-(self.tokens - 1) // self.step), 1)
+    def num_steps(self) -> np.ndarray:
+        """Number of simulated steps of each response in a slot; its first token is sampled at the start."""
+        return np.maximum(-(-(self.tokens - 1) // self.ticks_per_step), 1)
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -72,7 +72,7 @@ def parse_lengths(text: str) -> Lengths:
     `uniform:SHORTEST,LONGEST` or `constant:LENGTH`.
 
     >>> constant = parse_lengths("constant:7")
-    >>> set(constant.tokens.tolist()), set(constant.ticks.tolist()), constant.source
+    >>> set(constant.tokens.tolist()), set(constant.num_steps.tolist()), constant.source
     ({7}, {6}, '7 tokens, 7 at most')
     """
     match = re.fullmatch(r"(lognormal|uniform|constant):(\d{1,9})(?:,(\d{1,9}))?", text.strip())
@@ -90,7 +90,7 @@ def parse_lengths(text: str) -> Lengths:
         raise error
     quantiles = (np.random.default_rng(0).permutation(_NUM_LENGTHS) + 0.5) / _NUM_LENGTHS
     if match[1] == "lognormal" and low < high:
-        tokens = np.minimum(np.ceil(_lognormal(low, high, quantiles)), high)
+        tokens = np.minimum(np.ceil(_lognormal_quantiles(low, high, quantiles)), high)
     else:
         tokens = np.floor(low + quantiles * (high - low + 1))
     tokens = np.maximum(tokens, 1).astype(np.int32)
@@ -108,7 +108,7 @@ def lengths_of_run(rows: Sequence[Mapping[str, Any]], name: str) -> Lengths:
     return parse_lengths(f"lognormal:{max(round(mean), 1)},{max(round(longest), 1)}")
 
 
-def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
+def _lognormal_quantiles(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray:
     """Quantiles of the lognormal distribution with this mean and the 99.9th percentile `longest`."""
     from statistics import NormalDist
 
@@ -126,8 +126,8 @@ def _lognormal(mean: float, longest: float, quantiles: np.ndarray) -> np.ndarray
 class _AgeCounter:
     """A `fdg.stream.Source` without tokens: counts the tokens of each age that it would have sampled."""
 
-    def __init__(self, ticks: np.ndarray):
-        self._ticks = jnp.asarray(ticks, jnp.int32)
+    def __init__(self, num_steps: np.ndarray):
+        self._steps = jnp.asarray(num_steps, jnp.int32)
 
     def idle(self, slots: int) -> Any:
         # Per slot: steps until the response ends, parameter version at its start, tokens sampled by age.
@@ -140,7 +140,7 @@ class _AgeCounter:
     def begin(self, parameters: Any, key: Any, index: Any, now: Any) -> tuple[Any, Any]:
         empty = self.idle(index.shape[0])
         first_version = jnp.broadcast_to(now.version, index.shape).astype(jnp.int32)
-        return {**empty, "left": self._ticks[index % len(self._ticks)], "first": first_version}, empty["left"]
+        return {**empty, "left": self._steps[index % len(self._steps)], "first": first_version}, empty["left"]
 
     def tick(self, parameters: Any, state: Any, cache: Any, now: Any) -> tuple[Any, Any]:
         is_busy = state["left"] > 0
@@ -164,7 +164,7 @@ class Replay:
 
     ticks: float  # per iteration
     busy: float  # mean share of busy slots
-    lag: float  # mean age of tokens in updates
+    mean_age: float  # mean age of tokens in updates
     oldest: int  # the largest age in updates
     masked: float  # share of tokens to which `late="mask"` gives weight 0
     rate: float  # trained tokens per tick
@@ -182,18 +182,18 @@ def replay(
     `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. The
     measured `iterations` follow a warm-up, which fills the slots.
     """
-    stream = Stream(_AgeCounter(lengths.ticks), **sizes)
+    stream = Stream(_AgeCounter(lengths.num_steps), **sizes)
     warm_up = 2 * (stream.ahead + 1)
-    parts = stream.micro_batches
-    run = _clock(tuple(sizes.items()), warm_up + iterations)
+    micro_batches = stream.micro_batches
+    run = _compile_simulation(tuple(sizes.items()), warm_up + iterations)
     max_age = _NUM_AGES if stream.late == "wait" else stream.ahead if max_age is None else max_age
-    counts = run(lengths.ticks.astype(np.int32), lag, max_age)
+    counts = run(lengths.num_steps.astype(np.int32), lag, max_age)
     by_age, num_drawn, ticks, busy = jax.tree.map(np.asarray, counts)
-    start = warm_up * parts
+    start = warm_up * micro_batches
     trained_by_age = by_age[start:].sum(axis=0).astype(float)
     num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
     return Replay(
-        num_ticks * lengths.step / iterations,
+        num_ticks * lengths.ticks_per_step / iterations,
         busy_slots / (stream.slots * max(num_ticks, 1)),
         float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),
         int(np.max(np.flatnonzero(trained_by_age))),
@@ -203,21 +203,21 @@ def replay(
 
 
 @functools.lru_cache(64)
-def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
-    """Compiles the simulation: a function of the responses' ticks, the lag and the maximum age.
+def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
+    """Compiles the simulation: a function of the responses' numbers of steps, the lag and the maximum age.
 
-    Tokens above the maximum age, relative to the parameters that generate the micro-batch, have no weight.
-    The function returns for each micro-batch the number of tokens with a weight by age (relative to the
-    newest parameters), the number of all tokens, and the ticks and busy slots so far.
+    A token has weight 0 if its age, relative to the parameters that generate its micro-batch, is above the
+    maximum. The function returns for each micro-batch the numbers of tokens with a weight by age (relative to
+    the newest parameters), the number of all tokens, and the ticks and busy slots so far.
     """
 
-    def run(ticks: Any, lag: Any, max_age: Any) -> Any:
-        stream = Stream(_AgeCounter(ticks), **dict(sizes))
-        parts = stream.micro_batches
+    def run(num_steps: Any, lag: Any, max_age: Any) -> Any:
+        stream = Stream(_AgeCounter(num_steps), **dict(sizes))
+        micro_batches = stream.micro_batches
 
         def take_micro_batch(state: Any, n: Any) -> tuple[Any, Any]:
-            iteration = n // parts
-            version = jnp.maximum((n - lag) // parts, 0)
+            iteration = n // micro_batches
+            version = jnp.maximum((n - lag) // micro_batches, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
             versions, drawn = rows["first"][:, None] + jnp.arange(_NUM_AGES)[None], rows["drawn"]
             ages = jnp.clip(iteration - versions, 0, _NUM_AGES - 1)
@@ -225,7 +225,7 @@ def _clock(sizes: tuple[tuple[str, Any], ...], iterations: int) -> Any:
             by_age = zeros((_NUM_AGES,), jnp.int32).at[ages].add(weighted)
             return state, (by_age, jnp.sum(drawn), state.clock.tick, state.clock.busy)
 
-        indices = jnp.arange(iterations * parts)
+        indices = jnp.arange(iterations * micro_batches)
         return jax.lax.scan(take_micro_batch, stream.init(jax.random.key(0)), indices)[1]
 
     return jax.jit(run)
@@ -241,14 +241,14 @@ def eta(ahead: int, lag: int, micro_batches: int) -> int:
 
 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and its alternatives, with the size that limits the stream."""
-    ahead, slots, parts = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
+    """A table of a stream and its alternatives, with the setting that limits the stream."""
+    ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
     def eta_bound(ahead: int, lag: int = lag) -> int:
-        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, parts)
+        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, micro_batches)
 
     oldest, masks, batch = eta_bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
-    max_slots = (sizes["batch"] // parts) * sizes["group"] + (ahead + 1) * batch
+    max_slots = (sizes["batch"] // micro_batches) * sizes["group"] + (ahead + 1) * batch
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
         num_slots = min(slots, max_slots - (ahead + 1) * batch)
@@ -266,7 +266,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         (
             name,
             f"{100 * result.busy:.0f}%",
-            f"{result.lag:.1f}",
+            f"{result.mean_age:.1f}",
             str(result.oldest),
             f"{100 * result.masked:.1f}%",
             f"{result.ticks:,.0f}",
@@ -298,8 +298,9 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     return "\n".join(
         [
             f"stream of {slots} slots: responses of {lengths.source}",
-            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil("
-            f"lag {lag} / {parts} micro-batches): no token {'with a weight ' * masks}is older, in updates",
+            f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag"
+            f" {lag} / {micro_batches} micro-batches):"
+            f" no token {'with a weight ' * masks}is older, in updates",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
@@ -333,13 +334,13 @@ def report_of(algorithm: Any, policy: Any, text: str) -> str:
         lengths_of_run([*read_metrics(folder / "metrics.jsonl")], text) if is_run else parse_lengths(text)
     )
     sizes = streaming.sizes(algorithm, algorithm._candidates)
-    parts = sizes["micro_batches"]
-    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
+    micro_batches = sizes["micro_batches"]
+    lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * micro_batches
     report = stream_report(lengths, sizes, lag, algorithm.max_age)
-    if 0 < lag < parts and not getattr(algorithm, "_learns_by_parts", False):
+    if 0 < lag < micro_batches and not getattr(algorithm, "_learns_by_parts", False):
         report += (
-            f"\nlag {lag} is short: learning begins after the last of {parts} micro-batches, since its loss"
-            f" needs the whole batch; generation overlaps with all of learning from lag {parts} on"
+            f"\nlag {lag} is short: learning begins after the last of {micro_batches} micro-batches, since"
+            f" its loss needs the whole batch; generation overlaps with learning from lag {micro_batches} on"
         )
     return report
 

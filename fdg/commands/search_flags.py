@@ -11,7 +11,7 @@ from fdg.training.space import grid_text, parse_grid, parse_space, space_text
 
 
 def normalised_sweep(text: str, flags: Mapping[str, Any]) -> str:
-    """Rewrites the value of `--sweep` as `config.json` stores it: full names, ranges expanded to values."""
+    """Rewrites the value of `--sweep` for `config.json`: with full names, and ranges expanded to values."""
     grid = parse_grid(_with_full_names(text))
     for name, _ in grid:
         if name in flags:
@@ -21,7 +21,7 @@ def normalised_sweep(text: str, flags: Mapping[str, Any]) -> str:
 
 
 def normalised_search(text: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> str:
-    """Rewrites the value of `--search` as `config.json` stores it: full names."""
+    """Rewrites the value of `--search` for `config.json`: with full names."""
     space = space_of(text, flags)
     for dimension in space:
         if dimension.name in values:
@@ -64,7 +64,7 @@ def member_of(run: Any, text: str) -> Any:
     if text == "best":
         return run.best
     if "=" not in text:
-        raise FdgError(f"--member {text}: give best, or values of a point, such as learning_rate=1e-3,seed=2")
+        raise FdgError(f"--member {text}: give best, or settings, such as learning_rate=1e-3,seed=2")
 
     values_by_name = {}
     for name, values in parse_grid(text.replace(",", " ")):

@@ -1,6 +1,6 @@
 """`fdg study`: trains algorithms x environments x settings x seeds from one file, and compares them.
 
-algorithms = ["ppo", "a2c"]      # or "all": those that can act in the environment without a data set
+algorithms = ["ppo", "a2c"]      # or "all": all that can act in the environment without a data set
 environments = ["CartPole-v1", "Acrobot-v1"]
 total_steps = 100_000            # or {short = 100_000, long = 1_000_000}: one comparison per budget
 seeds = 10
@@ -37,7 +37,7 @@ from fdg.training.writable import check_results
 _SETTINGS = tuple(
     "algorithms environments total_steps seeds first_seed random_episodes settings variants".split()
 )
-_SET_BY_STUDY = {  # flags that a study sets, and where its user sets them
+_SET_BY_STUDY = {  # flags that a study sets itself, and what to write instead
     "algo": "algorithms",
     "env": "environments",
     "total_steps": "total_steps",
@@ -100,7 +100,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
     environments = _name_list(content, "environments", "CartPole-v1")
     is_all = content.get("algorithms") == "all"
     algorithms = None if is_all else _name_list(content, "algorithms", "ppo")
-    budgets = _budgets(content)
+    budgets = _read_budgets(content)
     seeds = _whole_number("seeds", content.get("seeds", 1), 1)
     first_seed = _whole_number("first_seed", content.get("first_seed", 0), 0)
     shared = _flag_words("settings", content.get("settings", {}))
@@ -112,7 +112,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
         StudyCell(algo, env, algo + (f" {name}" if name and len(words) > 1 else ""), budget, steps, flags)
         for budget, steps in budgets.items()
         for env in environments
-        for algo in (_able_algorithms(env) if algorithms is None else algorithms)
+        for algo in (_usable_algorithms(env) if algorithms is None else algorithms)
         for name, flags in words.items()
     ]
     if len(cells) > _MAX_CELLS:
@@ -130,11 +130,11 @@ def study_of(content: Mapping[str, Any]) -> Study:
     return Study(cells, range(first_seed, first_seed + seeds), episodes)
 
 
-def _able_algorithms(env: str) -> list[str]:
+def _usable_algorithms(env: str) -> list[str]:
     """The algorithms that can act in an environment, and whose budget is in environment steps.
 
-    Algorithms that learn from a data set take gradient steps: the file must name them, with `dataset` in
-    `[settings]`.
+    Algorithms that learn from a data set take gradient steps: the study file must name them, with
+    `dataset` in `[settings]`.
     """
     import algos
     import envs
@@ -156,7 +156,7 @@ def _name_list(content: Mapping[str, Any], name: str, example: str) -> list[str]
     return names
 
 
-def _budgets(content: Mapping[str, Any]) -> dict[str, int]:
+def _read_budgets(content: Mapping[str, Any]) -> dict[str, int]:
     budgets = content.get("total_steps")
     if budgets is None:
         raise FdgError("total_steps is missing: give the steps per seed, such as total_steps = 100_000")
@@ -217,12 +217,12 @@ def carry_out_study(study: Study, out: Path) -> int:
     Each cell is a run directory in `out/cells`, and `study.json` records the settings of each cell. A cell
     whose run fails (for example because losses are not finite) is marked as failed, and the others continue.
     """
-    _check(study, out)
+    _check_cells(study, out)
     cells = files.make_folder(out / "cells")
     ctrl_c.set_resume_hint("the same command resumes it")
-    for number, cell in enumerate(study.cells, 1):
+    for index, cell in enumerate(study.cells, 1):
         print(
-            f"cell {number} of {len(study.cells)}: {cell.side} on {cell.env}, {cell.total_steps:,} steps",
+            f"cell {index} of {len(study.cells)}: {cell.side} on {cell.env}, {cell.total_steps:,} steps",
             flush=True,
         )
         signal = _train(cell, study.seeds, cells)
@@ -231,11 +231,11 @@ def carry_out_study(study: Study, out: Path) -> int:
             return 128 + signal
     random_returns = _random_returns(study, out)
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
-        _compare(study, budget, out, random_returns)
+        _write_comparison(study, budget, out, random_returns)
     return 0
 
 
-def _check(study: Study, out: Path) -> None:
+def _check_cells(study: Study, out: Path) -> None:
     """Checks all cells before any training; writes `study.json`."""
     check_results(out, ["study.json"], " for the study")
     recorded = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
@@ -251,7 +251,7 @@ def _check(study: Study, out: Path) -> None:
                 " give another folder"
             )
         if not _is_done(out / "cells" / cell.name, study.seeds):
-            _job(cell, study.seeds, out / "cells" / cell.name)
+            _make_job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
     content = {cell.name: cell.command(study.seeds) for cell in study.cells}
     files.write(
@@ -267,7 +267,7 @@ def _changed_settings(recorded: Any, current: Sequence[str]) -> str:
     return ", ".join(pair for pair in pairs if pair not in current_pairs)[:200] or "fewer flags"
 
 
-def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
+def _make_job(cell: StudyCell, seeds: range, path: Path) -> Any:
     """The job of a cell: a new run, or the one in its directory."""
     from fdg.commands.parse import parse
 
@@ -280,8 +280,8 @@ def _job(cell: StudyCell, seeds: range, path: Path) -> Any:
         raise type(error)(f"{cell.side} on {cell.env}: {error}") from None
 
 
-def _runs(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, range]]:
-    """The run directories of a cell with their seeds: one, or with a host environment one per seed."""
+def _run_paths(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, range]]:
+    """A cell's run directories and their seeds: one for all seeds; with a host environment, one per seed."""
     from envs.host import HostEnvironment
     from envs.wrappers import unwrapped
 
@@ -293,7 +293,7 @@ def _runs(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, range]]
 
 def _is_done(path: Path, seeds: range) -> bool:
     return all(
-        read_summary(run) is not None or (run / "failed.json").exists() for run, _ in _runs(path, seeds)
+        read_summary(run) is not None or (run / "failed.json").exists() for run, _ in _run_paths(path, seeds)
     )
 
 
@@ -301,22 +301,22 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
     """Trains the remaining runs of a cell; returns the signal that interrupted it, or None."""
     path = cells / cell.name
     if _is_done(path, seeds):
-        failed = [run for run, _ in _runs(path, seeds) if (run / "failed.json").exists()]
+        failed = [run for run, _ in _run_paths(path, seeds) if (run / "failed.json").exists()]
         print(f"  failed before: remove {failed[0]} to try again" if failed else "  already done", flush=True)
         return None
     import jax
 
     from fdg.training.loop import carry_out
 
-    env = getattr(_job(cell, seeds, path).algorithm, "env", None)
-    for run, run_seeds in _runs(path, seeds, env):
+    env = getattr(_make_job(cell, seeds, path).algorithm, "env", None)
+    for run, run_seeds in _run_paths(path, seeds, env):
         if _is_done(run, run_seeds):
             continue
         start_time = time.perf_counter()
         try:
-            outcome = carry_out(_job(cell, run_seeds, run), quiet=True)
+            outcome = carry_out(_make_job(cell, run_seeds, run), quiet=True)
         except RunError as error:
-            if isinstance(error, UnwritableError) or not run.is_dir():  # every other cell would fail too
+            if isinstance(error, UnwritableError) or not run.is_dir():  # would stop every other cell too
                 raise
             files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
@@ -348,13 +348,13 @@ def _random_returns(study: Study, out: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in returns_by_env.items()}
 
 
-def _compare(study: Study, budget: str, out: Path, random_returns: dict[str, np.ndarray]) -> None:
+def _write_comparison(study: Study, budget: str, out: Path, random_returns: dict[str, np.ndarray]) -> None:
     """Writes and prints the comparison of one budget's cells."""
     from fdg.training.comparison import compare
 
     runs, labels, notes = [], [], []
     for cell in (cell for cell in study.cells if cell.budget == budget):
-        for run, _ in _runs(out / "cells" / cell.name, study.seeds):
+        for run, _ in _run_paths(out / "cells" / cell.name, study.seeds):
             has_metrics = (run / "metrics.jsonl").exists()
             if has_metrics:
                 runs.append(run)

@@ -34,7 +34,7 @@ _LABEL = Flag(
 )
 
 COMMANDS: dict[str, Command] = {}
-SUMMARIES: dict[str, str] = {}  # for `fdg --help`, of commands that are not modules of `fdg`
+SUMMARIES: dict[str, str] = {}  # lines of `fdg --help`, for commands that are not modules of `fdg`
 
 
 def _command(
@@ -75,7 +75,7 @@ def _evaluate(flags: dict[str, Any]) -> None:
     if greedy_choices is None:
         raise FdgError(f"--actions {flags['actions']}: it must be greedy, sampled or both")
     out = Path(flags["out"] or Path(flags["run"]) / "evaluation.jsonl")
-    loaded = _load(flags)
+    run = _load(flags)
     try:
         check_writable(out)
     except FdgError as error:
@@ -89,15 +89,15 @@ def _evaluate(flags: dict[str, Any]) -> None:
         env = envs.make(name, **overrides)
     from fdg.training.run_directory import json_line
 
-    print(f"{loaded!r}", flush=True)
+    print(f"{run!r}", flush=True)
     rows: list[dict[str, Any]] = []
     for greedy in greedy_choices:
-        evaluation = loaded.evaluate(flags["episodes"], greedy=greedy, seed=flags["seed"], env=env)
+        evaluation = run.evaluate(flags["episodes"], greedy=greedy, seed=flags["seed"], env=env)
         print(evaluation, flush=True)
         rows += evaluation.rows()
     if rows:
         with writing(out):
-            out.write_bytes(b"".join(json_line({"iteration": loaded.iteration, **row}) for row in rows))
+            out.write_bytes(b"".join(json_line({"iteration": run.iteration, **row}) for row in rows))
         print(f"each episode: {out}")
 
 

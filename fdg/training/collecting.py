@@ -28,7 +28,7 @@ from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
 from fdg.training.writable import explain_os_errors
 
-_CHUNK = 1_000  # steps of each environment per compiled call
+_CHUNK_STEPS = 1_000  # steps of each environment per compiled call
 
 
 def collect(
@@ -73,12 +73,12 @@ def collect(
     if labels is not None:
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
-        # With privileged parts, because the teacher may see parts that are privileged for the student.
-        of_teacher, of_student = (
+        # Compared with privileged parts, because the teacher may see parts that the student does not see.
+        teacher_spaces, student_spaces = (
             [minari.description(space) for space in (x.observation_space, x.action_space)]
             for x in (teacher_env, env)
         )
-        if of_teacher != of_student:
+        if teacher_spaces != student_spaces:
             raise FdgError(
                 f"labels: {teacher_env.name} has different spaces from {env.name}: give a run in {env.name}"
             )
@@ -92,7 +92,7 @@ def collect(
 
 
 def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
-    """Writes the steps in a run's replay buffer as a data set: what its agent did while it learned.
+    """Writes the steps in a run's replay buffer as a data set: what the agent did during training.
 
     The oldest and the last episode of each environment are parts of episodes. Arguments, result and errors
     are as for `collect`.
@@ -104,7 +104,7 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
     stored = getattr(rings, "experience", None)
     steps = stored.steps if isinstance(stored, Sequences) else stored
     if rings is None or not isinstance(steps, Step):
-        raise FdgError(f"replay: {name} has no replay of steps: leave it out, and the agent acts")
+        raise FdgError(f"replay: {name} has no replay of steps: leave out replay, so that the agent acts")
     index, is_full, steps = jax.device_get((rings.current_index, rings.is_full, steps))
     length = steps.reward.shape[2]
     with _open_writer(Path(out), env, f"replay of {name}") as writer:
@@ -114,7 +114,7 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
             rows = jax.tree.map(lambda x, i=i, order=order: x[i, 0, order], steps)
             if isinstance(stored, Sequences):
                 rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-            # Replay has bounded actions in [-1, 1].
+            # The replay buffer has bounded actions scaled to [-1, 1].
             rows = rows._replace(action=np.asarray(stretched(jnp.asarray(rows.action), env.action_space)))
             _write_steps(writer, rows)
         num_written = writer.num_episodes - num_earlier
@@ -131,7 +131,7 @@ def _run_episodes(
     greedy: bool,
     seed: int,
 ) -> list[float]:
-    """Runs `count` environments for `length` steps, and writes them; gives the returns of ended episodes."""
+    """Writes `length` steps of `count` environments; gives the returns of the episodes that ended."""
     reset_key, run_key = jax.random.split(jax.random.key(seed))
     env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, count))
     memories = actor.memory(count), () if teacher is None else teacher.memory(count)
@@ -154,8 +154,8 @@ def _run_episodes(
     )
     parts: list[list[Step]] = [[] for _ in range(count)]  # per environment, the chunks of its current episode
     returns: list[float] = []
-    for offset in range(0, length, _CHUNK):
-        size = min(_CHUNK, length - offset)
+    for offset in range(0, length, _CHUNK_STEPS):
+        size = min(_CHUNK_STEPS, length - offset)
         carry, outputs = run_chunk(carry, offset, size)
         steps, episode_returns = jax.device_get(outputs)
         is_last = steps.terminated | steps.truncated
@@ -191,12 +191,12 @@ def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:
 
 @contextlib.contextmanager
 def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
-    """Yields a writer into a copy of the arrays; at the end replaces the arrays, then the metadata."""
+    """Yields a writer to a copy of the file of arrays; then replaces that file, and last the metadata."""
     data = DataSet(str(out))
     observations = minari_spaces.stored_observation(env.observation_space)
     actions = minari_spaces.stored_action(env)
-    for what, stored in (("observations", observations), ("actions", actions)):
-        minari.check_names(stored, what, env.name)
+    for kind, stored in (("observations", observations), ("actions", actions)):
+        minari.check_names(stored, kind, env.name)
     exists = os.path.lexists(data.folder / minari.METADATA)
     if exists:
         data.check_spaces(env.observation_space, env.action_space, env.name)

@@ -1,8 +1,8 @@
 """`fdg.compare`: compares algorithms over environments, after Agarwal et al. 2021 (arXiv 2108.13264).
 
-It has final returns and areas under the curve, their interquartile means (IQM) with 95% stratified bootstrap
-intervals, probabilities of improvement, and notes about settings that are unequal between sides. A side is an
-algorithm with its settings.
+A comparison has final returns and areas under the curve, their interquartile means (IQM) with 95% stratified
+bootstrap intervals, probabilities of improvement, and notes about settings that differ between the sides. A
+side is an algorithm with its settings.
 """
 
 import collections
@@ -39,14 +39,14 @@ _COMPARED_ENTRIES = ("algo", "policy", "staleness", "lag", "preset_name")
 _PACKAGES = ("fdg", "jax")  # packages whose versions are compared
 
 
-def unequal(all_curves: Sequence[Curves]) -> list[str]:
+def _list_unequal(all_curves: Sequence[Curves]) -> list[str]:
     """Sentences about unequal budgets, seeds, presets, settings, measures or versions of the sides.
 
     Each side has one `Curves` in an environment.
     """
     sentences: dict[str, list[str]] = {}
     for env in dict.fromkeys(curve.env for curve in all_curves):
-        sides = {curve.label: _properties(curve) for curve in all_curves if curve.env == env}
+        sides = {curve.label: _compared_properties(curve) for curve in all_curves if curve.env == env}
         all_settings = [properties["settings"].items() for properties in sides.values()]
         for properties in sides.values():  # drops settings that all sides share
             properties["by hand"] = _list_settings(
@@ -54,15 +54,15 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
                 for item in properties["by hand"].items()
                 if not all(item in settings for settings in all_settings)
             )
-        for name, beginning in _SENTENCES.items():
+        for name, beginning in _BEGINNINGS.items():
             values = {side: properties[name] for side, properties in sides.items()}
-            concerned = {side: value for side, value in values.items() if value}
-            if len(set(map(str, values.values()))) == 1 and not (name in _ALWAYS and concerned):
+            nonempty = {side: value for side, value in values.items() if value}
+            if len(set(map(str, values.values()))) == 1 and not (name in _ALWAYS and nonempty):
                 continue
             if name == "sweep":
-                text = _list_some([*concerned])
+                text = _list_some([*nonempty])
             elif name in ("by hand", "within", "mixed", "repeated", "unfinished"):
-                text = "; ".join(f"{side} {value}" for side, value in concerned.items())
+                text = "; ".join(f"{side} {value}" for side, value in nonempty.items())
             else:
                 groups: dict[str, list[str]] = {}
                 for side, value in values.items():
@@ -72,7 +72,7 @@ def unequal(all_curves: Sequence[Curves]) -> list[str]:
     return [f"{text} ({_list_some(envs)})" for text, envs in sentences.items()]
 
 
-_SENTENCES = {
+_BEGINNINGS = {  # of the sentences about unequal properties
     "steps": "budgets differ, in steps of each seed",
     "seeds": "numbers of seeds differ",
     "preset": "tuned settings on one side",
@@ -90,13 +90,13 @@ _SENTENCES = {
 _ALWAYS = ("within", "mixed", "repeated", "sweep", "unfinished")  # reported even if all sides are equal
 
 
-def _properties(side: Curves) -> dict[str, Any]:
-    """Properties of one side that should be equal between sides, by the keys of `_SENTENCES`."""
+def _compared_properties(side: Curves) -> dict[str, Any]:
+    """Properties of one side that should be equal between sides, with the keys of `_BEGINNINGS`."""
     runs = list(dict.fromkeys(side.runs))
     configs = [read_config(path, prefix="") for path in runs]
     summaries = [read_summary(path) for path in runs]
     steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
-    config, measures = configs[0], _measures(side, dict(zip(runs, summaries, strict=True)))
+    config, measures = configs[0], _measure_counts(side, dict(zip(runs, summaries, strict=True)))
     versions = [(c.get("versions") or {}).items() for c in configs]
     unfinished = [
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
@@ -131,11 +131,11 @@ def _differing_settings(configs: Sequence[Mapping[str, Any]]) -> str:
         name: list(dict.fromkeys(str(settings.get(name)) for settings in described))
         for name in dict.fromkeys(itertools.chain(*described))
     }
-    return _list_settings((name, " or ".join(found)) for name, found in values.items() if len(found) > 1)
+    return _list_settings((name, " or ".join(texts)) for name, texts in values.items() if len(texts) > 1)
 
 
-def _measures(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
-    """How the final returns of a side are measured, and the number of seeds of each way."""
+def _measure_counts(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | None]) -> dict[str, int]:
+    """The number of seeds of a side by the way in which their final returns are measured."""
     texts = []
     for run, is_evaluated, has_failed in zip(side.runs, side.evaluated, side.failed, strict=True):
         episodes = (summaries[run] or {}).get("eval_episodes")
@@ -153,7 +153,7 @@ def _count_measures(measures: Mapping[str, int]) -> str:
 
 def _repeated_seeds(side: Curves) -> str:
     """The seeds that several runs of a side share, with the runs, as text; "" if there are none."""
-    runs: dict[int, list[str]] = {}  # a population has one seed several times, in one run
+    runs: dict[int, list[str]] = {}  # agents of a population share one seed in one run
     for seed, run in dict.fromkeys(zip(side.seeds, side.runs, strict=True)):
         runs.setdefault(seed, []).append(str(run))
     pairs = [f"seed {seed} in {_list_some(names)}" for seed, names in runs.items() if len(names) > 1]
@@ -181,12 +181,12 @@ def _manual_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _list_settings(settings: Iterable[tuple[str, Any]]) -> str:
     """Text such as `has lr=0.1, hidden=64/64`; "" without settings."""
-    words = []
+    texts = []
     for name, value in settings:
         text = "/".join(map(str, value)) if isinstance(value, list) else str(value)
-        words.append(f"{name}={' '.join(text.split())[:40]}")
-    suffix = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
-    return f"has {', '.join(words[:_MAX_LISTED])}{suffix}" if words else ""
+        texts.append(f"{name}={' '.join(text.split())[:40]}")
+    suffix = f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
+    return f"has {', '.join(texts[:_MAX_LISTED])}{suffix}" if texts else ""
 
 
 def _list_some(words: Sequence[str]) -> str:
@@ -292,7 +292,7 @@ class Comparison:
         return [env for env in self.environments if all((side, env) in pairs for side in self.sides)]
 
     def ends(self, env: str, measure: str = "returns") -> tuple[float, float]:
-        """The returns that become 0 and 1: mean of random actions (else the worst seed), and best seed."""
+        """The returns that count as 0 (random actions, else the worst seed) and as 1 (the best seed)."""
         values = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
         values = values[np.isfinite(values)]
         if not values.size:
@@ -389,7 +389,7 @@ def compare(
       runs: run directories, or folders of them.
       labels: names of sides, one per run directory; empty: names list the settings that differ.
       random: returns of random actions by environment (`fdg.training.evaluation.random_returns`): sides that
-        are not better are marked, and their mean is the zero of normalised scores.
+        are not better than random are marked, and the mean of `random` counts as 0 in normalised scores.
 
     Raises:
       FdgError: there is no run, a run is given twice, or it has no episode returns.
@@ -405,8 +405,8 @@ def compare(
     sides: dict[tuple[str, str], list[Curves]] = {}
     for curve in all_curves:
         sides.setdefault((curve.label, curve.env), []).append(curve)
-    merged = [_merge(group) for group in sides.values()]
-    cells = [_cell(side) for side in merged]
+    merged = [_merge_curves(group) for group in sides.values()]
+    cells = [_make_cell(side) for side in merged]
     failures = [
         f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
         f" ({', '.join(map(str, cell.failed))}); a failed seed counts as worse than all others"
@@ -414,10 +414,10 @@ def compare(
         if cell.failed
     ]
     random_returns = {env: np.asarray(values, float) for env, values in (random or {}).items()}
-    return Comparison(cells, [*unequal(merged), *failures], random_returns, folders, tuple(labels))
+    return Comparison(cells, [*_list_unequal(merged), *failures], random_returns, folders, tuple(labels))
 
 
-def _merge(group: Sequence[Curves]) -> Curves:
+def _merge_curves(group: Sequence[Curves]) -> Curves:
     """Merges the curves of one side in one environment. If labels are given, their settings may differ."""
     fields = ("x", "y", "evaluated", "seeds", "runs")
     merged: dict[str, Any] = {
@@ -428,19 +428,19 @@ def _merge(group: Sequence[Curves]) -> Curves:
     return dataclasses.replace(group[0], **merged)
 
 
-def _cell(side: Curves) -> Cell:
+def _make_cell(side: Curves) -> Cell:
     returns, areas, failed = [], [], []
     for x, y, final, seed, has_failed in zip(
         side.x, side.y, side.final, side.seeds, side.failed, strict=True
     ):
         has_failed = has_failed or not math.isfinite(final)
         returns.append(-math.inf if has_failed else final)
-        areas.append(-math.inf if has_failed else _area(x, y))
+        areas.append(-math.inf if has_failed else _area_by_length(x, y))
         failed += [seed] if has_failed else []
     return Cell(side.label, side.env, np.array(returns), np.array(areas), side.seeds, failed)
 
 
-def _area(x: np.ndarray, y: np.ndarray) -> float:
+def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
     """The area under a curve divided by its length (trapezoidal rule); NaN for an empty curve."""
     if not len(y):
         return math.nan

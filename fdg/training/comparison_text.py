@@ -32,12 +32,12 @@ def tables(comparison: Any) -> list[Table]:
     tables = [_measure_table(comparison, measure, title) for measure, title in _MEASURES.items()]
     if len(comparison.sides) > 1:
         tables.append(_improvement_table(comparison))
-    return [table for table in tables if table.rows]  # without a common environment there are no pairs
+    return [table for table in tables if table.rows]  # sides may have no environment in common
 
 
 _MEASURES = {
     "returns": "Final return",
-    "areas": "Mean return while training (area under the curve by its length)",
+    "areas": "Mean return while training (area under the curve, divided by its length)",
 }
 
 
@@ -50,7 +50,7 @@ def sentences(comparison: Any) -> list[str]:
     sentences = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"
         f" the stratified bootstrap with {RESAMPLES:,} resamples (Agarwal et al. 2021, arXiv 2108.13264)."
-        " In bold the best of an environment, with those whose interval reaches the best's value."
+        " Bold: the best side of each environment, and sides whose interval reaches the value of the best."
     ]
     if len(comparison.shared) > 1:
         shared = comparison.shared
@@ -172,7 +172,7 @@ def draw_intervals(comparison: Any) -> Any:
             values, estimate = comparison.values(side, env), comparison.estimate(side, env)
             if values is None or estimate is None:
                 continue
-            colour = curves.style(i)[1]
+            colour = curves.style_of(i)[1]
             finite = values[values > -math.inf]
             axes.scatter(finite, [i] * len(finite), s=12, color=colour, alpha=0.5, linewidth=0, zorder=3)
             if estimate.value > -math.inf:
@@ -186,5 +186,5 @@ def draw_intervals(comparison: Any) -> Any:
         axes.set_ylim(len(sides) - 0.5, -0.5)
         axes.set(title=curves.plot_label(env), xlabel="final return")
     figure.suptitle("interquartile mean over seeds, 95% interval; each dot a seed", fontsize="medium")
-    curves.finish(figure, panels, "returns")
+    curves.finish_figure(figure, panels, "returns")
     return figure

@@ -24,7 +24,7 @@ _MAX_POINTS = 200  # points per curve; more would show only noise at this size o
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
-_INCHES = (7.0, 4.4)  # inches, of a figure with one panel
+_FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel
 _LABEL_FIELDS = ("algo", "env", "policy")
 _MAX_PARTS = 5  # maximum number of settings in a label
 _MAX_COLUMNS = 3  # maximum number of columns of panels
@@ -46,7 +46,7 @@ class Curves:
     runs: Sequence[Path]  # the run directory of each agent
 
 
-class Drawn(NamedTuple):
+class CurvePlot(NamedTuple):
     """A plot of runs: the result of `compare`.
 
     Attributes:
@@ -90,13 +90,13 @@ def draw_run(
 
     `solved` is a return to mark with a line, and `x_label` the label of the x axis. All `points` of a
     sweep have equally many agents. With two to seven points, each point has its own mean; otherwise there is
-    one mean over all agents. Agents at the positions `failed` are left out, unless all failed, and counted in
-    the label. The plot is 7 inches wide.
+    one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the label
+    counts them. The plot is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
     name = metric.replace("_", " ")
-    steps, values, weights = columns(rows, "env_steps", metric)
+    steps, values, weights = metric_columns(rows, "env_steps", metric)
     agents = values.shape[1]
     left_out = [i for i in failed if i < agents] if agents > 1 and len(set(failed)) < agents else []
     values[:, left_out] = np.nan
@@ -129,7 +129,7 @@ def draw_run(
         _draw_threshold(axes, solved, f"solved: {solved:g}")
     label = "mean episode return" if metric == RETURN else plot_label(name)
     axes.set(title=title, xlabel=x_label, ylabel=label, xlim=(0, None))
-    finish(figure, [axes], "env_steps")
+    finish_figure(figure, [axes], "env_steps")
     figure.savefig(picture, format="png", dpi=dpi)
 
 
@@ -166,7 +166,7 @@ def compare(
     x: str = "env_steps",
     statistic: str = "mean",
     labels: Sequence[str] = (),
-) -> "Drawn":
+) -> "CurvePlot":
     """Plots several runs: a statistic over seeds with its 95% bootstrap interval.
 
     Runs that differ only in their seeds, and the agents of a run with `num_seeds`, form one curve. Each
@@ -197,7 +197,7 @@ def compare(
     figure, *panels = make_figure(len(environments))
     for env, axes in zip(environments, panels, strict=True):
         for curve in (c for c in curves if c.env == env):
-            line_style, colour = style(names.index(curve.label))
+            line_style, colour = style_of(names.index(curve.label))
             grid, values = _interpolate_curves(curve)
             center = STATISTICS[statistic](values, axis=0)
             seeds = _seeds_text([c for c in curves if c.label == curve.label])
@@ -209,8 +209,8 @@ def compare(
     title = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     has_seeds = any(len(curve.y) > 1 for curve in curves)
     figure.suptitle(f"{title} over seeds, 95% interval" if has_seeds else "one seed each", fontsize="medium")
-    finish(figure, panels, x)
-    return Drawn(figure, curves)
+    finish_figure(figure, panels, x)
+    return CurvePlot(figure, curves)
 
 
 def _seeds_text(curves: Sequence[Curves]) -> str:
@@ -222,7 +222,7 @@ def _seeds_text(curves: Sequence[Curves]) -> str:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Run directories: a path that is not one is replaced by the run directories in it, sorted by name."""
+    """`paths`, with each folder of runs replaced by its run directories, sorted by name."""
     runs: list[Path] = []
     for path in map(Path, paths):
         configs = [] if (path / "config.json").exists() else sorted(path.glob("*/config.json"))
@@ -243,7 +243,7 @@ def find_unique_runs(paths: Iterable[str | Path]) -> list[Path]:
     return folders
 
 
-def style(position: int) -> tuple[str, str]:
+def style_of(position: int) -> tuple[str, str]:
     """The line style and colour of the line at `position`, for matplotlib."""
     line_style, colour = divmod(position, len(_COLOURS))
     return _LINE_STYLES[line_style % len(_LINE_STYLES)], _COLOURS[colour]
@@ -269,10 +269,10 @@ def returns_table(curves: Sequence[Curves]) -> str:
             bounds = interval(final, statistic) if len(final) > 1 else None
             estimates.append(f"{title} {estimate_text(float(statistic(final)), bounds, ' ({} to {})')}")
         used = zip(curve.evaluated, np.isfinite(curve.final) & ~curve.failed, strict=True)
-        kinds = [
+        measures = [
             ("last tenth of training", "evaluation")[evaluated] for evaluated, is_used in used if is_used
         ]
-        counts = collections.Counter(kinds)
+        counts = collections.Counter(measures)
         measure = " and ".join(f"{kind} of {n}" if len(counts) > 1 else kind for kind, n in counts.items())
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
@@ -291,7 +291,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
-    label_of = _labels(list(agents_of))
+    label_of = _make_labels(list(agents_of))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
@@ -299,7 +299,7 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         if not any(metric in row for row in rows):
             metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
             raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(metrics) or 'none yet'}")
-        times, values, weights = columns(rows, x, metric)
+        times, values, weights = metric_columns(rows, x, metric)
         num_agents = values.shape[1]
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.
         if len(keys) not in (1, num_agents):
@@ -339,7 +339,7 @@ def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Cu
 
 
 def _curve_keys(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """The `_curve_key` of each agent of a sweep; for another run, a single one for all agents."""
+    """The `_curve_key` of each agent of a sweep; for other runs, a single key for all agents."""
     if config.get("sweep") is None or config.get("exploit_every") is not None:  # one population
         return [_curve_key(config)]
     points = points_of(parse_grid(str(config["sweep"])))
@@ -358,14 +358,14 @@ def _curve_key(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in parts.items())
 
 
-def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
-    """A short label for each kind of run: the algorithm, and the settings that differ within an environment.
+def _make_labels(keys: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
+    """A short label for each curve key: the algorithm, and the settings that differ within an environment.
 
     Hyperparameters are compared only between runs of the same algorithm; None values are left out.
     """
-    configs = [dict(kind) for kind in kinds]
+    configs = [dict(key) for key in keys]
     labels: dict[Any, str] = {}
-    for kind, config in zip(kinds, configs, strict=True):
+    for key, config in zip(keys, configs, strict=True):
         parts = [config["algo"].rpartition(":")[2]]
         if _is_unequal("policy", [peer for peer in configs if peer["env"] == config["env"]]):
             parts.append(config["policy"].rpartition(":")[2])
@@ -375,9 +375,9 @@ def _labels(kinds: Sequence[tuple[tuple[str, str], ...]]) -> dict[Any, str]:
         ]
         parts += [f"{name}={config[name]:.40}" for name in differing]
         suffix = f", and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
-        label = _printable(", ".join(parts[:_MAX_PARTS]) + suffix)
+        label = _make_printable(", ".join(parts[:_MAX_PARTS]) + suffix)
         equal = [peer for peer in labels if labels[peer] == label and dict(peer)["env"] == config["env"]]
-        labels[kind] = f"{label} ({len(equal) + 1})" if equal else label
+        labels[key] = f"{label} ({len(equal) + 1})" if equal else label
     return labels
 
 
@@ -388,18 +388,18 @@ def plot_label(text: str) -> str:
 
 def _escape_text(text: str) -> str:
     """Makes text from a file safe to plot: unprintable characters become "?", `$` (mathtext) is escaped."""
-    return _printable(text).replace("$", r"\$")
+    return _make_printable(text).replace("$", r"\$")
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _is_unequal(name: str, kinds: Sequence[Mapping[str, str]]) -> bool:
-    return len({kind.get(name) for kind in kinds}) > 1
+def _is_unequal(name: str, configs: Sequence[Mapping[str, str]]) -> bool:
+    return len({config.get(name) for config in configs}) > 1
 
 
-def columns(
+def metric_columns(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps or seconds `[rows]`, the metric `[rows, agents]`, and weights `[rows]` (episodes, or 1)."""
@@ -450,7 +450,7 @@ def make_figure(panels: int = 1) -> tuple[Any, ...]:
     columns = 2 if panels == 4 else min(panels, _MAX_COLUMNS)
     rows = math.ceil(panels / columns)
     width, height = 1 if columns == 1 else 0.7 * columns, 1 if rows == 1 else 0.85 * rows
-    figure = Figure(figsize=(_INCHES[0] * width, _INCHES[1] * height), layout="constrained")
+    figure = Figure(figsize=(_FIGURE_INCHES[0] * width, _FIGURE_INCHES[1] * height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in axes[panels:]:
@@ -474,7 +474,7 @@ def _draw_threshold(axes: Any, value: float, label: str) -> None:
     axes.text(0.035, (edge + tail) / 2, f"{label} {side}", **place)
 
 
-def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
+def finish_figure(figure: Any, panels: Sequence[Any], x: str) -> None:
     """Adds a grid, units of the x axis, and one legend below all panels."""
     from matplotlib.ticker import EngFormatter
 
@@ -488,7 +488,7 @@ def finish(figure: Any, panels: Sequence[Any], x: str) -> None:
         handles, labels = axes.get_legend_handles_labels()
         lines = {**dict(zip(labels, handles, strict=True)), **lines}
     if lines:
-        width = int(90 * figure.get_figwidth() / _INCHES[0])  # characters in a line
+        width = int(90 * figure.get_figwidth() / _FIGURE_INCHES[0])  # characters in a line
         columns = max(1, min(4, len(lines), width // (max(map(len, lines)) + 8)))
         figure.legend(
             lines.values(), lines, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"

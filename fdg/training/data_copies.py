@@ -46,7 +46,7 @@ def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
 
 
 def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """The copies of an environment's files in a run's directory: paths by parameter, of those that exist."""
+    """Paths of the existing copies of an environment's files in a run's directory, by parameter."""
     copies = {}
     for field, path in envs.files_of(name, parameters).items():
         copy = _copy_path(directory, field, path)
@@ -61,10 +61,10 @@ def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) 
 
 
 def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """The field `dataset` of an algorithm, if the copy in a run's directory replaces it; else empty.
+    """The value of the field `dataset` if the copy in the run's directory replaces the data set; else empty.
 
-    The copy of a data set above 64 MiB has only metadata, which suffices to act and resume; it is used if the
-    original is missing or has changed.
+    The copy of a data set above 64 MiB has only metadata, which suffices to act and resume. The copy is used
+    if the original is missing or has changed.
     """
     copies, dataset = directory / DATA, values.get("dataset")
     if dataset is None or not os.path.lexists(copies / METADATA):

@@ -39,7 +39,7 @@ class Deployed:
         self._outputs = [_Output(leaf) for _, leaf in leaves(action)] if action else []
         self._has_mask = any(part.path == _MASK for part in self._inputs)
         self.memory: Any = None  # memory of `N` environments; None before the first call
-        self._count: int | None = None  # `N`
+        self._count: int | None = None  # `N` of the last call
         self._calls = 0  # number of calls, part of the seed of sampled actions
 
     def reset(self) -> None:
@@ -50,12 +50,12 @@ class Deployed:
         """The initial memory of `count` environments."""
         raise NotImplementedError
 
-    def _answer(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
+    def _act(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
         """An action for an observation, or actions for a batch of observations.
 
         `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
         """
-        arrays, mask, single = self._arrays(observation)
+        arrays, mask, single = self._observation_arrays(observation)
         count = len(arrays[0])
         if not count:
             self.reset()
@@ -79,7 +79,7 @@ class Deployed:
             raise FdgError("an empty batch of observations: give one at least, or export the run again")
         return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
 
-    def _arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
+    def _observation_arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""
         mask: Any = None
         if isinstance(observation, MaskedObservation):
@@ -90,7 +90,7 @@ class Deployed:
         single: bool | None = None
         for part in self._inputs:
             try:
-                array, is_single = part.array(observation, self._env_name)
+                array, is_single = part.extract_array(observation, self._env_name)
             except FdgError as error:
                 fix = _result_fix(observation, part.path)
                 raise (FdgError(fix) if fix else error) from None
@@ -114,16 +114,16 @@ def _result_fix(value: Any, path: tuple[Any, ...]) -> str:
         return ""
     if isinstance(value[-1], Mapping) and len(value) in (2, 4, 5):
         call = "pair (observation, info) that reset" if len(value) == 2 else "tuple that step"
-        return f"this is the {call} of Gymnasium gives: give the observation, its first"
+        return f"this is the {call} of Gymnasium gives: give the observation, its first element"
     if len(value) != 2:
         return ""
     if isinstance(value[1], TimeStep):
-        return "this is the pair (state, step) that step gives: give step.observation, of its second"
+        return "this is the pair (state, step) that step gives: give step.observation, of its second element"
     if path and isinstance(path[0], int):  # the space is a tuple, so the observation may be a pair
         return ""
     if isinstance(value[1], int | float | np.generic):
         return ""
-    return "this is the pair (state, observation) that reset gives: give the observation, its second"
+    return "this is the pair (state, observation) that reset gives: give the observation, its second element"
 
 
 class _Input:
@@ -131,13 +131,13 @@ class _Input:
 
     def __init__(self, path: tuple[Any, ...], leaf: Description):
         self.path, self.shape = path, tuple(leaf["shape"][1:])
-        self.dtype = _dtype(leaf["dtype"])  # the library's dtype
-        self.program_dtype = _dtype(leaf.get("jax_dtype", leaf["dtype"]))
-        self.lowest, self.count = _categories(leaf)
-        self.low, self.high = _bounds(leaf)
+        self.dtype = _checked_dtype(leaf["dtype"])  # the library's dtype
+        self.program_dtype = _checked_dtype(leaf.get("jax_dtype", leaf["dtype"]))
+        self.lowest, self.count = _read_categories(leaf)
+        self.low, self.high = _read_bounds(leaf)
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
-    def array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
+    def extract_array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
         """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
         value = observation
         for key in self.path:
@@ -178,7 +178,7 @@ class _Input:
             )
 
     def _convert(self, value: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """The value as an array of the library's dtype, and as given; raises `FdgError` if not possible."""
+        """The value as an array in the library's dtype, and in its own; raises `FdgError` if not possible."""
         try:
             if self.text_bytes is not None and np.asarray(value).dtype.kind not in "ui":
                 value = encode_texts(value, self.text_bytes)
@@ -213,8 +213,8 @@ class _Output:
     """One array of an action."""
 
     def __init__(self, leaf: Description):
-        self.shape, self.dtype = tuple(leaf["shape"][1:]), _dtype(leaf["dtype"])
-        (self.lowest, _), (self.low, self.high) = _categories(leaf), _bounds(leaf)
+        self.shape, self.dtype = tuple(leaf["shape"][1:]), _checked_dtype(leaf["dtype"])
+        (self.lowest, _), (self.low, self.high) = _read_categories(leaf), _read_bounds(leaf)
         self.is_scalar = leaf.get("kind") == "Discrete"
 
     def convert(self, array: np.ndarray, single: bool) -> Any:
@@ -230,24 +230,24 @@ class _Output:
         return array[0] if self.is_scalar else array[0, ...]  # `[...]` keeps an array without axes
 
 
-def _bounds(leaf: Description) -> tuple[np.ndarray, np.ndarray]:
+def _read_bounds(leaf: Description) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of a space, float64; NaN where there is none."""
     return np.array(leaf.get("low"), np.float64), np.array(leaf.get("high"), np.float64)
 
 
-def _categories(leaf: Description) -> tuple[Any, Any]:
+def _read_categories(leaf: Description) -> tuple[Any, Any]:
     """The lowest category and the number of categories; (None, None) if values are not categories."""
     if "start" not in leaf:
         return None, None
     start, count = np.asarray(leaf["start"]), np.asarray(leaf["n"] if "n" in leaf else leaf["nvec"])
     if start.dtype.kind != "i" or count.dtype.kind != "i" or start.shape != count.shape:
-        raise ValueError(f"categories {count.tolist()} from {start.tolist()} on")
+        raise ValueError(f"invalid categories {count.tolist()} from {start.tolist()} on")
     return start.astype(np.int64), count.astype(np.int64)
 
 
-def _dtype(name: Any) -> np.dtype:
+def _checked_dtype(name: Any) -> np.dtype:
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
-        raise ValueError(f"a dtype {name!r}")
+        raise ValueError(f"invalid dtype {name!r}")
     return np.dtype(name)
 
 
@@ -321,21 +321,21 @@ class Acting(Deployed):
         is_greedy = self.greedy if greedy is None else bool(greedy)
 
         def call(*arguments: Any) -> Any:
-            kind = is_greedy, arguments[1] is None
-            if kind not in self._programs:
-                self._programs[kind] = self._jit_act(is_greedy, arguments)
-            return self._programs[kind](*arguments, self._key, np.uint32(self._calls))
+            variant = is_greedy, arguments[1] is None
+            if variant not in self._programs:
+                self._programs[variant] = self._jit_act(is_greedy, arguments)
+            return self._programs[variant](*arguments, self._key, np.uint32(self._calls))
 
-        return self._answer(observation, start, call)
+        return self._act(observation, start, call)
 
     def _empty_memory(self, count: int) -> Any:
         return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
 
     def _jit_act(self, greedy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """Jits `act`. Arguments cost time in every call, so they have only leaves of the state that it reads.
+        """Jits `act`. The program gets only the leaves of the state that `act` reads.
 
-        Up to `_MAX_EMBEDDED_BYTES`, these leaves become constants of the program; larger constants would take
-        seconds to compile.
+        Up to `_MAX_EMBEDDED_BYTES`, these leaves are constants of the program, since each argument costs time
+        in every call. Larger constants would take seconds to compile, so larger leaves are arguments.
         """
         leaves, structure = jax.tree.flatten(self._state)
 

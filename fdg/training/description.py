@@ -1,4 +1,4 @@
-"""Describes an algorithm and a policy as `config.json` stores them, and rebuilds both from that."""
+"""Describes an algorithm and a policy by entries of `config.json`, and rebuilds both from these entries."""
 
 import contextlib
 import dataclasses
@@ -77,9 +77,9 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
         name, parameters = resolver.environment(config.get("env") or "")
         envs.make(name, **parameters)
     except FdgError:
-        name_text = f"{config['env']!r:.60}, which no name here makes" if config.get("env") else "of no name"
+        name_text = f"{config['env']!r:.60}, which no name makes" if config.get("env") else "without a name"
         return f" in an environment of its own, {name_text}"
-    return ", say with a network, or in a wrapper of its environment, that is your own"
+    return ", perhaps with your own network or environment wrapper"
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
@@ -203,15 +203,15 @@ def _env_name(env: Any) -> str | None:
         return full_name
     env, wrappers = unwrapped(env)
     if wrappers and (full_name := _env_name(env)) is not None:
-        return f"{full_name}{'&' if '?' in full_name else '?'}{_query(wrappers)}"
+        return f"{full_name}{'&' if '?' in full_name else '?'}{_query_text(wrappers)}"
     name = getattr(env, "name", None)
     overrides = dict(getattr(getattr(env, "single", env), "overrides", ()))
     overrides |= dict(getattr(getattr(env, "source", None), "options", ()))
-    query = _query(overrides)
+    query = _query_text(overrides)
     return None if name is None else f"{name}?{query}" if query else str(name)
 
 
-def _query(parameters: Mapping[str, Any]) -> str:
+def _query_text(parameters: Mapping[str, Any]) -> str:
     return "&".join(f"{key}={value!r}" for key, value in parameters.items())
 
 

@@ -84,7 +84,7 @@ class Difference:
             lines.append(f"  at: {self.where}")
         if array := self.array:
             kinds = " and ".join(dict.fromkeys(array.kinds))
-            lines += [f"  array: {array.name} {kinds}", f"  by: {_size(array)}"]
+            lines += [f"  array: {array.name} {kinds}", f"  by: {_size_text(array)}"]
         if names := [array.name for array in self.arrays[1:4]]:
             suffix = f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""
             lines.append(f"  also: {', '.join(names)}{suffix}")
@@ -115,8 +115,8 @@ def diff(
     """Finds the first iteration, and in it the first fragment, whose values differ between two runs.
 
     For two run directories, metrics and checkpoints are compared first. If they differ, both runs are
-    replayed from the last equal checkpoint (or from `init`), each with as many devices as its plan if this
-    machine has them. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
+    replayed from the last equal checkpoint (or from `init`), each with as many devices as in its training, if
+    this machine has them. A recording (`fdg.record`) is compared with a replay from its first state. A `Run`
     without a directory is replayed from its state.
 
     Args:
@@ -161,9 +161,9 @@ def diff(
         if has_compared and first_unequal is None and iterations is None:
             return Difference(*names, notes=tuple(notes))
         if start is not None and sides[0].delay != sides[1].delay:
-            start = 0  # older parameters in checkpoints are never equal
+            start = 0  # the checkpoints have different older parameters
     runs = [side.load(start, trust) for side in sides]
-    # Otherwise neither replay has a plan, so that both are compiled alike.
+    # Either both replays have a plan or neither has, so that both are compiled alike.
     has_plans = all(run.agents is None for run in runs)
     replays = [Replay(run, agent, trust, has_plans) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
@@ -173,17 +173,17 @@ def diff(
         start_iteration = _skip_equal_iterations(replays, start_iteration, end, tolerance)
         borders_a, borders_b = (replay.borders(start_iteration, end) for replay in replays)
         difference, compared = first_difference(borders_a, borders_b, tolerance)
-    source = "the states held" if start is None else f"checkpoint {start:,}" if start else "init"
+    source = "the states in memory" if start is None else f"checkpoint {start:,}" if start else "init"
     if difference is None and first_unequal is not None:
         kinds = [line.partition(":")[0] for line in notes if line.startswith(("settings:", "versions:"))]
         cause = f"the {listed(kinds, 'and')} above" if kinds else "code, versions or devices"
         verb = "explain it" if kinds else "differed"
-        fix = "to see where, record each where it ran"
+        fix = "to see where, record each run where it was trained"
         if (runs[0].agents or 1) > 1:
             fix = f"give another agent than {agent}, or {fix}"
-        notes.append(f"replay: finds none here, so {cause} {verb}: {fix}")
+        notes.append(f"replay: no difference on this machine, so {cause} {verb}: {fix}")
         return Difference(*names, first_unequal, start=source, compared=compared, notes=tuple(notes))
-    return _difference(names, difference, source, compared, notes)
+    return _make_difference(names, difference, source, compared, notes)
 
 
 @checked
@@ -387,7 +387,7 @@ def _algorithm_arrays(side: _Side, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _skip_equal_iterations(replays: list[Replay], start: int, end: int, tolerance: float) -> int:
-    """Replays whole iterations until states differ, at most to `end - 1`; returns the last equal one."""
+    """Replays iterations up to `end - 1`, or until states differ; returns the last with equal states."""
     for iteration in range(start, end - 1):
         results = [list(r.stepper.run_iteration(*r.leaves))[: len(r.leaves)] for r in replays]
         states = [r.stepper.state(iteration + 1, x) for r, x in zip(replays, results, strict=True)]
@@ -416,7 +416,7 @@ def _compare_recordings(
     borders = []
     for side in sides:
         if side.recording is not None:
-            borders.append(borders_until(iter(side.recording.recorded), end))
+            borders.append(borders_until(iter(side.recording.borders), end))
             continue
         replay = Replay(side.load(None, trust), agent, trust)
         replay.replace_state(recording.start)
@@ -425,10 +425,10 @@ def _compare_recordings(
     with host_errors():
         difference, compared = first_difference(borders[0], borders[1], tolerance)
     start = f"the state after iteration {start_iteration:,} of {recording.facts['of']:.80}"
-    return _difference((sides[0].name, sides[1].name), difference, start, compared, notes)
+    return _make_difference((sides[0].name, sides[1].name), difference, start, compared, notes)
 
 
-def _difference(
+def _make_difference(
     names: tuple[str, str], difference: BorderDifference | None, start: str, compared: int, notes: list[str]
 ) -> Difference:
     if difference is None:
@@ -445,7 +445,7 @@ def _difference(
                       start, compared, tuple(notes))  # fmt: skip
 
 
-def _size(array: ArrayDifference) -> str:
+def _size_text(array: ArrayDifference) -> str:
     """The size of an array's difference, as text."""
     if array.kinds[0] != array.kinds[1]:
         return "its dtype or shape"

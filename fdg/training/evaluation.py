@@ -89,7 +89,7 @@ class Evaluation:
         return {name: float(values.mean()) if values.size else math.nan for name, values in finite.items()}
 
     @property
-    def of_agents(self) -> str:
+    def agents_text(self) -> str:
         """Text about the range of agents' returns and about failed agents; "" for one agent that is fine."""
         text, means = "", self._without_failed(self.means)
         if self.several:
@@ -106,7 +106,7 @@ class Evaluation:
         return np.delete(values, self.failed, axis=0) if self.several and self.failed else values
 
     @property
-    def _infos(self) -> str:
+    def _infos_text(self) -> str:
         return "".join(f", {name} {format_numbers(value)[0]}" for name, value in self.reported.items())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -131,10 +131,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         mean = estimate_text(self.mean, self.interval, " (95% interval {} to {})")
-        text = f"{self.actions}: return {mean} over {self.episodes:,} episodes{self.of_agents}"
+        text = f"{self.actions}: return {mean} over {self.episodes:,} episodes{self.agents_text}"
         if self.lengths is not None and (lengths := self._without_failed(self.lengths)).size:
             text += f", {lengths.mean():,.1f} steps long on average"
-        return text + self._infos
+        return text + self._infos_text
 
 
 def can_evaluate(algorithm: Any, greedy: bool = True) -> bool:
@@ -183,7 +183,7 @@ def require_actor(algorithm: Any, verb: str) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
+def _jit_play(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
     """The jitted evaluation; equal algorithms share it."""
     play_all = _episodes_function(algorithm, greedy)
     assert play_all is not None  # callers have checked `can_evaluate`
@@ -195,7 +195,7 @@ def _program(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> C
     def play_agents(states: Any, keys: jax.Array) -> Mapping[str, jax.Array]:
         first = jax.tree.map(lambda x: x[0], (states, keys))
         if calls_host(jax.make_jaxpr(play)(*first).eqns):  # an environment on the host serves one agent
-            return jax.lax.map(lambda one: play(*one), (states, keys))
+            return jax.lax.map(lambda pair: play(*pair), (states, keys))
         return jax.vmap(play)(states, keys)
 
     options = xla_options(jax.default_backend())
@@ -220,9 +220,9 @@ def evaluate(
     outputs = []
     for greedy in modes:
         try:
-            program = _program(algorithm, episodes, greedy, has_agents)
+            program = _jit_play(algorithm, episodes, greedy, has_agents)
         except TypeError:  # the algorithm is not hashable
-            program = _program.__wrapped__(algorithm, episodes, greedy, has_agents)
+            program = _jit_play.__wrapped__(algorithm, episodes, greedy, has_agents)
         outputs.append(dict(program(state, keys)))
     arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], outputs)
     seeds = tuple(agent_seeds(algorithm, seed, agents))
@@ -265,8 +265,8 @@ def summary_entries(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 def verdict(evaluation: Evaluation, env_name: str | None) -> str:
     """A line to print: the result of an evaluation, and whether it solves the environment."""
     mean, count = format_numbers(evaluation.mean)[0], f"{evaluation.episodes:,}"
-    text = f"{evaluation.actions} evaluation return {mean} over {count} episodes{evaluation.of_agents}"
-    text += evaluation._infos
+    text = f"{evaluation.actions} evaluation return {mean} over {count} episodes{evaluation.agents_text}"
+    text += evaluation._infos_text
     solved = SOLVED.get(env_name or "")
     if solved is not None:
         text += f" (solved: >= {solved:g})" if evaluation.mean >= solved else f" (not solved: < {solved:g})"
@@ -283,11 +283,11 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
     """
     num_agents, sample = envs.num_agents(env), env.action_space.sample
 
-    def draw(key: jax.Array) -> jax.Array:
+    def sample_actions(key: jax.Array) -> jax.Array:
         return sample(key) if num_agents is None else jax.vmap(sample)(jax.random.split(key, num_agents))
 
     def act(memory: Any, observation: Any, start: Any, keys: jax.Array, greedy: bool) -> Any:
-        return jax.vmap(draw)(keys), memory
+        return jax.vmap(sample_actions)(keys), memory
 
     actor = Actor(empty_memory, act)
     return np.asarray(

@@ -25,7 +25,7 @@ CHECKSUM = "sha256:"  # a package's comment is this and the digest of all bytes 
 DIGITS = 64  # hexadecimal digits of the digest
 
 _MAX_PACKAGE_BYTES = 4 << 30
-_MIN_INFLATED_LIMIT = 64 << 20  # a package may inflate to this many bytes, or to eight times its size
+_MIN_INFLATED_LIMIT = 64 << 20  # maximum inflated bytes of a small package; of others, eight times the size
 
 # Names of custom calls that a policy may contain: shape checks, random bits, linear algebra, never Python.
 _ALLOWED_CALLS = re.compile(
@@ -44,17 +44,17 @@ class Exported(Deployed):
     def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
         super().__init__(facts["environment"], facts["observation"], facts.get("action"))
         self.facts = facts
-        self._function, self._empty = jax.jit(function), list(memory)
+        self._function, self._initial_memory = jax.jit(function), list(memory)
 
     def _empty_memory(self, count: int) -> list[np.ndarray]:
-        return [np.repeat(leaf, count, axis=0) for leaf in self._empty]
+        return [np.repeat(leaf, count, axis=0) for leaf in self._initial_memory]
 
     def __repr__(self) -> str:
         facts = self.facts
         return f"<Exported {facts['actions']} policy of {facts.get('algorithm')} on {facts['environment']}>"
 
     def __call__(self, observation: Any, start: Any = None, seed: int | None = None) -> Any:
-        """An action for an observation, or actions for a batch of them.
+        """An action for an observation, or actions for a batch of observations.
 
         Args:
           observation: as the environment returns it; see `run.policy`.
@@ -66,7 +66,7 @@ class Exported(Deployed):
         """
 
         def call(arrays: Any, mask: Any, memory: Any, starts: Any) -> Any:
-            arguments = [*arrays, *memory, *([starts] if self._empty else [])]
+            arguments = [*arrays, *memory, *([starts] if self._initial_memory else [])]
             if "mask" in self.facts["arguments"]:
                 if mask is None:
                     raise FdgError("this policy needs an action mask: give an envs.MaskedObservation")
@@ -77,7 +77,7 @@ class Exported(Deployed):
             num_results = len(results) - len(memory)
             return results[:num_results], list(results[num_results:])
 
-        return self._answer(observation, start, call)
+        return self._act(observation, start, call)
 
 
 @checked
@@ -143,7 +143,7 @@ def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
 
 
 def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
-    """Reads the members of a zip, which must be `names` if given, and inflate to a bounded size."""
+    """Reads a zip file; checks that its members are `names` (None: any) and that their size is bounded."""
     limit, contents = max(_MIN_INFLATED_LIMIT, 8 * len(content)), {}
     with zipfile.ZipFile(io.BytesIO(content)) as package:
         if package.comment:

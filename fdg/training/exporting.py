@@ -2,9 +2,9 @@
 
 The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`. Observations and
 actions have the format of the environment's library (`envs.native`). Parameters, normalisers and action
-bounds are constants in the function. It takes a mask only if a JAX environment masks actions, and a start
-only if the policy has a memory to reset. A structured observation or action is several arrays, in the order
-of its space, without privileged parts. The number of environments, `N`, is symbolic.
+bounds are constants in the function. A mask is an argument only if a JAX environment masks actions, and
+`start` only if the policy has a memory to reset. A structured observation or action is several arrays, in
+the order of its space, without privileged parts. The number of environments, `N`, is symbolic.
 
 The description is written to a `.json` file of the same name, and also inside the exported file.
 """
@@ -129,9 +129,9 @@ class _Program:
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
                     f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
                 )
-        self._masks = _mask_arguments(algorithm.env, self._native)
+        self._mask_leaves = _mask_arguments(algorithm.env, self._native)
         start_leaf = [_describe_array("start", (), "bool")] if self.memory else []
-        self.inputs = [*self._observation_leaves, *self._masks, *self._memory_leaves, *start_leaf]
+        self.inputs = [*self._observation_leaves, *self._mask_leaves, *self._memory_leaves, *start_leaf]
         self.outputs = [
             *action_leaves,
             *({**leaf, "name": f"next_{leaf['name']}"} for leaf in self._memory_leaves),
@@ -146,7 +146,7 @@ class _Program:
             "results": [leaf["name"] for leaf in self.outputs],
             "observation": self._native.observation,
             "action": self._native.action,
-            **{leaf["name"]: leaf for leaf in self._masks},
+            **{leaf["name"]: leaf for leaf in self._mask_leaves},
             "memory": self._memory_leaves,
             "units": "those of the environment: the program contains normalisation and bounds",
             "actions": "greedy" if greedy else "sampled",
@@ -165,20 +165,20 @@ class _Program:
         """The results `(*action, *memory)` for arguments in the order of `inputs`."""
         num_arrays = len(self._observation_leaves)
         arrays, further_arguments = arguments[:num_arrays], list(arguments[num_arrays:])
-        mask = further_arguments.pop(0) if self._masks else None
+        mask = further_arguments.pop(0) if self._mask_leaves else None
         start = further_arguments.pop() if self.memory else jnp.zeros(arguments[0].shape[0], bool)
         memory = jax.tree.unflatten(self._structure, further_arguments)
         actor = self.algorithm.actor(self._state)
         action, memory = act_natively(self._native, actor, arrays, mask, memory, start, keys, greedy)
         return *action, *jax.tree.leaves(memory)
 
-    def greedy(self, *arguments: Any) -> Any:
+    def act_greedily(self, *arguments: Any) -> Any:
         """The exported function with greedy actions."""
         # Greedy actions do not use these keys.
         key_data = jnp.zeros((arguments[0].shape[0], 2), jnp.uint32)
         return self.act(arguments, jax.random.wrap_key_data(key_data, impl="threefry2x32"), True)
 
-    def sampled(self, seed: Any, *arguments: Any) -> Any:
+    def act_sampled(self, seed: Any, *arguments: Any) -> Any:
         """The exported function with sampled actions; callers give a different seed at every step."""
         key = jax.random.key(seed, impl="threefry2x32")
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(arguments[0].shape[0]))
@@ -190,7 +190,7 @@ def _describe_array(name: str, shape: Sequence[int], dtype: str) -> Description:
 
 
 def _mask_arguments(env: Any, spec: Native) -> list[Description]:
-    """The separate mask argument; empty if there is no mask, or observations contain it. Runs nothing."""
+    """The separate mask argument; empty if there is no mask, or observations contain it. Only traces."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
         for _, leaf in leaves(spec.observation)
@@ -208,7 +208,7 @@ def _jax_file(program: _Program, facts: dict[str, Any], greedy: bool) -> bytes:
     arguments = program.arguments(batch)
     if not greedy:
         arguments.insert(0, jax.ShapeDtypeStruct((), jnp.uint32))
-    function = program.greedy if greedy else program.sampled
+    function = program.act_greedily if greedy else program.act_sampled
     try:
         exported = jax.export.export(jax.jit(function), platforms=_PLATFORMS)(*arguments)
     except Exception as error:  # a network may not lower for a symbolic number of environments
@@ -231,7 +231,7 @@ def _onnx_file(program: _Program, facts: Mapping[str, Any], greedy: bool) -> byt
         raise FdgError("ONNX has no random keys: export greedy actions, or to JAX's format")
     metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
     return to_onnx(
-        program.greedy,
+        program.act_greedily,
         program.arguments("N"),
         f"{type(program.algorithm).__name__}_policy",
         inputs=[(leaf["name"], leaf["dtype"]) for leaf in program.inputs],

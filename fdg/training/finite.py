@@ -84,7 +84,7 @@ class FiniteCheck:
         good = self._checkpoints.last_finite()
         note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
-            cause = _cause(metrics, row, unwrap_sweep(self._algorithm))
+            cause = _likely_cause(metrics, row, unwrap_sweep(self._algorithm))
             raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
@@ -93,19 +93,19 @@ class FiniteCheck:
         warnings.warn(f"{message}: training goes on, {note}", FdgWarning, stacklevel=2)
 
 
-def _cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -> str:
+def _likely_cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -> str:
     """The likely cause of losses that are not finite in a row of metrics, and what to do."""
     for name, values in metrics.items():
         if name.startswith("reward_") and not np.isfinite(values[row]).all():
-            return f"so is {name}: check the reward function"
+            return f"{name} is not finite either: check the reward function"
     if {"episodes", "episode_return"} <= metrics.keys():
         episodes, returns = (metrics[name][: row + 1] for name in ("episodes", "episode_return"))
         if np.any((episodes > 0) & ~np.isfinite(returns)):
-            return "so is the return of episodes: fix the environment's rewards (envs.check(env) checks)"
+            return "episode returns are not finite: fix the environment's rewards (envs.check(env) checks)"
     unwrapped_env = env = getattr(algorithm, "env", None)
     while isinstance(unwrapped_env, envs.Wrapper):
         unwrapped_env = unwrapped_env.env
-    # Not environments on the host, which start workers, nor text tasks.
+    # Environments on the host, which would start workers, and text tasks are not checked.
     if isinstance(unwrapped_env, envs.Vectorized):
         try:
             with warnings.catch_warnings(action="ignore"):

@@ -30,7 +30,7 @@ from fdg.training.settings import Settings, changes, contradiction, flatten_conf
 from fdg.training.starting import inherit_fields
 from fdg.training.sweep import Sweep, unwrap_sweep, wrapper_entries
 
-_SECONDS = 2.0  # minimum seconds between plots; drawing one takes 0.1 s
+_SECONDS_BETWEEN_PLOTS = 2.0  # drawing a plot takes 0.1 s
 
 
 class LivePlot:
@@ -38,14 +38,14 @@ class LivePlot:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
-        self._drawn_at = -_SECONDS
+        self._drawn_at = -_SECONDS_BETWEEN_PLOTS
         self._handle: Any = None
 
     def __call__(self, report: Report) -> None:
-        """Adds the rows of a report; redraws at most every `_SECONDS`."""
+        """Adds the rows of a report; redraws at most every `_SECONDS_BETWEEN_PLOTS`."""
         self._rows.extend(dict(row) for row in report.rows)
         now = time.monotonic()
-        if now - self._drawn_at < _SECONDS and report.iteration < report.num_iterations:
+        if now - self._drawn_at < _SECONDS_BETWEEN_PLOTS and report.iteration < report.num_iterations:
             return
         self._drawn_at = now
         from IPython.display import Image, display
@@ -131,7 +131,7 @@ def fit(
 
         run = fdg.fit(algos.PPO(env=envs.make("CartPole-v1")), total_steps=100_000)
     """
-    arguments = locals()  # those that are fields of `Settings` are passed on
+    arguments = locals()  # the fields of `Settings` among them are passed on
     names = {*kept_settings(Settings), "out", "resume", "start_from"} - {"devices"}
     settings = {name: value for name, value in arguments.items() if name in names}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
@@ -204,7 +204,7 @@ def make_job(
         raise FdgError(f"total_steps: {name} has no default: give a number")
     num_seeds = settings.get("num_seeds")
     if isinstance(algorithm, Sweep) and num_seeds not in (None, algorithm.num_seeds):
-        raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} of each point")
+        raise FdgError(f"num_seeds={num_seeds}: the sweep has {algorithm.num_seeds} seeds per point")
     settings |= wrapper_entries(algorithm)
     if out == "":
         raise FdgError("out='': give a directory, or None for one in runs/")
@@ -232,7 +232,7 @@ def make_job(
     elif path is not None and (conflict := contradiction(read_config(path, prefix=""), job.config)):
         name, old, new = conflict
         raise FdgError(
-            f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep it, or start"
-            " a new run (start_from= begins with the weights of this one)"
+            f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep the old value,"
+            " or start a new run (start_from= begins with the weights of this run)"
         )
     return job

@@ -31,7 +31,7 @@ def open_loggers(
     for kind, target in targets.items():
         package = import_tracker(kind)
         try:
-            loggers.append(_MAKERS[kind](package, path, target, flatten_config(config), steps))
+            loggers.append(_OPENERS[kind](package, path, target, flatten_config(config), steps))
         except Exception as error:  # an error of the network, the service, or its settings
             for logger in loggers:
                 logger.close()
@@ -39,7 +39,7 @@ def open_loggers(
     return loggers
 
 
-def _tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
+def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
     # Entries that an earlier session logged after its last checkpoint are dropped.
     writer = package.SummaryWriter(str(path / "tensorboard"), purge_step=steps + 1 if steps else None)
@@ -53,14 +53,14 @@ def _tensorboard(package: Any, path: Path, target: str | None, config: Any, step
     return Logger(log, writer.close)
 
 
-def _wandb(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
+def _open_wandb(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN/wandb` for `wandb sync`."""
     name, project = path.name, target or "fdg"
     run = package.init(project=project, name=name, id=name, resume="allow", dir=str(path), config=config)
     return Logger(lambda env_steps, metrics: run.log(dict(metrics), step=env_steps), run.finish)
 
 
-def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
+def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """A run of an MLflow experiment; without `MLFLOW_TRACKING_URI`, in `RUN/mlruns`."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
@@ -84,10 +84,10 @@ def _mlflow(package: Any, path: Path, target: str | None, config: Any, steps: in
     return Logger(log, lambda: client.set_terminated(run.info.run_id))
 
 
-_MAKERS: Mapping[str, Callable[..., Logger]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
+_OPENERS: Mapping[str, Callable[..., Logger]] = {
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+    "mlflow": _open_mlflow,
 }
 
 

@@ -63,7 +63,7 @@ class NameResolver:
         if self.file is not None and (self.caller_values or {}).get("env") != text:
             parameters = {**parameters, **copied_env_files(self.file.parent, name, parameters)}
         if not self._is_permitted("env", text) and (reason := envs.beyond_registries(name, parameters)):
-            raise self._refusal("env", text, reason)
+            raise self._refusal_error("env", text, reason)
         return name, parameters
 
     def with_copied_dataset(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,14 +84,14 @@ class NameResolver:
             texts = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, str)]
             forbidden = next((text for text in texts if imports(name, text)), None)
             if forbidden is not None and not self._is_permitted(name, value):
-                raise self._refusal(name, value, _import_reason(forbidden))
+                raise self._refusal_error(name, value, _import_reason(forbidden))
 
     def check_trackers(self, values: Mapping[str, Any]) -> None:
         """Refuses to send metrics to a service that only a file names."""
         for name in _TRACKERS:
             value = values.get(name)
             if value is not None and not self._is_permitted(name, value):
-                raise self._refusal(name, value, "sends metrics to a service")
+                raise self._refusal_error(name, value, "sends metrics to a service")
 
     def check_searched(self, algorithm: Any, text: str, space: Space) -> None:
         """Refuses a search over networks that only a file names."""
@@ -109,7 +109,7 @@ class NameResolver:
             if name == f"{cls.__module__}:{cls.__qualname__}":
                 return cls
         if not self._is_permitted(field, name):
-            raise self._refusal(field, name, _import_reason(name))
+            raise self._refusal_error(field, name, _import_reason(name))
         kind = {"algo": "algorithm"}.get(field, field)
         user_class = user_code.found(kind, name, _has_methods(methods))
         if not _has_methods(methods)(user_class):
@@ -121,7 +121,7 @@ class NameResolver:
         """Whether the source may name a value: the caller gives the same value, or trusts the source."""
         return self.file is None or self.trust or (self.caller_values or {}).get(field) == value
 
-    def _refusal(self, field: str, value: Any, reason: str) -> FdgError:
+    def _refusal_error(self, field: str, value: Any, reason: str) -> FdgError:
         has_flag = self.caller_values is not None and (self.flags is None or field in self.flags)
         fix = "" if not has_flag else f"pass --{field.replace('_', '-')} {value!s:.200} too, or "
         return FdgError(

@@ -47,7 +47,7 @@ def to_onnx(
     `inputs` are names and dtypes, which may have 64 bits where the function's arguments have 32. The model
     stores `metadata`.
     """
-    with _restored_libraries():
+    with _undo_patches():
         pairs = list(zip(inputs, arguments, strict=True)) if inputs else []
         try:
             converter = importlib.import_module("jax2onnx")
@@ -56,7 +56,7 @@ def to_onnx(
                 f"ONNX needs jax2onnx, which is not installed ({error}): pip install 'fdg[onnx]'"
             ) from error
         try:
-            with _restored_not_mapped(), _silenced_logs():
+            with _provide_not_mapped(), _silence_logs():
                 model = converter.to_onnx(
                     lambda *args: tuple(_evaluate_inlined(jax.make_jaxpr(function)(*args), args)),
                     list(arguments),
@@ -112,7 +112,7 @@ def _insert_casts(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: S
 
 
 @contextlib.contextmanager
-def _silenced_logs() -> Iterator[None]:
+def _silence_logs() -> Iterator[None]:
     """Silences jax2onnx's log messages about values without a type."""
     logger, root = logging.getLogger("onnx_ir"), logging.getLogger()
     level, handlers = logger.level, list(root.handlers)
@@ -128,7 +128,7 @@ _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 
 @contextlib.contextmanager
-def _restored_libraries() -> Iterator[None]:
+def _undo_patches() -> Iterator[None]:
     """Undoes jax2onnx's patches of libraries, such as a `cumsum` that does not accept `cumsum(x, 0)`."""
     originals = {
         module: {key: value for key, value in vars(module).items() if callable(value)}
@@ -149,22 +149,22 @@ def _evaluate_inlined(closed: Any, values: Sequence[Any]) -> list[Any]:
 
     jax2onnx 0.13 supports no loops, and only simple operations in functions with custom gradients.
     """
-    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _evaluate)
+    return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, _eval_eqn)
 
 
-def _evaluate(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
+def _eval_eqn(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
     if eqn.primitive.name in _CALL_BODIES:
         return _evaluate_inlined(eqn.params[_CALL_BODIES[eqn.primitive.name]], operands)
     if eqn.primitive.name != "scan" or eqn.params["length"] != 1:
         return jaxprs.bind(eqn, operands)
-    constants, carried = jaxprs.scan_sizes(eqn.params)
-    rows = [jnp.squeeze(rows, axis=0) for rows in operands[constants + carried :]]
-    results = _evaluate_inlined(eqn.params["jaxpr"], [*operands[: constants + carried], *rows])
-    return [*results[:carried], *(jnp.expand_dims(row, 0) for row in results[carried:])]
+    num_constants, num_carried = jaxprs.scan_sizes(eqn.params)
+    rows = [jnp.squeeze(rows, axis=0) for rows in operands[num_constants + num_carried :]]
+    results = _evaluate_inlined(eqn.params["jaxpr"], [*operands[: num_constants + num_carried], *rows])
+    return [*results[:num_carried], *(jnp.expand_dims(row, 0) for row in results[num_carried:])]
 
 
 @contextlib.contextmanager
-def _restored_not_mapped() -> Iterator[None]:
+def _provide_not_mapped() -> Iterator[None]:
     """Adds `batching.not_mapped`, which jax2onnx 0.13 uses in its `vmap` rules and JAX 0.10 has removed."""
     missing = not hasattr(batching, "not_mapped")
     if missing:

@@ -61,7 +61,7 @@ def pack(
             if (path / name).exists():
                 _copy_file(path / name, target / name)
         copy_checkpoint(folder, target / CHECKPOINTS / str(run.iteration))
-        packed = load(target, trust=trust)  # the evaluation is of the copy, which also checks the copy
+        packed = load(target, trust=trust)  # evaluating the copy also checks it
         evaluation = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
         video_error = _record_video(packed, target)
         files.write(target / CARD, _card_text(packed, evaluation, video_error, target).encode())

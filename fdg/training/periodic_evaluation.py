@@ -55,8 +55,8 @@ class Evaluator:
         episodes = min(limit, episode_count(job.algorithm, job.eval_episodes or limit))
         evaluations = self._evaluate(state, episodes, iteration, (True, False), failed)
         entries = summary_entries(evaluations)
-        local = evaluations[0].mean if evaluations and evaluations[0].greedy else None
-        mean = next((x for x in distributed.exchange(local) if x is not None), None)
+        local_mean = evaluations[0].mean if evaluations and evaluations[0].greedy else None
+        mean = next((x for x in distributed.exchange(local_mean) if x is not None), None)
         if mean is None or mean != mean:
             return entries
         if self._best is None or mean > self._best[0]:

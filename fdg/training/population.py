@@ -25,7 +25,7 @@ class Membership(NamedTuple):
     iterations: jax.Array  # [] int32, iterations since agents last copied
     total: jax.Array  # [] float32, sum of episode returns since then
     episodes: jax.Array  # [] float32, episodes since then
-    score: jax.Array  # [] float32, mean return before that; nan if unknown
+    score: jax.Array  # [] float32, mean return before agents last copied; nan if unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Population:
 
     every: int  # iterations from copying to copying
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # this fraction of the agents is replaced, and as many, the best, are copied
+    share: float = 0.2  # the fraction of the agents that is replaced; as many of the best are copied
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
@@ -51,7 +51,7 @@ class Population:
         period = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
             f"every {period}, the worst {self.share:.0%} of the agents take over what the best have learned;"
-            " bytes within the group are counted for an iteration in which they do"
+            " bytes within the group are counted for an iteration in which they copy"
         )
 
     def initial_membership(self, key: jax.Array) -> Membership:
@@ -81,12 +81,12 @@ class Population:
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since agents last copied; if no episode has finished since, the one before."""
+        """The mean return since agents last copied; if no episode has finished since, the mean before."""
         member = state.membership
         return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 
     def source(self, scores: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
-        """The agent to copy from: [] int32. For one of the worst, a better one of the best; else itself."""
+        """The agent to copy from, [] int32: for one of the worst, a better one of the best; else `agent`."""
         count = max(1, int(self.share * scores.shape[0]))
         ranked = jnp.where(jnp.isfinite(scores), scores, -jnp.inf)
         order = jnp.argsort(-ranked)  # stable: in a tie, the first is better
@@ -106,19 +106,19 @@ class Population:
 
     def after(self, state: Any, source: jax.Array, agent: jax.Array) -> Any:
         """Perturbs the hyperparameters of an agent that has copied, and restarts its counters."""
-        replaced, key = source != agent, state.membership.key
+        has_copied, key = source != agent, state.membership.key
         hyperparameters = {}
         for i, (name, low, high) in enumerate(self.bounds):
             increases = jax.random.bernoulli(jax.random.fold_in(key, i + 1))
             value = state.hyperparameters[name]
             perturbed = jnp.clip(value * jnp.where(increases, FACTORS[1], FACTORS[0]), low, high)
-            hyperparameters[name] = jnp.where(replaced, perturbed, value)
+            hyperparameters[name] = jnp.where(has_copied, perturbed, value)
         score = self.known(state)
         member = Membership(
             jax.random.fold_in(key, len(self.bounds) + 1),
             jnp.int32(0),
             jnp.float32(0),
             jnp.float32(0),
-            jnp.where(replaced, jnp.nan, score),  # nan: the copied weights did not earn the old score
+            jnp.where(has_copied, jnp.nan, score),  # nan: the copied weights did not earn the old score
         )
         return state._replace(hyperparameters=hyperparameters, membership=member)

@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 from fdg.training.statistics import format_numbers
 
-LINES = 10  # approximate number of lines in the log of a run
-COLUMNS = 80
-SECONDS = 30.0  # maximum time between lines of the log
+_LOG_LINES = 10  # approximate number of lines that a run prints, if not in a terminal
+_LOG_WIDTH = 80
+_MAX_LOG_SECONDS = 30.0  # maximum seconds between these lines
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
         self._steps_per_iteration = steps_per_iteration
         self._file: TextIO | None = sys.stdout if file is None else file
         self._start_time = self._print_time = time.monotonic()
-        self._num_lines = start * LINES // num_iterations
+        self._num_lines = start * _LOG_LINES // num_iterations
         self._return: float | None = None
         self._stream = ""
         self._bar: Any = None
@@ -42,7 +42,7 @@ class Progress:
             columns = TextColumn(percent), BarColumn(20), TextColumn(text)
             self._bar = Bar(*columns, console=Console(file=self._file), refresh_per_second=4)
             self._bar.start()
-            text = "\n".join(self._texts(self._start))
+            text = "\n".join(self._status_lines(self._start))
             self._bar.add_task(text, total=self._num_iterations, completed=self._start)
         return self
 
@@ -55,15 +55,15 @@ class Progress:
         self._return = self._return if episode_return is None else episode_return
         self._stream = stream
         if self._bar is not None:  # no need to shorten the lines: they fit into 80 columns
-            text = "\n".join(self._texts(iteration))
+            text = "\n".join(self._status_lines(iteration))
             self._bar.update(self._bar.task_ids[0], completed=iteration, description=text)
             return
-        now, line = time.monotonic(), iteration * LINES // self._num_iterations
-        if line > self._num_lines or now - self._print_time >= SECONDS:
-            self._num_lines, self._print_time = line, now
+        now, line_number = time.monotonic(), iteration * _LOG_LINES // self._num_iterations
+        if line_number > self._num_lines or now - self._print_time >= _MAX_LOG_SECONDS:
+            self._num_lines, self._print_time = line_number, now
             percent = 100 * iteration // self._num_iterations
-            parts = " | ".join(self._texts(iteration)[:2]).split(" | ")
-            print(f"{percent:3d}%", _fit_line(parts, COLUMNS - 5), file=self._file, flush=True)
+            parts = " | ".join(self._status_lines(iteration)[:2]).split(" | ")
+            print(f"{percent:3d}%", _fit_line(parts, _LOG_WIDTH - 5), file=self._file, flush=True)
             if stream:
                 print("    ", stream, file=self._file, flush=True)
 
@@ -74,7 +74,7 @@ class Progress:
         else:
             print(line, file=self._file, flush=True)
 
-    def _texts(self, iteration: int) -> list[str]:
+    def _status_lines(self, iteration: int) -> list[str]:
         elapsed = time.monotonic() - self._start_time
         completed, remaining = iteration - self._start, self._num_iterations - iteration
         time_parts = [f"iteration {iteration:,}/{self._num_iterations:,}", f"{clock(elapsed)} elapsed"]

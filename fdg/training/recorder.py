@@ -27,7 +27,7 @@ from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
 from fdg.training.sweep import unwrap_sweep
 
-_RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _PART of the run
+_RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _RUN_PARTS of the run
 _MIN_RETURNS = 3  # minimum number of mean returns for this check
 _NUM_FIRST = 10  # first iterations, in which a good initial policy should change little
 _MAX_KL = 1.0  # limit of `approx_kl` in nats; a clipped update has about 0.01
@@ -114,7 +114,7 @@ class LargeUpdates:
             if self._is_done or row["iteration"] > _NUM_FIRST:
                 return None
             self._first_row = self._first_row or row
-            problem = self._problem(row)
+            problem = self._find_problem(row)
             if problem is not None:
                 self._is_done = True
                 return (
@@ -124,7 +124,7 @@ class LargeUpdates:
                 )
         return None
 
-    def _problem(self, row: Mapping[str, Any]) -> str | None:
+    def _find_problem(self, row: Mapping[str, Any]) -> str | None:
         kl, entropies = row.get("approx_kl", 0.0), [x.get("entropy", 0.0) for x in (self._first_row, row)]
         if kl > _MAX_KL:
             return f"approx_kl is {kl:.3g}, so the policy is far from the one that sampled"
@@ -167,8 +167,8 @@ class LostEpisodes:
         if not self._counts:
             return {}
         losses = host.losses()
-        local = losses.failures - self._start.failures, losses.episodes - self._start.episodes
-        self._failures, self._episodes = np.sum(distributed.exchange(local), axis=0).tolist()
+        local_counts = losses.failures - self._start.failures, losses.episodes - self._start.episodes
+        self._failures, self._episodes = np.sum(distributed.exchange(local_counts), axis=0).tolist()
         return {"lost_episodes": self._earlier + self._episodes}
 
     def summary(self) -> dict[str, int]:
@@ -211,7 +211,7 @@ Callback = Callable[[Report], Any]  # a true result ends the run
 
 @dataclasses.dataclass
 class Recorder:
-    """Records metrics of a call of `engine.start` only after the next call, so that devices never wait."""
+    """Records the metrics of each call of `engine.start` after the next call, so that devices never wait."""
 
     job: Job
     engine: fdg.Engine
@@ -231,7 +231,7 @@ class Recorder:
         self.iteration_s = 0.0  # seconds per iteration in the last recorded call
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
-        # The largest age of a stream's tokens with a weight, in updates; nothing without a stream or any lag.
+        # The largest age in updates of tokens with a weight; empty without a stream or without staleness.
         stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
         self._eta = {}
@@ -273,7 +273,7 @@ class Recorder:
         lost_entry = self.lost.row()
         if metrics is None:
             return
-        # bfloat16 and other dtypes that NumPy takes for no numbers
+        # kind V: bfloat16 and other dtypes that NumPy does not treat as numbers
         metrics = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in metrics.items()}
         now = time.perf_counter()
         seconds, self._last_flush = now - self._last_flush, now
@@ -303,7 +303,7 @@ class Recorder:
         returns = [
             row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
         ]
-        stream = stream_line(rows, self._shares(seconds))
+        stream = stream_line(rows, self._busy_fractions(seconds))
         self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
         if start == 0 and (metric := metric_to_plot(rows)) != RETURN:
             note = f"learning_curve.png shows '{metric}'" if metric else "curves are empty"
@@ -328,7 +328,7 @@ class Recorder:
         if self.job.stop_after is not None and self.wall_s >= self.job.stop_after:
             self.stopped = self.stopped or f"it has trained for {self.wall_s:.0f} s (--stop-after)"
 
-    def _shares(self, seconds: float) -> dict[str, float]:
+    def _busy_fractions(self, seconds: float) -> dict[str, float]:
         """The fraction of the last `seconds` in which each group was busy."""
         earlier, self._busy_s = self._busy_s, self.engine.busy_seconds(waits=False)
         busy_seconds = {group: now - earlier.get(group, 0.0) for group, now in self._busy_s.items()}
@@ -355,7 +355,7 @@ class Recorder:
                 ) from error
 
 
-_COLUMNS = ("iteration", "env_steps", "wall_s", "eval_return")  # of metrics.jsonl that are no metrics
+_NON_METRICS = ("iteration", "env_steps", "wall_s", "eval_return")  # columns of metrics.jsonl
 
 
 def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
@@ -365,7 +365,7 @@ def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
       FdgError: a metric has the name of another column, or is a random key or a complex number.
     """
     for name, metric in metrics.items():
-        if name in _COLUMNS:
+        if name in _NON_METRICS:
             raise FdgError(
                 f"metric '{name}': metrics.jsonl has its own column of this name: rename the metric"
             )
@@ -388,7 +388,7 @@ def _metrics_row(metrics: Mapping[str, np.ndarray], per_agent: Sequence[str]) ->
 
 
 def _finite_mean(values: np.ndarray) -> Any:
-    """A scalar unchanged; for values `[agents]` the mean of the finite ones, NaN if there are none."""
+    """A scalar unchanged; for values `[agents]` the mean of the finite values, NaN if there are none."""
     if np.ndim(values) == 0:
         return values
     if not np.issubdtype(values.dtype, np.floating):

@@ -42,7 +42,7 @@ _PLACE_TYPE = tuple[int, str, int, str, Literal["input", "result", "state"]]  # 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedArray:
-    """An array of a recording, maybe without its elements."""
+    """An array of a recording, with or without its elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -90,12 +90,12 @@ class Recording:
     # `of` (the run), `iteration` (completed before the recording), `iterations` (number of recorded
     # iterations), `versions`, `settings`
     facts: Mapping[str, Any]
-    recorded: tuple[Border, ...]  # the borders; their arrays are `RecordedArray`
+    borders: tuple[Border, ...]  # their arrays are `RecordedArray`
 
     @property
     def start(self) -> Border:
         """The state before the first recorded iteration."""
-        return self.recorded[0]
+        return self.borders[0]
 
 
 def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Border], limit: int) -> Path:
@@ -110,13 +110,13 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
         files.replacing(path) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
     ):
-        for number, border in enumerate(borders):
+        for index, border in enumerate(borders):
             arrays = []
             for name, array in border.arrays.items():
                 array_digest = digest(array)
                 arrays.append([name, str(array.dtype), list(array.shape), array_digest])
-                if array_digest not in stored and (number == 0 or array.nbytes <= remaining):
-                    remaining -= array.nbytes if number else 0
+                if array_digest not in stored and (index == 0 or array.nbytes <= remaining):
+                    remaining -= array.nbytes if index else 0
                     stored.add(array_digest)
                     package.writestr(f"{array_digest}.npy", _npy_bytes(array))
             entries.append([*border.place, arrays])
@@ -145,15 +145,13 @@ def read_recording(path: Path) -> Recording:
     try:
         return Recording(_check_facts(facts), tuple(_parse_borders(facts["borders"], arrays)))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise FdgError(
-            f"{path} is not a recording: {FACTS} is not what was written ({one_line(error)})"
-        ) from None
+        raise FdgError(f"{path} is not a recording: {FACTS} is invalid ({one_line(error)})") from None
 
 
 def _check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     entries = {name: facts[name] for name in ("of", "iteration", "iterations", "versions", "settings")}
     if not matches(tuple(entries.values()), tuple[str, int, int, dict, dict]):
-        raise ValueError("an entry has another type")
+        raise ValueError("an entry has the wrong type")
     if entries["iteration"] < 0 or entries["iterations"] < 1:
         raise ValueError("iteration is below 0, or iterations below 1")
     return entries
@@ -161,15 +159,15 @@ def _check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_borders(entries: Any, arrays: Mapping[str, np.ndarray]) -> Iterator[Border]:
     """Parses borders from JSON; checks that the first one is a state with all of its arrays."""
-    for number, (iteration, fragment, call, parent, side, values) in enumerate(entries):
+    for index, (iteration, fragment, call, parent, side, values) in enumerate(entries):
         if not matches((iteration, fragment, call, parent, side), _PLACE_TYPE):
-            raise ValueError(f"border {number} is invalid")
-        recorded = {name: _parse_array(dtype, shape, digest, arrays) for name, dtype, shape, digest in values}
-        if len(recorded) != len(values) or not all(isinstance(name, str) for name in recorded):
-            raise ValueError(f"border {number} has a repeated or missing name")
-        if number == 0 and (side != "state" or any(value.array is None for value in recorded.values())):
+            raise ValueError(f"border {index} is invalid")
+        parsed = {name: _parse_array(dtype, shape, digest, arrays) for name, dtype, shape, digest in values}
+        if len(parsed) != len(values) or not all(isinstance(name, str) for name in parsed):
+            raise ValueError(f"border {index} has a repeated or missing name")
+        if index == 0 and (side != "state" or any(value.array is None for value in parsed.values())):
             raise ValueError("it does not begin with a state")
-        yield Border(iteration, fragment, call, parent, side, recorded)
+        yield Border(iteration, fragment, call, parent, side, parsed)
     if not entries:
         raise ValueError("it has no borders")
 
@@ -324,12 +322,12 @@ def describe_border(border: Border) -> str:
 def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The distance of elements in units in the last place, uint64; 0 between -0.0 and 0.0."""
 
-    def ordered(x: np.ndarray) -> np.ndarray:
+    def sortable_integers(x: np.ndarray) -> np.ndarray:
         integers = bits(x).view(f"i{x.dtype.itemsize}").astype(np.int64)
         lowest = -(1 << (8 * x.dtype.itemsize - 1))
         with np.errstate(over="ignore"):
             return np.where(integers < 0, np.int64(lowest) - integers, integers)
 
-    x, y = ordered(a), ordered(b)
+    x, y = sortable_integers(a), sortable_integers(b)
     with np.errstate(over="ignore"):
         return np.where(x > y, x - y, y - x).view(np.uint64)

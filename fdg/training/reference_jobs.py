@@ -49,7 +49,7 @@ class ReferenceJob:
     def of_key(cls, key: str) -> "ReferenceJob":
         """The inverse of `key`."""
         algorithm, env, fields, policy, sizes, devices = json.loads(key)
-        return cls(algorithm, env, _pairs(fields), policy, _pairs(sizes), devices)
+        return cls(algorithm, env, _as_pairs(fields), policy, _as_pairs(sizes), devices)
 
     @property
     def key(self) -> str:
@@ -67,11 +67,11 @@ class ReferenceJob:
         return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
 
 
-def _pairs(items: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+def _as_pairs(items: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in items)
 
 
-def _sizes(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
+def _rollout_fields(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
     sizes = (("num_envs", num_envs), ("num_steps", num_steps))
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
@@ -81,16 +81,16 @@ _COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
 _STALE = ("SingleLearnerCoarse", (("staleness", 1),))
 _FINE = ("SingleLearnerFine", ())
 _CENTRAL = ("Central", ())
-_TINY = ("PPO", "CartPole-v1", _sizes(16, 32))
-_CARTPOLE = ("PPO", "CartPole-v1", _sizes(256, 32))
-_PENDULUM = ("PPO", "Pendulum-v1", _sizes(128, 64, 256))
-_CAR = ("PPO", "MountainCar-v0", _sizes(512, 64))
-_A2C = ("A2C", "CartPole-v1", _sizes(512, 8))
-_A2C_ACROBOT = ("A2C", "Acrobot-v1", _sizes(2048, 8, 128))
-_A2C_PENDULUM = ("A2C", "Pendulum-v1", _sizes(64, 32, 256))
+_TINY = ("PPO", "CartPole-v1", _rollout_fields(16, 32))
+_CARTPOLE = ("PPO", "CartPole-v1", _rollout_fields(256, 32))
+_PENDULUM = ("PPO", "Pendulum-v1", _rollout_fields(128, 64, 256))
+_CAR = ("PPO", "MountainCar-v0", _rollout_fields(512, 64))
+_A2C = ("A2C", "CartPole-v1", _rollout_fields(512, 8))
+_A2C_ACROBOT = ("A2C", "Acrobot-v1", _rollout_fields(2048, 8, 128))
+_A2C_PENDULUM = ("A2C", "Pendulum-v1", _rollout_fields(64, 32, 256))
 _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
-_PQN = ("PQN", "Acrobot-v1", _sizes(1024, 16))
-_SPREAD = ("IPPO", "MPE_simple_spread_v3", _sizes(64, 25))
+_PQN = ("PQN", "Acrobot-v1", _rollout_fields(1024, 16))
+_SPREAD = ("IPPO", "MPE_simple_spread_v3", _rollout_fields(64, 25))
 # Each class of operations dominates some of these jobs, and each overhead dominates others. All of them
 # belong to the half of the cells of `bench.costs` to which the model may be fitted.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
@@ -118,7 +118,7 @@ def time_reference_jobs(
     Jobs on CPUs run in child processes, others on `devices`.
     """
     on_cpu = devices[0].platform == "cpu"
-    best: dict[ReferenceJob, float] = {}
+    best_seconds: dict[ReferenceJob, float] = {}
     with contextlib.ExitStack() as stack:
         groups: list[tuple[list[ReferenceJob], _ThisProcess | _ChildProcess]] = []
         for count in sorted({job.devices for job in jobs}):
@@ -134,9 +134,9 @@ def time_reference_jobs(
         for i in range(_ROUNDS):
             say(f"training: round {i + 1} of {_ROUNDS}")
             for group_jobs, timer in groups:
-                times = zip(group_jobs, timer.round(), strict=True)
-                best.update((job, seconds) for job, seconds in times if seconds is not None)
-    return best
+                times = zip(group_jobs, timer.run_round(), strict=True)
+                best_seconds.update((job, seconds) for job, seconds in times if seconds is not None)
+    return best_seconds
 
 
 def fit_to_jobs(calibration: Calibration) -> Calibration:
@@ -162,8 +162,8 @@ class _ThisProcess:
             with contextlib.suppress(FdgError):
                 self._iterations[-1] = iterations_of(*job.build(), devices)
 
-    def round(self) -> Sequence[float | None]:
-        """Measures once more; the least seconds per iteration of each job so far, None if it cannot run."""
+    def run_round(self) -> Sequence[float | None]:
+        """Measures once more; returns the least seconds per iteration of each job, None if it cannot run."""
         for iterations in self._iterations:
             if iterations is not None:
                 iterations.measure()
@@ -188,7 +188,7 @@ class _ChildProcess:
         self._no_times: Sequence[float | None] = [None] * len(jobs)
         self._process.stdout.readline()  # type: ignore[union-attr]  # waits until all jobs are compiled
 
-    def round(self) -> Sequence[float | None]:
+    def run_round(self) -> Sequence[float | None]:
         requests, responses = self._process.stdin, self._process.stdout
         assert requests is not None and responses is not None
         try:
@@ -211,7 +211,7 @@ def run_child(count: int, keys: Sequence[str]) -> None:
     jobs = _ThisProcess([ReferenceJob.of_key(key) for key in keys], jax.devices("cpu")[:count])
     print("compiled", flush=True)
     for _ in sys.stdin:
-        print(json.dumps(jobs.round()), flush=True)
+        print(json.dumps(jobs.run_round()), flush=True)
 
 
 if __name__ == "__main__":

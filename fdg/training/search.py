@@ -27,7 +27,7 @@ from fdg import files
 from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
-from fdg.training.curves import finish, make_figure, style
+from fdg.training.curves import finish_figure, make_figure, style_of
 from fdg.training.job import Job, lengths
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
@@ -81,7 +81,7 @@ def write_results(run: RunDirectory, space: Space, trials: Sequence[Trial], agen
     run.publish_json("search.json", content)
     if not trials:
         return []
-    run.publish("search.png", lambda file: _draw(trials, file))
+    run.publish("search.png", lambda file: _plot_trials(trials, file))
     lines = [trials_table(trials, [parameter.name for parameter in space])]
     if best is None:
         return [*lines, "best: none, since no trial is done"]
@@ -104,21 +104,21 @@ def trials_table(trials: Sequence[Trial], names: Sequence[str]) -> str:
     return first_rows(["trial", *names, "return", "95% interval", ""], rows)
 
 
-def _draw(trials: Sequence[Trial], picture: Any) -> None:
+def _plot_trials(trials: Sequence[Trial], picture: Any) -> None:
     """Plots each trial's return and the best so far."""
     figure, axes = make_figure()
-    (_, points), (_, line) = style(0), style(1)
+    (_, points), (_, line) = style_of(0), style_of(1)
     values = np.array([trial.value for trial in trials], float)
     axes.scatter(range(len(values)), values, color=points, s=20, label="a trial")
     finite = np.where(np.isfinite(values), values, -np.inf)
     best = np.maximum.accumulate(finite)
     axes.plot(np.flatnonzero(np.isfinite(best)), best[np.isfinite(best)], color=line, label="best so far")
     bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):  # drawn at the lowest return, so that they are visible
+    if len(bad):  # plotted at the lowest return, so that they are visible
         bottom = values[np.isfinite(values)].min() if len(bad) < len(values) else 0.0
         axes.scatter(bad, [bottom] * len(bad), color="#999999", marker="x", label="ended early, or refused")
     axes.set(title="search", xlabel="trial", ylabel="mean return")
-    finish(figure, [axes], "trials")
+    finish_figure(figure, [axes], "trials")
     figure.savefig(picture, format="png", dpi=150)
 
 
@@ -207,13 +207,13 @@ class _Search:
 
     def carry_out(self) -> tuple[Path, list[Trial], int | None]:
         total, caught = self.job.optuna or 0, None
-        while caught is None and (number := len(self._ended_trials())) < total:
-            if not self._open_trials() and not self._propose(number):
-                rest = f"{total - number} of {total} trials are left out"
-                self.say(f"all {number} combinations of values have been tried: {rest}")
+        while caught is None and (num_ended := len(self._ended_trials())) < total:
+            if not self._open_trials() and not self._propose(num_ended):
+                rest = f"{total - num_ended} of {total} trials are left out"
+                self.say(f"all {num_ended} combinations of values have been tried: {rest}")
                 break
-            caught = self._run_trial(self._open_trials()[0], number, total)
-        trials = self._results()
+            caught = self._run_trial(self._open_trials()[0], num_ended, total)
+        trials = self._trial_results()
         if caught is not None:
             self.say(f"interrupted, and saved: go on with --resume {self.run.path}")
         for line in write_results(self.run, self.space, trials, self.job.agents):
@@ -221,7 +221,7 @@ class _Search:
         self.say(f"run directory {self.run.path}")
         return self.run.path, trials, caught
 
-    def _propose(self, number: int) -> bool:
+    def _propose(self, num_ended: int) -> bool:
         """Adds a trial with untried values; equal values would repeat a trial, since all have the same seeds.
 
         Optuna proposes values; after `_MAX_PROPOSALS` tried proposals they are random. Returns False if all
@@ -233,7 +233,7 @@ class _Search:
         tried = [trial.params for trial in self._ended_trials()]
         if math.prod(parameter.count for parameter in self.space) <= len(tried):
             return False
-        seed = self.job.seed + number  # a resumed search has the same seeds
+        seed = self.job.seed + num_ended  # a resumed search has the same seeds
         memory_study = optuna.create_study(direction="maximize", sampler=TPESampler(seed=seed))
         memory_study.add_trials(self.study.get_trials())
         for attempt in itertools.count():
@@ -241,7 +241,7 @@ class _Search:
                 memory_study.sampler = RandomSampler(seed=seed)
             trial = memory_study.ask()
             for parameter in self.space:
-                parameter.suggested(trial)
+                parameter.suggest(trial)
             if trial.params not in tried:
                 break
             memory_study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -269,7 +269,7 @@ class _Search:
             if trial.state.name in ("COMPLETE", "PRUNED") or "refused" in trial.user_attrs
         ]
 
-    def _results(self) -> list[Trial]:
+    def _trial_results(self) -> list[Trial]:
         return [
             Trial(
                 _trial_folder(trial),
@@ -282,16 +282,16 @@ class _Search:
             for trial in self._ended_trials()
         ]
 
-    def _run_trial(self, trial: Any, number: int, total: int) -> int | None:
+    def _run_trial(self, trial: Any, num_ended: int, total: int) -> int | None:
         """Runs one trial; returns the signal that interrupted it, or None."""
         from optuna.trial import TrialState
 
         self.run.check_there()  # raises if the directory was removed: a trial would recreate it
         trials = files.make_folder(self.run.path / "trials")
-        values = {p.name: p.suggested(trial) for p in self.space}
+        values = {p.name: p.suggest(trial) for p in self.space}
         name = _trial_folder(trial)
         settings = ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
-        self.say(f"trial {number + 1} of {total}: {settings}")
+        self.say(f"trial {num_ended + 1} of {total}: {settings}")
         pruner = None
         try:
             files.check_own(trials / name, is_folder=True)
@@ -403,7 +403,7 @@ def _trial_folder(trial: Any) -> str:
     return folder if isinstance(folder, str) and re.fullmatch(r"\d{4,9}", folder) else f"{trial.number:04d}"
 
 
-def is_whole(algorithm: Any, name: str) -> bool:
+def allows_integer(algorithm: Any, name: str) -> bool:
     """Whether the annotation of a hyperparameter allows an integer."""
     annotation = typing.get_type_hints(type(unwrap_sweep(algorithm))).get(name)
     return annotation is int or int in typing.get_args(annotation)

@@ -180,10 +180,10 @@ def _parse_grid_range(name: str, text: str) -> list[float]:
         )
     kind, count = match[1], int(match[4])
     low, high = _parse_float(name, match[2]), _parse_float(name, match[3])
-    high = high if 2 <= count <= _MAX_VALUES else math.nan
+    high = high if 2 <= count <= _MAX_VALUES else math.nan  # `_check_ends` refuses nan
     _check_ends(f"sweep: {name}={text}", low, high, kind == "log", ", in 2 values or more")
-    space = np.geomspace if kind == "log" else np.linspace
-    return [float(f"{value:.8g}") for value in space(low, high, count)]
+    spaced = np.geomspace if kind == "log" else np.linspace
+    return [float(f"{value:.8g}") for value in spaced(low, high, count)]
 
 
 _RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
@@ -197,26 +197,26 @@ class Range:
     low: float
     high: float
     log: bool
-    whole: bool = False  # whether it has only integers
+    integer: bool = False  # whether all values are integers
 
     def __post_init__(self):
         _check_ends(f"search: {self}", self.low, self.high, self.log)
-        if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
+        if self.integer and not (float(self.low).is_integer() and float(self.high).is_integer()):
             raise FdgError(f"search: {self}: {self.name} is an integer: give whole numbers")
 
-    def suggested(self, trial: Any) -> Any:
+    def suggest(self, trial: Any) -> Any:
         """The value that Optuna suggests for a trial."""
-        if self.whole:
+        if self.integer:
             return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(self.name, self.low, self.high, log=self.log)
 
     @property
     def count(self) -> float:
         """The number of values; infinite for floats."""
-        return self.high - self.low + 1 if self.whole else math.inf
+        return self.high - self.low + 1 if self.integer else math.inf
 
     def __str__(self) -> str:
-        ends = (int(self.low), int(self.high)) if self.whole and self.low % 1 == self.high % 1 == 0 else (
+        ends = (int(self.low), int(self.high)) if self.integer and self.low % 1 == self.high % 1 == 0 else (
             self.low, self.high)  # fmt: skip
         return f"{self.name}={'log' if self.log else 'lin'}:{ends[0]!r}..{ends[1]!r}"
 
@@ -244,7 +244,7 @@ class Choices:
         """The values as text."""
         return [value_text(value) for value in self.values]
 
-    def suggested(self, trial: Any) -> Any:
+    def suggest(self, trial: Any) -> Any:
         """The value that Optuna suggests for a trial; Optuna stores its label."""
         return self.values[self.labels.index(trial.suggest_categorical(self.name, self.labels))]
 
@@ -269,13 +269,13 @@ def parse_space(text: str, read: Callable[[str], tuple[Callable[[str], Any], boo
     parameters: list[Range | Choices] = []
     for raw_name, values in _split_words(text, "search", "NAME=VALUES (hidden=64,64/128,128)"):
         name = raw_name.replace("-", "_")
-        value_of, is_tuple, is_integer = read(name)
+        parse_value, is_tuple, is_integer = read(name)
         if match := _RANGE.fullmatch(values):
-            parameters.append(_parse_range(name, match, value_of, is_integer))
+            parameters.append(_parse_range(name, match, parse_value, is_integer))
             continue
         parts = re.split(r"[|/]", values) if is_tuple else values.split("|" if "|" in values else ",")
         try:
-            parameters.append(Choices(name, tuple(value_of(part) for part in parts)))
+            parameters.append(Choices(name, tuple(parse_value(part) for part in parts)))
         except ValueError as error:
             if isinstance(error, FdgError):
                 raise
@@ -344,9 +344,9 @@ def flags_text(values: Mapping[str, Any]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value_text(value)}" for name, value in values.items())
 
 
-def _parse_range(name: str, match: re.Match, value_of: Callable[[str], Any], is_integer: bool) -> Range:
+def _parse_range(name: str, match: re.Match, parse_value: Callable[[str], Any], is_integer: bool) -> Range:
     try:
-        ends = value_of(match[2]), value_of(match[3])
+        ends = parse_value(match[2]), parse_value(match[3])
         if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
             raise ValueError(f"{ends} are not numbers")
         low, high = map(float, ends)

@@ -28,7 +28,7 @@ from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
-Steps = Generator["Border", None, list[Any]]
+Steps = Generator["Border", None, list[Any]]  # yields borders, returns the results
 OLDER = "older"  # prefix of the names of the older parameters in a state with staleness
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip
@@ -74,10 +74,10 @@ class Stepper:
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
         """The border with the state after `iteration` iterations, and with metrics if they are given."""
         names = [*self._names[0], *self._names[1][: len(metrics)]]
-        return Border(iteration, "", 0, "", "state", _by_name(names, [*leaves, *metrics]))
+        return Border(iteration, "", 0, "", "state", _arrays_by_name(names, [*leaves, *metrics]))
 
     def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
-        """Yields all borders from the state `leaves` on, without end; the state is the first border."""
+        """Yields all borders, without end; the first is the state `leaves`."""
         leaves = [to_host(leaf) for leaf in leaves]
         yield self.state(iteration, leaves)
         for self._iteration in itertools.count(iteration + 1):
@@ -153,14 +153,14 @@ class Stepper:
         place = self._iteration, name, self._calls[name], parent
         debug_info = jaxpr.debug_info
         names = _argument_names(debug_info.arg_names, values, "input")
-        yield Border(*place, "input", _by_name(names, values))
+        yield Border(*place, "input", _arrays_by_name(names, values))
         if fragments_in(jaxpr.eqns):
             results = yield from self._run(closed, values, name)
         else:
             function = self._functions(eqn, None, lambda: self._make_program(eqn, name))
             results = [to_host(x) for x in function(*values)]
         names = _argument_names(debug_info.result_paths, results, "result")
-        yield Border(*place, "result", _by_name(names, results))
+        yield Border(*place, "result", _arrays_by_name(names, results))
         return results
 
     def _make_program(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
@@ -202,18 +202,18 @@ def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
     """Splits a jaxpr into parts in order: (equation with fragments, None) or (None, other operations)."""
     parts: list[Any] = []
     last_reader: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
-    for number, eqn in reversed(list(enumerate(jaxpr.eqns))):
+    for index, eqn in reversed(list(enumerate(jaxpr.eqns))):
         for v in jaxprs.variables(eqn.invars):
-            last_reader.setdefault(v, number)  # the last equation that reads it
-    numbered_equations = enumerate(jaxpr.eqns)
-    for has_fragments, group in itertools.groupby(numbered_equations, lambda pair: _has_fragments(pair[1])):
+            last_reader.setdefault(v, index)  # the last equation that reads it
+    indexed_equations = enumerate(jaxpr.eqns)
+    for has_fragments, group in itertools.groupby(indexed_equations, lambda pair: _has_fragments(pair[1])):
         pairs = list(group)
         if has_fragments:
             parts += [(eqn, None) for _, eqn in pairs]
             continue
-        equations, last_number = [eqn for _, eqn in pairs], pairs[-1][0]
+        equations, last_index = [eqn for _, eqn in pairs], pairs[-1][0]
         produced = [v for eqn in equations for v in eqn.outvars]
-        outputs = [v for v in produced if last_reader.get(v, -1) > last_number]
+        outputs = [v for v in produced if last_reader.get(v, -1) > last_index]
         inputs = list(dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars)))
         inputs = [v for v in inputs if v not in set(produced)]
         function = core.jaxpr_as_fun(jaxprs.build(inputs, outputs, equations, checked=False))
@@ -233,7 +233,7 @@ def _stack(rows: Sequence[Any], aval: Any) -> Any:
     return jax.numpy.stack(rows) if keys.is_key(aval.dtype) else np.stack(rows)
 
 
-def _by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
+def _arrays_by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]:
     """Arrays by name, without None (unused results); random keys as their key data."""
     pairs = zip(names, values, strict=True)
     return {name: np.asarray(keys.to_data(value)) for name, value in pairs if value is not None}
@@ -248,7 +248,7 @@ def _argument_names(names: Any, values: Sequence[Any], prefix: str) -> list[str]
 
 
 def _state_names(state: Any) -> list[str]:
-    """Names of a state's arrays; those of the algorithm's state are the same with and without staleness."""
+    """Names of a state's arrays; with staleness, arrays of the algorithm keep the names they have without."""
     names = _leaf_paths(state)
     if not isinstance(state, DelayedState):
         return names

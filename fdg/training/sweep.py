@@ -91,7 +91,7 @@ class Sweep:
             raise FdgError("exploit_every: there is only one agent: give more values, or num_seeds")
 
     def _points_to_check(self) -> list[dict[str, float]]:
-        """All points; if there are too many, each value alone and the corners: allowed ranges are convex."""
+        """All points; if they are too many, single values and corners, since allowed ranges are convex."""
         if len(self.points) <= _MAX_CHECKED:
             return self.points
         base = self.points[0]
@@ -129,7 +129,7 @@ class Sweep:
     def seeds(self, seed: int) -> list[int]:
         """The seed of each agent: `seed`, `seed + 1`, ... for every point.
 
-        In a population all seeds differ, or an agent would draw the same numbers as the one that it copies.
+        In a population all seeds differ, or an agent would draw the same numbers as the agent that it copies.
         """
         if self.exploit_every is not None:
             return [seed + i for i in range(self.agents)]
@@ -148,13 +148,11 @@ class Sweep:
         fields = {}
         for name, values in self.grid:
             number = np.ravel(np.asarray(state.hyperparameters[name]))[0]
-            exact = {
-                np.float32(value): value for value in values
-            }  # the values before they were rounded to float32
-            fields[name] = exact.get(number, float(number))
+            unrounded = {np.float32(value): value for value in values}
+            fields[name] = unrounded.get(number, float(number))
         return dataclasses.replace(self.algorithm, **fields)
 
-    def chosen(
+    def select_agents(
         self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
     ) -> list[int]:
         """Selects agents of one point; returns their indices.

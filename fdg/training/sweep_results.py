@@ -14,7 +14,7 @@ import numpy as np
 from fdg.errors import FdgError
 from fdg.reading import read_json
 from fdg.showing import words
-from fdg.training.curves import RETURN, columns, finish, make_figure, style
+from fdg.training.curves import RETURN, finish_figure, make_figure, metric_columns, style_of
 from fdg.training.run_directory import RunDirectory, read_metrics, to_json_types
 from fdg.training.space import flags_text, point_text
 from fdg.training.statistics import (
@@ -119,7 +119,7 @@ def metric_by_agent(
     rows: Sequence[Mapping[str, Any]], agents: int, metric: str = RETURN
 ) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps `[rows]`, and a metric by agent `[rows, agents]`; NaN if unknown."""
-    steps, values, _ = columns(rows, "env_steps", metric)
+    steps, values, _ = metric_columns(rows, "env_steps", metric)
     return steps, values if values.shape[1] == agents else np.full((len(steps), agents), math.nan)
 
 
@@ -193,28 +193,28 @@ def draw_points(results: Sequence[PointResult], title: str, measure: str, pictur
     """Plots means and intervals over the hyperparameter with the most values."""
     names = list(results[0].values)
     counts = {name: len({r.values[name] for r in results}) for name in names}
-    x = max(names, key=lambda name: counts[name])
+    x_name = max(names, key=lambda name: counts[name])
     lines: dict[str, list[PointResult]] = {}
     for r in results:
-        rest = {name: value for name, value in r.values.items() if name != x and counts[name] > 1}
-        lines.setdefault(point_text(rest), []).append(r)
+        others = {name: value for name, value in r.values.items() if name != x_name and counts[name] > 1}
+        lines.setdefault(point_text(others), []).append(r)
     figure, axes = make_figure()
     for i, (label, points) in enumerate(lines.items()):
-        finite = sorted((r for r in points if math.isfinite(r.mean)), key=lambda r: r.values[x])
-        positions, means = [r.values[x] for r in finite], [r.mean for r in finite]
-        stroke, colour = style(i)
-        axes.plot(positions, means, stroke, marker="o", markersize=4, color=colour, label=label or None)
+        finite = sorted((r for r in points if math.isfinite(r.mean)), key=lambda r: r.values[x_name])
+        positions, means = [r.values[x_name] for r in finite], [r.mean for r in finite]
+        dashes, colour = style_of(i)
+        axes.plot(positions, means, dashes, marker="o", markersize=4, color=colour, label=label or None)
         ends = [r.interval or (r.mean, r.mean) for r in finite]
         if any(r.interval for r in finite):
             low, high = zip(*ends, strict=True)
             axes.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
         for r in finite:
-            axes.scatter([r.values[x]] * len(r.returns), r.returns, s=6, color=colour, alpha=0.35)
-    values = sorted({r.values[x] for r in results})
+            axes.scatter([r.values[x_name]] * len(r.returns), r.returns, s=6, color=colour, alpha=0.35)
+    values = sorted({r.values[x_name] for r in results})
     if values[0] > 0 and values[-1] > 5 * values[0]:
         axes.set_xscale("log")
-    axes.set(title=title, xlabel=x.replace("_", " "), ylabel=f"return: {measure}")
-    finish(figure, [axes], x)
+    axes.set(title=title, xlabel=x_name.replace("_", " "), ylabel=f"return: {measure}")
+    finish_figure(figure, [axes], x_name)
     figure.savefig(picture, format="png", dpi=150)
 
 
@@ -226,7 +226,7 @@ def draw_schedules(
 
     names = [name for name, values in sweep.grid if len(values) > 1] or [sweep.grid[0][0]]
     figure = Figure(figsize=(7.0, 1.0 + 2.4 * len(names)), layout="constrained")
-    (_, faint), (_, strong) = style(0), style(1)
+    (_, faint), (_, strong) = style_of(0), style_of(1)
     panels = np.ravel(figure.subplots(len(names), 1, sharex=True))
     for name, axes in zip(names, panels, strict=True):
         steps, values = metric_by_agent(rows, sweep.agents, name)
@@ -237,7 +237,7 @@ def draw_schedules(
         axes.set_ylabel(name.replace("_", " "))
     axes.set_xlabel("steps of each agent")
     figure.suptitle(title, fontsize="medium")
-    finish(figure, list(panels), "env_steps")
+    finish_figure(figure, list(panels), "env_steps")
     figure.savefig(picture, format="png", dpi=150)
 
 

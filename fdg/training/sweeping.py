@@ -14,7 +14,7 @@ from fdg.placing.policy import checked_devices
 from fdg.training.fit import fit, make_job
 from fdg.training.loading import StoredRun
 from fdg.training.run import Run
-from fdg.training.search import Trial, best_trial, carry_out_search, is_whole
+from fdg.training.search import Trial, allows_integer, best_trial, carry_out_search
 from fdg.training.settings import flatten_config
 from fdg.training.space import make_grid, make_space, space_text
 from fdg.training.sweep import Sweep, check_names
@@ -60,7 +60,7 @@ def sweep(
         )
         print(run.best.algorithm.learning_rate, run.best.evaluate())
     """
-    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # names first, then the values
+    check_names(algorithm, [str(name).replace("-", "_") for name in values])  # before values are parsed
     return fit(Sweep(algorithm, make_grid(values), num_seeds, exploit_every), policy, **settings)
 
 
@@ -134,11 +134,11 @@ def search(
     """
     if trials < 1:
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
-    space = make_space(values, lambda name: is_whole(algorithm, name))
+    space = make_space(values, lambda name: allows_integer(algorithm, name))
     options: dict[str, Any] = {"optuna": trials, "search": space_text(space), "halving": halving}
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
     job_devices = None if devices is None else checked_devices(devices)
     path, results, signal = carry_out_search(job, space, job_devices, quiet=not progress)
-    # Values that the caller gave, so that `best` may import what they name; not choices of networks.
+    # `best` may import modules that these values name. Choices of networks are not among these values.
     caller_values = flatten_config(job.config)
     return Search(path, tuple(results), signal is not None, caller_values)

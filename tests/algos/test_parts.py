@@ -12,7 +12,7 @@ import envs
 import policies
 from algos import presets
 from algos.values import Layers
-from fdg.commands.flags import fields_of
+from fdg.commands.flags import flags_of
 from fdg.errors import FdgError
 from fdg.settings.fields import hyperparameter, structural
 from fdg.settings.parts import Part, flattened
@@ -41,7 +41,7 @@ class Noisy(algos.PPO):
 def test_fields_of_a_part_are_fields_flags_and_defaults():
     names = [field.name for field in dataclasses.fields(Noisy)]
     assert names[-3:] == ["scale", "steps", "last"]
-    flags = {flag.name: flag for flag in fields_of(Noisy)}
+    flags = {flag.name: flag for flag in flags_of(Noisy)}
     assert (flags["scale"].default, flags["scale"].help, flags["steps"].default) == (0.5, "how much", 3)
     assert flags["hidden"].default == (8,)
     assert "noise" not in flags
@@ -128,7 +128,7 @@ class _Placed(policies.Split):
 )
 def test_settings_that_python_would_ignore_are_refused(cls, words):
     """`dataclasses` reads fields of decorated classes alone, and no attribute without a type."""
-    for use in (lambda: cls(**({} if cls is _Placed else {"env": ENV})), lambda: fields_of(cls)):
+    for use in (lambda: cls(**({} if cls is _Placed else {"env": ENV})), lambda: flags_of(cls)):
         with pytest.raises(FdgError, match=re.escape(words)) as error:
             use()
         assert str(error.value).startswith(f"{cls.__name__} (test_parts.py, line ")

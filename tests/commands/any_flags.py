@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import algos
 import policies
 from fdg.commands import calibrate_machine, cluster, launch_processes, using
-from fdg.commands.flags import Flag, JobFlags, fields_of
+from fdg.commands.flags import Flag, JobFlags, flags_of
 from fdg.kinds import is_tuple, shown
 from fdg.training.settings import Processes
 from tests import tiny
@@ -92,7 +92,7 @@ BY_NAME: dict[str, Sequence[str]] = {
     "xla_options": ("preset", "none", "xla_x=1", "a=b", "", "xla_cpu_prefer_vector_width=256"),
 }
 # One process cannot become one of several, and back, ten thousand times.
-PROCESSES = {flag.name for flag in fields_of(Processes)}
+PROCESSES = {flag.name for flag in flags_of(Processes)}
 OWN: Mapping[str, type] = {
     f"tests.tiny:{kind.__name__}": kind for kind in (tiny.Walk, tiny.Pupil, tiny.Silent)
 }

@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from fdg.commands.cluster_report import FailureModel, best_interval, daly, expected_goodput, simulate, young
+from fdg.commands.cluster_report import (
+    FailureModel,
+    best_interval,
+    daly_interval,
+    expected_goodput,
+    simulate,
+    young_interval,
+)
 from fdg.errors import FdgError
 
 JOB = FailureModel(between=10_000.0, save=50.0, restart=100.0)
@@ -15,20 +22,20 @@ JOB = FailureModel(between=10_000.0, save=50.0, restart=100.0)
 def test_nothing_fails_and_saving_costs_its_share():
     never = FailureModel(math.inf, 10.0, 100.0)
     assert simulate(never, 90.0, 90.0 * 100) == pytest.approx(0.9, abs=2e-3)
-    assert daly(never) == math.inf and expected_goodput(never, 90.0) == pytest.approx(0.9)
+    assert daly_interval(never) == math.inf and expected_goodput(never, 90.0) == pytest.approx(0.9)
 
 
 def test_the_simulation_keeps_what_the_formula_says():
-    for interval in (300.0, daly(JOB), 4000.0):
+    for interval in (300.0, daly_interval(JOB), 4000.0):
         drawn = sum(simulate(JOB, interval, 3e6, seed) for seed in range(4)) / 4
         assert drawn == pytest.approx(expected_goodput(JOB, interval), rel=0.02)
 
 
 def test_the_best_interval_is_near_dalys():
-    tried = [daly(JOB) * by for by in (0.2, 0.5, 1.0, 2.0, 5.0)]
+    tried = [daly_interval(JOB) * by for by in (0.2, 0.5, 1.0, 2.0, 5.0)]
     best, kept = best_interval(JOB, tried, 1e6)
     assert best in tried[1:4] and kept > simulate(JOB, tried[0], 1e6)
-    assert young(JOB) == pytest.approx(1000.0)
+    assert young_interval(JOB) == pytest.approx(1000.0)
 
 
 def test_saving_that_never_ends_keeps_nothing():

@@ -39,7 +39,7 @@ SIZES = {
 def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
     lengths, sizes, iterations = parse_lengths("lognormal:6,30"), {**SIZES, **more}, 6
     found = replay(lengths, sizes, lag, max_age, iterations)
-    clock = Clock(Sizes(**sizes), lambda response: int(lengths.ticks[response % len(lengths.ticks)]))
+    clock = Clock(Sizes(**sizes), lambda response: int(lengths.num_steps[response % len(lengths.num_steps)]))
     before = 2 * (sizes["ahead"] + 1)
     ages, kept, most = [], [], sizes["ahead"] if max_age is None else max_age
     for n in range((before + iterations) * 2):
@@ -57,7 +57,7 @@ def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
     assert max(kept) <= most + math.ceil(lag / 2)
     assert found.ticks == ticks / iterations
     assert found.busy == pytest.approx(busy / (6 * ticks))
-    assert (found.lag, found.oldest) == (pytest.approx(np.mean(kept)), max(kept))
+    assert (found.mean_age, found.oldest) == (pytest.approx(np.mean(kept)), max(kept))
     assert found.masked == pytest.approx(1 - len(kept) / len(ages))
     assert found.rate == pytest.approx(len(kept) / ticks)
 
@@ -70,7 +70,7 @@ def test_lengths_have_the_mean_and_the_longest_that_were_given():
     assert sorted(set(tokens.tolist())) == [3, 4, 5, 6, 7]
     rows = [{"response_length": 4.0, "response_length_max": 9.0}, {"loss": 1.0}]
     assert np.max(lengths_of_run(rows, "runs/x").tokens) == 9
-    assert parse_lengths("constant:1").ticks.max() == 1
+    assert parse_lengths("constant:1").num_steps.max() == 1
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_chunks_leave_no_seam(tmp_path, monkeypatch):
     from fdg.training import collecting
 
     collect(run_of(0.5), tmp_path / "whole", 500, num_envs=2)
-    monkeypatch.setattr(collecting, "_CHUNK", 90)
+    monkeypatch.setattr(collecting, "_CHUNK_STEPS", 90)
     collect(run_of(0.5), tmp_path / "chunks", 500, num_envs=2)
     by_start = [sorted(steps_of(tmp_path / name).reward.tolist()) for name in ("whole", "chunks")]
     assert by_start[0] == by_start[1]

@@ -245,7 +245,7 @@ def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", display)
-    monkeypatch.setattr(fit_module, "_SECONDS", 0.0)
+    monkeypatch.setattr(fit_module, "_SECONDS_BETWEEN_PLOTS", 0.0)
     fitted(tmp_path / "run", Walk(), iterations=6, live_plot=True)
     assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
     assert not fit_module.in_notebook()

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args, get_origin
 import pytest
 
 import fdg
-from fdg.commands.flags import JobFlags, Words, fields_of, normalise
+from fdg.commands.flags import JobFlags, Words, flags_of, normalise
 from fdg.commands.parse import parse
 from fdg.errors import FdgError
 from fdg.kinds import from_json, to_json
@@ -107,8 +107,8 @@ def test_a_job_with_another_algorithm_and_policy_says_so_in_its_configuration():
 
 
 def test_each_setting_is_a_flag_with_its_help():
-    text = " ".join(JobFlags(has_length=True).parser().format_help().split())
-    for flag in (flag for group in GROUPS.values() for flag in fields_of(group)):
+    text = " ".join(JobFlags(has_total_steps=True).parser().format_help().split())
+    for flag in (flag for group in GROUPS.values() for flag in flags_of(group)):
         assert flag.option in text and flag.help.split(" (None: ")[0][:20] in text
     assert "--devices-chosen" not in text
 

@@ -58,7 +58,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run():
     )
     with pytest.raises(RunError, match="iteration 21: loss is infinite"):
         finite().check(20, {"loss": np.array([np.inf, 0.0])})
-    with pytest.raises(RunError, match=r"the last good .* so is reward_format: check the reward function"):
+    with pytest.raises(
+        RunError, match=r"the last good .* reward_format is not finite either: check the reward function"
+    ):
         finite().check(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
 
 

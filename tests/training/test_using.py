@@ -111,14 +111,17 @@ def stepped(run):
     [
         (lambda run: run.policy(np.zeros(3)), r"shape \[3\]: CartPole-v1 has shape \[4\], and batches"),
         (lambda run: run.policy("left"), "an observation of CartPole-v1 is an array"),
-        (lambda run: run.policy((np.zeros(4), {})), "info\\) that reset of Gymnasium gives: .*, its first$"),
+        (
+            lambda run: run.policy((np.zeros(4), {})),
+            "info\\) that reset of Gymnasium gives: .*, its first element$",
+        ),
         (
             lambda run: run.policy((np.zeros(4), 1.0, True, False, {})),
-            "that step of Gymnasium .*, its first$",
+            "that step of Gymnasium .*, its first element$",
         ),
         (
             lambda run: run.policy(began(run)),
-            r"pair \(state, observation\) that reset gives: .*, its second$",
+            r"pair \(state, observation\) that reset gives: .*, its second element$",
         ),
         (lambda run: run.policy((np.zeros((3, 4)),) * 2), r"\(state, observation\) that reset gives"),
         (

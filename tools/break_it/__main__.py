@@ -19,22 +19,22 @@ import json
 from collections.abc import Callable
 
 from bench import harness
-from tools.break_it.flags import flags
-from tools.break_it.interrupts import interrupts
-from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kills
-from tools.break_it.losses import losses
+from tools.break_it.flags import run_random_command
+from tools.break_it.interrupts import interrupt_start
+from tools.break_it.kills import LANGUAGE, MANY, STREAMS, kill_run
+from tools.break_it.losses import lose_process
 from tools.break_it.processes import FOLDER, count_circumstances
-from tools.break_it.studies import studies
+from tools.break_it.studies import kill_study
 
 CHECKS: dict[str, Callable[[int], str | None]] = {
-    "flags": flags,
-    "kills": kills,
-    "language": functools.partial(kills, kinds=LANGUAGE, check="language"),
-    "streams": functools.partial(kills, kinds=STREAMS, check="streams"),
-    "many": functools.partial(kills, kinds=MANY, check="many"),
-    "losses": losses,
-    "studies": studies,
-    "interrupts": interrupts,
+    "flags": run_random_command,
+    "kills": kill_run,
+    "language": functools.partial(kill_run, runs=LANGUAGE, check="language"),
+    "streams": functools.partial(kill_run, runs=STREAMS, check="streams"),
+    "many": functools.partial(kill_run, runs=MANY, check="many"),
+    "losses": lose_process,
+    "studies": kill_study,
+    "interrupts": interrupt_start,
 }
 
 
@@ -60,8 +60,8 @@ def main() -> int:
             print(json.dumps({"number": number, "wrong": failures[number]}), file=file, flush=True)
             if failures[number]:
                 print(f"{number}: {failures[number]}", flush=True)
-    if met := count_circumstances(args.what):
-        print(f"circumstances: {met}")
+    if circumstances := count_circumstances(args.what):
+        print(f"circumstances: {circumstances}")
     results = [text for number, text in failures.items() if number < args.count]
     print(f"{args.what}: {sum(map(bool, results))} of {len(results)} went wrong ({path})")
     return int(any(results))

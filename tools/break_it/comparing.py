@@ -16,7 +16,7 @@ def compare(run: Path, undisturbed: Path) -> tuple[float, str]:
       0 if all bits are equal; infinity if anything but floats differs; else the largest difference of floats,
       relative to the largest value of their array, or to 1 if that is larger.
     """
-    values, expected_values = _values(run), _values(undisturbed)
+    values, expected_values = _read_values(run), _read_values(undisturbed)
     only_in_one = [name for name in values.keys() ^ expected_values.keys() if not name.startswith("samples")]
     if only_in_one:
         return np.inf, f"only one of the two runs has {sorted(only_in_one)[:3]}"
@@ -36,7 +36,7 @@ def describe_difference(run: Path, undisturbed: Path, tolerance: float) -> str |
     return f"{where} by {difference:.2g}" if difference > tolerance else None
 
 
-def _values(run: Path) -> dict[str, np.ndarray]:
+def _read_values(run: Path) -> dict[str, np.ndarray]:
     from fdg.training.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(run / "checkpoints")

@@ -36,11 +36,11 @@ MAINS: Mapping[str, Callable[[list[str]], int]] = {
 }
 
 
-def flags(number: int) -> str | None:
+def run_random_command(try_number: int) -> str | None:
     """Runs a random command line; returns what went wrong, or None."""
     from tests.commands.any_flags import draw_line, lay_out, outcome
 
-    command, arguments = draw_line(random.Random(number))
+    command, arguments = draw_line(random.Random(try_number))
     out, errors = io.StringIO(), io.StringIO()
     run = _finished_run().absolute()
     # Replaces pytest's `capsys`; `outcome` reads the errors from it.

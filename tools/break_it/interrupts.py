@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.break_it.processes import cpu_seconds_of, record_circumstances
 
 
-def interrupts(number: int) -> str | None:
+def interrupt_start(try_number: int) -> str | None:
     """Interrupts a run at a random moment of its start; returns what went wrong, or None.
 
     The run must end with status 130 within two seconds, and its output must say how to continue. The moment
@@ -22,7 +22,7 @@ def interrupts(number: int) -> str | None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        flags = ["--devices", "1", "--num-envs", str(4 + number), "--out", str(run)]
+        flags = ["--devices", "1", "--num-envs", str(4 + try_number), "--out", str(run)]
         environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
         environment["JAX_COMPILATION_CACHE_DIR"] = folder  # an empty cache, so that the run compiles
         process = subprocess.Popen(
@@ -32,7 +32,7 @@ def interrupts(number: int) -> str | None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        moment = random.Random(number).uniform(0.0, 12.0)
+        moment = random.Random(try_number).uniform(0.0, 12.0)
         while cpu_seconds_of(process.pid) < moment:
             if process.poll() is not None:
                 process.communicate()
@@ -48,7 +48,7 @@ def interrupts(number: int) -> str | None:
         output, _ = process.communicate()
         cpu_used, seconds, status = cpu_after - cpu_before, time.monotonic() - sent_at, process.returncode
         details = {"moment": moment, "work": cpu_used, "seconds": seconds}
-        record_circumstances("interrupts", number, f"status {status}", **details)
+        record_circumstances("interrupts", try_number, f"status {status}", **details)
         # Before fdg handles Ctrl-C, the signal itself ends the process.
         ended_early = status == -signal.SIGINT and moment < 0.3
         complaint = None

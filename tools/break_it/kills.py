@@ -75,7 +75,7 @@ RUNS: Mapping[str, KillableRun] = {
     "dqn": KillableRun(
         "--algo dqn --num-envs 4 --hidden 8 --total-steps 1920 --learning-starts 300 --buffer-size 1000"
     ),
-    # Each of its four minibatches is one environment, which several learners cannot divide.
+    # Each of the four minibatches is one environment, which several learners cannot divide.
     "recurrent": KillableRun(
         f"--algo recurrent_ppo {_SMALL} --memory-size 8", (_PLACEMENTS[0], *_PLACEMENTS[2:])
     ),
@@ -104,9 +104,9 @@ _TEXT_PLACEMENTS = (
 )
 LANGUAGE: Mapping[str, KillableRun] = {
     algo: KillableRun(
-        f"--algo {algo} {_TEXT} {more}", _TEXT_PLACEMENTS, in_float64=True, first_flags="--preset none"
+        f"--algo {algo} {_TEXT} {sizes}", _TEXT_PLACEMENTS, in_float64=True, first_flags="--preset none"
     )
-    for algo, more in (
+    for algo, sizes in (
         ("sft", "--total-steps 240"),
         ("dpo", "--group-size 2 --total-steps 480"),
         ("grpo", "--group-size 2 --total-steps 480"),
@@ -159,28 +159,28 @@ COMMON_FLAGS = ("--eval-episodes", "0", "--checkpoint-every", "2")
 _PATIENCE = 600.0  # seconds of wall time after which a process counts as hanging
 
 
-def kills(number: int, kinds: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
+def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
     """Kills a run at random moments and resumes it each time; returns what went wrong, or None."""
-    kind = list(kinds)[number % len(kinds)]
-    tried, is_cold = kinds[kind], number % 6 > 3
-    is_moved = bool(tried.placements) and number % 3 == 2
-    float64 = is_moved and tried.in_float64
+    kind = list(runs)[try_number % len(runs)]
+    case, has_empty_cache = runs[kind], try_number % 6 > 3
+    is_moved = bool(case.placements) and try_number % 3 == 2
+    float64 = is_moved and case.in_float64
     cache_folder = FOLDER / "programs"
     undisturbed = FOLDER / "undisturbed" / f"{kind.replace(' ', '-')}{'-float64' * float64}"
-    cpu_seconds: Any = _undisturbed_cpu_seconds(tried, undisturbed, cache_folder, float64)
+    cpu_seconds: Any = _undisturbed_cpu_seconds(case, undisturbed, cache_folder, float64)
     if isinstance(cpu_seconds, str):
         return f"{kind}, undisturbed: {cpu_seconds}"
-    rng, signals = random.Random(number), list(tried.signals)
+    rng, signals = random.Random(try_number), list(case.signals)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        if is_cold:
+        if has_empty_cache:
             cache_folder = Path(folder, "programs")
             cpu_seconds *= 2  # half of the CPU time is compilation
         while True:
-            flags = _flags_by_process(tried, run, rng.choice(tried.placements) if is_moved else "")
+            flags = _flags_by_process(case, run, rng.choice(case.placements) if is_moved else "")
             timed_signal = TimedSignal(signals[0], rng.uniform(0.0, cpu_seconds)) if signals else None
-            if timed_signal and tried.to_one_process:
-                timed_signal = dataclasses.replace(timed_signal, process=rng.randrange(tried.processes))
+            if timed_signal and case.to_one_process:
+                timed_signal = dataclasses.replace(timed_signal, process=rng.randrange(case.processes))
             status, used = _run(flags, cache_folder, timed_signal, float64)
             if status not in (0, *(timed_signal.statuses if timed_signal else ())):
                 return f"{kind}, {flags}, {timed_signal}: status {status}"
@@ -189,34 +189,34 @@ def kills(number: int, kinds: Mapping[str, KillableRun] = RUNS, check: str = "ki
             if status:
                 sent = timed_signal.signal
                 name = "" if sent == signal.SIGKILL else f"{sent.name}, "
-                met = f"{name}{_moment(run)}{', moved' * is_moved}"
-                record_circumstances(check, number, met, kind=kind, cold=is_cold)
+                circumstances = f"{name}{_describe_moment(run)}{', moved' * is_moved}"
+                record_circumstances(check, try_number, circumstances, kind=kind, cold=has_empty_cache)
                 signals.pop(0)
             else:
                 cpu_seconds = used  # the run ended before the signal, because a resumed run has less to do
                 if (run / "summary.json").exists():
                     shutil.rmtree(run)
         tolerance = (1e-12 if float64 else 1e-5) if is_moved else 0.0
-        differing = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), tolerance))
-    return f"{kind}, {'moved, ' * is_moved}killed: {differing}"[:2000] if differing else None
+        difference = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), tolerance))
+    return f"{kind}, {'moved, ' * is_moved}killed: {difference}"[:2000] if difference else None
 
 
 def _undisturbed_cpu_seconds(
-    tried: KillableRun, undisturbed: Path, cache_folder: Path, float64: bool
+    case: KillableRun, undisturbed: Path, cache_folder: Path, float64: bool
 ) -> float | str:
     """CPU seconds of an undisturbed run that finds its programs in the cache; or what went wrong."""
     if not (undisturbed / "cpu_seconds.json").exists():
         cpu_seconds = 0.0
         for _ in range(2):  # the first run fills the cache
             shutil.rmtree(undisturbed, ignore_errors=True)
-            status, cpu_seconds = _run(_flags_by_process(tried, undisturbed, ""), cache_folder, None, float64)
+            status, cpu_seconds = _run(_flags_by_process(case, undisturbed, ""), cache_folder, None, float64)
             if status:
                 return f"status {status}"
         (undisturbed / "cpu_seconds.json").write_text(json.dumps(cpu_seconds))
     return float(json.loads((undisturbed / "cpu_seconds.json").read_text()))
 
 
-def _flags_by_process(tried: KillableRun, run: Path, placement: str) -> list[list[str]]:
+def _flags_by_process(case: KillableRun, run: Path, placement: str) -> list[list[str]]:
     """The flags of each process that starts or resumes a run.
 
     `placement` has the flags of another placement for a resumed run; "" for the placement of its start.
@@ -226,15 +226,15 @@ def _flags_by_process(tried: KillableRun, run: Path, placement: str) -> list[lis
     exists = (run / "config.json").exists()
     if exists and placement:
         return [["--resume", str(run), "--eval-episodes", "0", "--trust", *placement.split()]]
-    where = ["--trust", "--resume"] if exists else [*tried.first_flags.split(), "--out"]
-    common = [*tried.all_flags, *COMMON_FLAGS, *where, str(run)]
-    if (count := tried.processes) == 1:
+    where = ["--trust", "--resume"] if exists else [*case.first_flags.split(), "--out"]
+    common = [*case.all_flags, *COMMON_FLAGS, *where, str(run)]
+    if (count := case.processes) == 1:
         return [common]
     cluster = ["--coordinator-address", f"localhost:{free_port('localhost')}", "--num-processes", str(count)]
     return [[*common, *cluster, "--process-id", str(i)] for i in range(count)]
 
 
-def _moment(run: Path) -> str:
+def _describe_moment(run: Path) -> str:
     """The moment of a kill, as the files of the run show it."""
     if not (run / "config.json").exists():
         return "before the run began"
@@ -283,7 +283,7 @@ def _run(
     targets = children
     if timed_signal is not None and timed_signal.process is not None:
         targets = [children[timed_signal.process]]
-    statuses, cpu_seconds, begun = {}, dict.fromkeys(children, 0.0), time.monotonic()
+    statuses, cpu_seconds, start_time = {}, dict.fromkeys(children, 0.0), time.monotonic()
     hangs = False
     while len(statuses) < len(children):
         running = [child for child in children if child not in statuses]
@@ -297,7 +297,7 @@ def _run(
             for child in set(targets) - statuses.keys():
                 os.kill(child, timed_signal.signal)
             timed_signal = None
-        if time.monotonic() - begun > _PATIENCE:
+        if time.monotonic() - start_time > _PATIENCE:
             hangs = True
             for child in set(children) - statuses.keys():
                 os.kill(child, signal.SIGKILL)

@@ -29,48 +29,48 @@ from tools.break_it.processes import (
     record_circumstances,
 )
 
-_LIMIT = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}  # seconds until the launcher must end
+_MAX_SECONDS = {signal.SIGKILL: 10.0, signal.SIGSTOP: 45.0}  # seconds until the launcher must end
 _PATIENCE = 900.0  # seconds of wall time after which a launcher counts as hanging
 _LAUNCHER = "launcher"
 _PHASES = ("starting", "compiling", "training", "checkpointing")
 
 
-def losses(number: int) -> str | None:
+def lose_process(try_number: int) -> str | None:
     """Loses a process and resumes the run; returns what went wrong, or None."""
-    rng = random.Random(number)
-    target = _LAUNCHER if number % 6 == 5 else rng.randrange(2)
-    sent = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[number % 2]
-    phase = _PHASES[number // 2 % 4]
+    rng = random.Random(try_number)
+    target = _LAUNCHER if try_number % 6 == 5 else rng.randrange(2)
+    sent_signal = signal.SIGKILL if target == _LAUNCHER else (signal.SIGKILL, signal.SIGSTOP)[try_number % 2]
+    phase = _PHASES[try_number // 2 % 4]
     undisturbed = FOLDER / "undisturbed" / "launched"
     if not (undisturbed / "summary.json").exists():
-        with _launched(undisturbed, FOLDER / "undisturbed.said") as launcher:
+        with _launch(undisturbed, FOLDER / "undisturbed.said") as launcher:
             status, output = _wait_for_end(launcher, FOLDER / "undisturbed.said")
         if status:
             return f"undisturbed: status {status}: {output}"
-    description = f"{sent.name} to {target} while {phase}"
+    description = f"{sent_signal.name} to {target} while {phase}"
     with tempfile.TemporaryDirectory() as folder:
         run, errors_file = Path(folder, "run"), Path(folder, "launcher.errors")
-        with _launched(run, errors_file) as launcher:
-            children = _children(launcher)
+        with _launch(run, errors_file) as launcher:
+            children = _child_pids(launcher)
             _wait_for(phase, run, errors_file, children, rng)
             victim = launcher.pid if target == _LAUNCHER else children[int(target)]
             if launcher.poll() is not None:
                 return None  # the launcher ended before the moment
-            begun = time.monotonic()
-            os.kill(victim, sent)
+            start_time = time.monotonic()
+            os.kill(victim, sent_signal)
             status, output = _wait_for_end(launcher, errors_file)
-        while any(map(is_running, children.values())) and time.monotonic() - begun < _PATIENCE:
+        while any(map(is_running, children.values())) and time.monotonic() - start_time < _PATIENCE:
             time.sleep(0.05)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start_time
         record_circumstances(
             "losses",
-            number,
+            try_number,
             description,
             seconds=round(seconds, 1),
             load=os.getloadavg()[0],
             said=output[-1:],
         )
-        if seconds > _LIMIT[sent]:
+        if seconds > _MAX_SECONDS[sent_signal]:
             return f"{description}: {seconds:.0f} s: {output}"
         names_process = re.match(rf"error: process {target} \(.* pid {victim}\)", (output or [""])[-1])
         if target != _LAUNCHER and not names_process:
@@ -78,16 +78,16 @@ def losses(number: int) -> str | None:
         running = [pid for pid, arguments in command_lines().items() if str(run) in arguments]
         if running:
             return f"{description}: processes {running} are left"
-        with _launched(run, errors_file) as launcher:
+        with _launch(run, errors_file) as launcher:
             status, output = _wait_for_end(launcher, errors_file)
         if status:
             return f"{description}: resumed: status {status}: {output}"
-        differing = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), 0.0))
-    return f"{description}: {differing}"[:2000] if differing else None
+        difference = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), 0.0))
+    return f"{description}: {difference}"[:2000] if difference else None
 
 
 @contextlib.contextmanager
-def _launched(run: Path, errors_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _launch(run: Path, errors_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts or resumes a run by `fdg.launch`, with its output in files; kills it at the end."""
     where = "--resume" if (run / "config.json").exists() else "--out"
     flags = [*RUNS["processes"].all_flags, *COMMON_FLAGS, where, str(run)]
@@ -110,7 +110,7 @@ def _wait_for_end(launcher: subprocess.Popen[bytes], errors_file: Path) -> tuple
     return launcher.wait(), errors_file.read_text().splitlines()
 
 
-def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
+def _child_pids(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
     """The process ids of both processes of the run, by their number, which is their last argument."""
     pids: dict[int, int] = {}
     while len(pids) < 2 and launcher.poll() is None:
@@ -121,7 +121,7 @@ def _children(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
 
 
 def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int], rng: random.Random) -> None:
-    """Waits until a random moment of a phase, or until no process is left."""
+    """Waits until a random moment of a phase, or until a process has ended."""
     has_begun: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
         "compiling": lambda: "compiling" in errors_file.with_suffix(".out").read_text(),
@@ -130,12 +130,12 @@ def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int]
     }
     alive = lambda: all(map(is_running, children.values()))  # noqa: E731
     if phase == "checkpointing":
-        skipped = rng.randrange(6)  # half of it: the number of checkpoints to wait for
-        while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < skipped // 2:
+        doubled = rng.randrange(6)  # twice the number of checkpoints to wait for
+        while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < doubled // 2:
             time.sleep(0.01)
     while alive() and not has_begun[phase]():
         time.sleep(0.002)
-    until = {"starting": rng.uniform(0, 3), "checkpointing": 0}.get(phase, rng.random())
-    until += cpu_seconds_of(children[0]) if 0 in children else 0
-    while alive() and cpu_seconds_of(children[0]) < until:
+    cpu_limit = {"starting": rng.uniform(0, 3), "checkpointing": 0}.get(phase, rng.random())
+    cpu_limit += cpu_seconds_of(children[0]) if 0 in children else 0
+    while alive() and cpu_seconds_of(children[0]) < cpu_limit:
         time.sleep(0.005)

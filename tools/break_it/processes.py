@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("build", "break_it")
-_TICK = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def _stat(pid: int) -> list[str] | None:
+def _stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat, beginning with the state (see proc(5)); None if the process has ended."""
     try:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
@@ -21,13 +21,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def is_running(pid: int) -> bool:
-    return _stat(pid) is not None
+    return _stat_fields(pid) is not None
 
 
 def cpu_seconds_of(pid: int) -> float:
     """CPU seconds that a process has used; 0 if it has ended."""
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
+    fields = _stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
 
 
 def command_lines() -> dict[int, list[str]]:
@@ -42,20 +42,20 @@ def command_lines() -> dict[int, list[str]]:
 def descendants(pid: int) -> dict[int, list[str]]:
     """The command lines of a process's descendants."""
     lines = command_lines()
-    parents = {child: int(fields[1]) for child in lines if (fields := _stat(child))}
+    parents = {child: int(fields[1]) for child in lines if (fields := _stat_fields(child))}
     family = {pid}
     while new := {child for child, parent in parents.items() if parent in family} - family:
         family |= new
     return {child: lines[child] for child in sorted(family - {pid})}
 
 
-def record_circumstances(check: str, number: int, met: str, **details: Any) -> None:
+def record_circumstances(check: str, try_number: int, circumstances: str, **details: Any) -> None:
     """Adds the circumstances of a try to build/break_it/CHECK-met.jsonl.
 
-    `met` is their kind, such as "between checkpoints"; tries are counted by it.
+    Tries are counted by `circumstances`, such as "between checkpoints".
     """
     with (FOLDER / f"{check}-met.jsonl").open("a") as file:
-        file.write(json.dumps({"number": number, "met": met, **details}) + "\n")
+        file.write(json.dumps({"number": try_number, "met": circumstances, **details}) + "\n")
 
 
 def count_circumstances(check: str) -> str:

@@ -33,17 +33,17 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 node_args = {"num_cpus": int(sys.argv[2]), "object_store_memory": int(80e6), "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=node_args)
-added = [cluster.add_node(**node_args) for _ in range(int(sys.argv[1]) - 1)]
+added_nodes = [cluster.add_node(**node_args) for _ in range(int(sys.argv[1]) - 1)]
 print(cluster.address, flush=True)
 for line in sys.stdin:
     if line.strip() == "lose a node":
-        cluster.remove_node(added.pop(), allow_graceful=False)
+        cluster.remove_node(added_nodes.pop(), allow_graceful=False)
 cluster.shutdown()
 """
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Popen]]:
+def start_cluster(nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, subprocess.Popen]]:
     """A cluster of raylets on this machine: its address, and its process.
 
     The process removes a node when it reads the line "lose a node".
@@ -96,12 +96,12 @@ def wait_or_kill(process: subprocess.Popen) -> int:
 
 
 def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
-    """Runs on two nodes, kills the part that the case names, and returns a description of the result."""
+    """Describes a run on two nodes that loses a part ("whole": none; "named": an actor, without restart)."""
     run, log = folder / case, folder / f"{case}.log"
-    with cluster() as (address, raylets):
+    with start_cluster() as (address, raylets):
         launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
         process = start(f"{launch} -- {FLAGS} --out {run}", log)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         if case != "whole":
             wait_for_checkpoint(run, process)
             if case in ("actor", "named"):
@@ -112,10 +112,10 @@ def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
                 assert raylets.stdin is not None
                 raylets.stdin.write("lose a node\n")
                 raylets.stdin.flush()
-            begun = time.monotonic()
+            start_time = time.monotonic()
             while "error: process" not in log.read_text() and process.poll() is None:
                 time.sleep(0.1)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start_time
         status = wait_or_kill(process)
     messages = [line for line in log.read_text().splitlines() if line.startswith(("error", "restart"))]
     if case == "named":
@@ -136,7 +136,7 @@ def lose_workers(folder: Path) -> str:
     """Kills environment workers of a run at random moments; returns a description of the result."""
     run, log = folder / "worker", folder / "worker.log"
     random = np.random.default_rng(0)
-    with cluster(1, cpus=3) as (address, raylets):
+    with start_cluster(1, cpus=3) as (address, raylets):
         os.environ["RAY_ADDRESS"] = address
         process = start(f"fdg.train {WORKER_FLAGS} --out {run}", log)
         wait_for_checkpoint(run, process)

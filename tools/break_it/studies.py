@@ -19,13 +19,13 @@ TABLES = ("comparison.md", "comparison.tex", "comparison.json")
 _CELLS = 12
 
 
-def studies(number: int) -> str | None:
+def kill_study(try_number: int) -> str | None:
     """Kills a study of 12 cells twice, at random moments; returns tables that differ at the end, or None."""
     file = FOLDER / "study.toml"
     file.write_text(STUDY)
-    undisturbed, killed = FOLDER / "study", FOLDER / f"study-{number}"
+    undisturbed, killed = FOLDER / "study", FOLDER / f"study-{try_number}"
     _start(file, undisturbed).wait()
-    rng = random.Random(number)
+    rng = random.Random(try_number)
     for num_cells in sorted(rng.sample(range(_CELLS), 2)):
         process = _start(file, killed)
         while _count_finished(killed) < num_cells and process.poll() is None:
@@ -33,7 +33,7 @@ def studies(number: int) -> str | None:
         time.sleep(rng.uniform(0.0, 5.0))
         process.send_signal(signal.SIGKILL)
         status = process.wait()
-        record_circumstances("studies", number, f"status {status}", cells=_count_finished(killed))
+        record_circumstances("studies", try_number, f"status {status}", cells=_count_finished(killed))
     _start(file, killed).wait()
     differing = [name for name in TABLES if (killed / name).read_bytes() != (undisturbed / name).read_bytes()]
     return f"these tables differ: {', '.join(differing)}" if differing else None
