@@ -133,8 +133,9 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     counts = flags.get("scale") or (flags.get("devices") or cluster.devices,)
     wrong = next((count for count in counts if not 1 <= count <= cluster.devices), None)
     if wrong is not None:
+        flag = "--scale" if flags.get("scale") else "--devices"
         raise FdgError(
-            f"--scale {wrong}: the cluster has {cluster.devices} devices: use 1 to {cluster.devices}"
+            f"{flag} {wrong}: the cluster has {cluster.devices} devices: use 1 to {cluster.devices}"
             + f", or set hosts = {-(-wrong // cluster.devices_per_host)} in {flags['cluster']}" * (wrong > 0)
         )
     names = flags.get("compare")
