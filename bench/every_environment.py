@@ -144,7 +144,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     started_rows = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
     parts = [
         "# Which environments start",
-        "With no flag but the name, for three iterations:",
+        "Each environment was trained for three iterations, with `--env` as the only flag. The tables count"
+        " the results, give the reason for each environment that does not start, and list those that do.",
         harness.table(head, counts),
         "```sh\n"
         "python -m bench.every_environment                        # all of the JAX sources\n"

@@ -41,7 +41,7 @@ def _peer_section(peers: Mapping[str, Figures], pictures_drawn: Sequence[Path]) 
     by_peer: dict[str, list[Figures]] = {}
     for figures in peers.values():
         by_peer.setdefault(figures["peer"], []).append(figures)
-    parts = ["## Beside other trainers", _picture("ratios", "speed by that of others", pictures_drawn)]
+    parts = ["## Compared with other trainers", _picture("ratios", "ratios to the speed of others", pictures_drawn)]
     parts += [
         _picture(path.stem, f"steps/s, {path.stem}", pictures_drawn)
         for path in pictures_drawn
@@ -99,7 +99,7 @@ def _bench_section(bench: Mapping[str, Figures], pictures_drawn: Sequence[Path])
     for figures in bench.values():
         if "group" in figures:
             groups.setdefault(figures["group"], []).append(figures)
-    parts = ["## By itself"]
+    parts = ["## fdg alone"]
     for group, rows in groups.items():
         rows = sorted(rows, key=lambda figures: (isinstance(figures["value"], str), figures["value"]))
         head = (group, "steps/s", "devices", "compile, s", "peak memory", "command")
@@ -111,7 +111,7 @@ def _bench_section(bench: Mapping[str, Figures], pictures_drawn: Sequence[Path])
     costs = {name: figures for name, figures in bench.items() if "group" not in figures}
     if costs:
         parts += [
-            table(("what it costs", "measured", "target"), map(_cost_row, costs.items())),
+            table(("overhead", "measured", "target"), map(_cost_row, costs.items())),
             _measured_on(costs.values()),
         ]
     return "\n\n".join(part for part in parts if part)

@@ -1,1 +1,1 @@
-"""Measurements for the first hour on a GPU: see docs/gpu.md."""
+"""Measurements on a GPU: see docs/gpu.md."""

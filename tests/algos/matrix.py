@@ -124,7 +124,7 @@ HERE = "tests.algos.matrix"
 SWEEP = "--sweep learning_rate=1e-4,1e-3"
 FEATURES: Mapping[str, Feature] = {
     "plain": Feature("defaults", _in_all("")),
-    "bonus": Feature("a bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
+    "bonus": Feature("a user-defined bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
     # The one-step probes have nothing new in their observations, and rewards whose deviation is 1.
     "rnd": Feature(
         "random network distillation",
@@ -133,56 +133,60 @@ FEATURES: Mapping[str, Feature] = {
         changes=True,
     ),
     "observations": Feature(
-        "observations by running statistics",
+        "observations normalised by running statistics",
         _in_all("--normalize-observation true"),
         changes=True,
         off="--normalize-observation false",
     ),
     "rewards": Feature(
-        "rewards by running statistics",
+        "rewards normalised by running statistics",
         _in_all("--normalize-reward true"),
         {"discrete": "CartPole-v1"},
         changes=True,
     ),
-    "memory": Feature("a memory", _in_all("--memory gru")),
+    "memory": Feature("a network with a memory (GRU)", _in_all("--memory gru")),
     "distributional": Feature(
-        "a distribution of returns", _in_all("--atoms 5 --value-min -2.0 --value-max 2.0"), changes=True
+        "categorical distributions of returns",
+        _in_all("--atoms 5 --value-min -2.0 --value-max 2.0"),
+        changes=True,
     ),
     "priorities": Feature("prioritised replay", _in_all("--priority-exponent 0.6"), changes=True),
     "n_step": Feature("n-step returns from replay", _in_all("--n-step 2"), LONGER, changes=True),
     "explorer": Feature(
-        "exploration of one's own",
+        "a user-defined exploration strategy",
         {"": f"--explore {HERE}:NOISE", "discrete": f"--explore {HERE}:BOLTZMANN"},
         changes=True,
     ),
     "transform": Feature(
-        "rows changed before they are learned from", _in_all(f"--transform {HERE}:doubled"), changes=True
+        "a user-defined change of samples before learning",
+        _in_all(f"--transform {HERE}:doubled"),
+        changes=True,
     ),
     "masks": Feature(
-        "masks of actions",
+        "action masks",
         _in_all(""),
         {"discrete": "probe:masked", "continuous": "probe:masked", "team": "MPE_simple_speaker_listener_v4",
          "text": "probe:masked"},
     ),
     "parts": Feature(
-        "observations in parts",
+        "observations with several parts (a pytree)",
         _in_all(""),
         {"discrete": "probe:parts", "continuous": "probe:parts?continuous=True", "game": "probe:parts",
          "team": "probe:unlike", "text": "probe:parts"},
     ),
     "bfloat16": Feature(
-        "products in bfloat16", {"": "--precision bfloat16", "text": "--dtype bfloat16"}
+        "matrix products in bfloat16", {"": "--precision bfloat16", "text": "--dtype bfloat16"}
     ),
-    "rings": Feature("environments that act in turns", _in_all("--rings 2")),
+    "rings": Feature("environments in several groups that take turns (rings)", _in_all("--rings 2")),
     "seeds": Feature("several seeds in one program", _in_all("--num-seeds 2")),
     "sweep": Feature("a sweep in one program", _in_all(SWEEP)),
     "population": Feature("population-based training", _in_all(f"{SWEEP} --num-seeds 2 --exploit-every 1")),
     "staleness": Feature(
-        "actors with older parameters",
+        "actors with stale parameters",
         {"": "--policy single_learner_coarse --staleness 1", "text": "--policy split --staleness 1"},
     ),
-    "streaming": Feature("responses that begin before their turn", _in_all("--slots 2 --ahead 1")),
-    "onnx": Feature("the policy as an ONNX file", _in_all("")),
+    "streaming": Feature("continuous batching, generation ahead", _in_all("--slots 2 --ahead 1")),
+    "onnx": Feature("export of the policy as an ONNX file", _in_all("")),
 }  # fmt: skip
 
 NOISE = algos.explorers.correlated_noise()
@@ -304,12 +308,15 @@ def page(results: Mapping[tuple[str, str], Result]) -> str:
         legend.append(f"| {feature} | {tried.what} | {flags} |")
     head = f"""# Features and algorithms
 
-Of {total} pairs {counts["works"]} work ({counts["works"] / total:.0%}); the others are refused in one line.
-`python -m tests.algos.matrix` runs two small iterations of each from the command line and writes this page.
+This table shows which features can be combined with which algorithm. {counts["works"]} of {total} pairs work
+({counts["works"] / total:.0%}); the others end in a
+[one-line error message](#error-messages-of-the-other-pairs).
+`python -m tests.algos.matrix` runs two small iterations of each pair from the command line and writes
+this page.
 """
     marks = ["| | " + " | ".join(FEATURES) + " |", "|---|" + "---|" * len(FEATURES), *rows]
     flags = ["| feature | what it is | flags |", "|---|---|---|", *legend]
-    reasons = ["## Why the others are refused", "", *_reasons(results)]
+    reasons = ["## Error messages of the other pairs", "", *_reasons(results)]
     return "\n".join([head, *marks, "", *flags, "", *reasons, ""])
 
 
