@@ -90,7 +90,7 @@ class Engine:
         Several agents (`fdg.agents`) start from the seeds `seed`, `seed + 1`, ...
 
         Raises:
-          FdgError: `seed` is not an integer (such as a key), or does not fit into int64.
+          FdgError: `seed` is not an integer (it is a key, for example), or does not fit into int64.
           HostError: a function on the host has failed, for example while reading a file.
         """
         is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
@@ -108,7 +108,7 @@ class Engine:
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
         """Trains for a number of iterations, and waits for their metrics.
 
-        Only the first call compiles, for any number of iterations. To do other work meanwhile, such as
+        Only the first call compiles; its program serves any number of iterations. To work meanwhile, such as
         logging the last metrics, call `start` instead.
 
         Args:
@@ -123,7 +123,7 @@ class Engine:
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
           HostError: a function on the host has failed: one line that names it and its fragment.
-          KeyboardInterrupt: after Ctrl-C; `interrupted()` has the results.
+          KeyboardInterrupt: after Ctrl-C; `interrupted()` returns the results.
         """
         with host_errors():
             state, pending = self.start(state, iterations)
@@ -156,7 +156,7 @@ class Engine:
         self._count_iterations(iterations)
         result: tuple[Any, PendingMetrics] | None = None
         try:
-            # Hold Ctrl-C: between donation and return, the caller has no usable state.
+            # Delay Ctrl-C: between donation and return, the caller has no usable state.
             with DelayedInterrupt() as interrupt:
                 leaves, metrics = self._execution.start(placed, iterations, interrupt.caught)
                 leaves = typed_like(self._shapes, leaves)
@@ -265,7 +265,7 @@ class Engine:
     def is_in_order(self) -> bool:
         """Whether lowering guarantees that each device waits in at most one collective at a time.
 
-        It does not for several programs, nor with sharded parameters, for which XLA chooses the collectives.
+        It does not for several programs, nor with sharded parameters, whose collectives XLA chooses.
         """
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
@@ -319,7 +319,7 @@ class Engine:
         try:
             jax.block_until_ready(self.run(state, iterations))
         finally:
-            bars = timeline.recorded()
+            bars = timeline.stop_recording()
         return sorted(
             (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
         )
@@ -343,10 +343,10 @@ class Engine:
 
     def _init_leaves(self, key):
         """The leaves of the initial state."""
-        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
+        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._plain_leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(key))
 
-    def _first_leaves(self, key):
+    def _plain_leaves(self, key):  # without sharding constraints
         state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
         return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
@@ -355,13 +355,13 @@ class Engine:
         try:
             leaves, structure = jax.tree.flatten(state)
         except Exception as error:  # a user's container may raise anything
-            raise self._refusal(state, f"JAX cannot flatten it ({one_line(error)})") from error
+            raise self._state_error(state, f"JAX cannot flatten it ({one_line(error)})") from error
         if structure != self._structure:  # type: ignore[operator]
-            raise self._refusal(state)
+            raise self._state_error(state)
         placed = []
         for value, shape in zip(leaves, self._shapes, strict=True):
             if (leaf := as_array(value)) is None:
-                raise self._refusal(state)
+                raise self._state_error(state)
             if leaf.is_deleted():
                 can_continue = self._interrupted is not None
                 raise FdgError(
@@ -369,7 +369,7 @@ class Engine:
                     + (", or, since it was interrupted, from engine.interrupted()" if can_continue else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
-                raise self._refusal(state)
+                raise self._state_error(state)
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that this engine returned have no aliases; checking for aliases would wait for them.
@@ -378,7 +378,7 @@ class Engine:
         self._iterations = 0
         return without_aliases(placed)
 
-    def _refusal(self, state: Any, reason: str | None = None) -> FdgError:
+    def _state_error(self, state: Any, reason: str | None = None) -> FdgError:
         expected: Any = jax.tree.structure((self.state_shape,))
         if reason is None and isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give its first element")
@@ -409,7 +409,7 @@ def _end_other_processes(line: str, status: int) -> None:
 
 
 def _graph_of(algorithm: Any, graph: FDG) -> FDG:
-    """The graph of an algorithm, from its graph or from the graph of one of its agents."""
+    """The graph of all agents of an algorithm, from that graph or the graph of one agent."""
     count = algorithm.count if isinstance(algorithm, Agents) else None
     graph = graph if graph.agents is not None else side_by_side(graph, count)
     if graph.agents != count:

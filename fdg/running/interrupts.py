@@ -1,4 +1,4 @@
-"""Delays Ctrl-C while a donated state is replaced, until the new state is stored."""
+"""Delays Ctrl-C from the donation of a state until the new state is stored."""
 
 import signal
 import threading

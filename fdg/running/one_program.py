@@ -57,7 +57,7 @@ class OneProgram:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Dispatches a call per `metrics.capacity` iterations, without waiting for any.
+        """Dispatches one call for each `metrics.capacity` iterations, without waiting for the calls.
 
         Donates the leaves, which must have the shardings of `shapes` and share no buffers. The host cannot
         interrupt the loop, so `stop` is ignored.
