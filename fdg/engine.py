@@ -24,7 +24,7 @@ from fdg.placing.plans import BETWEEN, Plan, SteppedPlan
 from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
-from fdg.processes.arrays import made_by, put
+from fdg.processes.arrays import make_in_process, put
 from fdg.running.interrupts import DelayedInterrupt
 from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
@@ -339,7 +339,7 @@ class Engine:
         # Host environments are created only in the process that steps them.
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
-        return made_by(device.process_index, lambda: init_guarded(*leaves), self._shapes)
+        return make_in_process(device.process_index, lambda: init_guarded(*leaves), self._shapes)
 
     def _init_leaves(self, key):
         """The leaves of the initial state."""

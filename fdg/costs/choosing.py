@@ -23,7 +23,7 @@ from fdg.tracing.graph import FDG
 
 _MAX_ROWS = 12  # rows of a printed table
 _FIRST_TRIALS = 2  # the number of candidates of each kind that are predicted first
-_FAR_RATIO = 1.5  # more candidates of a kind are predicted if one of these is within this factor of the best
+_FAR_RATIO = 1.5  # more of a kind are predicted only if one of the first is within this factor of the best
 _MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, train) to overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
@@ -65,7 +65,7 @@ class Row:
     def rank(self) -> tuple[float, int, int, int]:
         """Seconds, and the numbers of groups, devices and micro-batches of lag, for `break_ties`."""
         groups = 0 if self.prediction is None else len(self.prediction.busy)
-        return self.seconds, groups, self.candidate.devices, _delays(self.candidate.policy)[1]
+        return self.seconds, groups, self.candidate.devices, _staleness_and_lag(self.candidate.policy)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +178,9 @@ def choose(
 ) -> Choice:
     """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
 
-    Of candidates with equal placements, only the first counts. `more` returns further candidates, which are
-    reported; those that need a flag (`Candidate.asks`) are never chosen. `graph_of` maps changed fields to
-    the algorithm and its graph, and `platforms` maps a number of devices to the devices for `place`.
+    Of candidates with equal placements, only the first is predicted. `more` maps the feasible rows to further
+    candidates. Candidates that need a flag (`Candidate.asks`) are reported, but never chosen. `graph_of` maps
+    changed fields to the algorithm and its graph; `platforms` maps a number of devices to those for `place`.
     """
     start_time = time.perf_counter()
 
@@ -229,9 +229,9 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, sizes
     are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
-    kinds: dict[Any, _Rows] = collections.defaultdict(lambda: _Rows(row_of))
-    for option in sorted(candidates, key=lambda option: _delays(option.policy)[1]):
-        kind = type(option.policy), _delays(option.policy)[0], option.devices, option.variant
+    kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(row_of))
+    for option in sorted(candidates, key=lambda option: _staleness_and_lag(option.policy)[1]):
+        kind = type(option.policy), _staleness_and_lag(option.policy)[0], option.devices, option.variant
         kinds[kind].options.append(option)
     for rows in kinds.values():
         size = len(rows.options)
@@ -241,7 +241,7 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     predicted = [row for rows in kinds.values() for row in rows.values()]
     best = min((row.seconds for row in feasible_rows(predicted)), default=float("inf"))
     for rows in kinds.values():
-        if len({_delays(option.policy) for option in rows.options}) > 1:
+        if len({_staleness_and_lag(option.policy) for option in rows.options}) > 1:
             # The smallest lag within `TIE` of the best, given that a longer lag is never slower.
             size = len(rows.options)
             limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
@@ -253,11 +253,11 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     return [row for rows in kinds.values() for row in rows.values()]
 
 
-class _Rows(dict[int, Row]):
-    """Maps the position of each predicted candidate in `options`, the candidates of a kind, to its row."""
+class _KindRows(dict[int, Row]):
+    """The rows of a kind's predicted candidates, by the position of the candidate in `options`."""
 
     def __init__(self, row_of: Callable[[Candidate], Row]):
-        self.options: list[Candidate] = []
+        self.options: list[Candidate] = []  # all candidates of the kind
         self._row_of = row_of
 
     def predict(self, i: int) -> Row:
@@ -267,8 +267,8 @@ class _Rows(dict[int, Row]):
         return self[i]
 
 
-def _try_neighbours(rows: _Rows) -> bool:
-    """Predicts the next feasible size on each side of the best; returns whether it predicted any new size."""
+def _try_neighbours(rows: _KindRows) -> bool:
+    """Predicts the next feasible size on each side of the best; returns whether any size was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
     for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):
@@ -287,7 +287,7 @@ def lags(graph: FDG, policy: Any) -> list[Any]:
     return [dataclasses.replace(policy, lag=lag) for lag in range(_MAX_LAG * trips + 1)]
 
 
-def _delays(policy: Any) -> tuple[int, int]:
+def _staleness_and_lag(policy: Any) -> tuple[int, int]:
     return getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
 
 
@@ -304,7 +304,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
         groups = frozenset(
             (role, group.devices, group.model, group.parameters) for role, group in placement.items()
         )
-        key = groups, candidate.variant, *_delays(candidate.policy)
+        key = groups, candidate.variant, *_staleness_and_lag(candidate.policy)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)

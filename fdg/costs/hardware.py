@@ -149,7 +149,7 @@ _PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 
 def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:
-    """Raises `FdgError` if a value is no finite number, is negative, or is zero and may not be."""
+    """Raises `FdgError` if a value is not a finite number, is negative, or is zero although it may not be."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number or value < (0 if may_be_zero else 1e-30):
         raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
@@ -236,8 +236,8 @@ class Cluster:
             )
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
-        hosts, rest = divmod(devices, self.devices_per_host)
-        if rest:
+        hosts, remainder = divmod(devices, self.devices_per_host)
+        if remainder:
             per_host = self.devices_per_host
             raise FdgError(
                 f"{devices} devices are not a whole number of hosts of {per_host}: use {hosts * per_host}"

@@ -1,6 +1,6 @@
 """Overheads of a platform that do not follow from a program's work and bytes; they are fitted to timed jobs.
 
-    an operation on several cores                           is sped up less than alone: see `divided`
+    an operation on several cores, within a program         gains less than alone from a core: see `divided`
     host devices of one process, which share threads        each doubling adds a fraction `slowed`
     all-reduces                                             XLA runs `meetings` per collective of the plan
     a program whose inputs are ready                        starts after `start` seconds

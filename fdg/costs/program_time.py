@@ -55,7 +55,7 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 class Seconds:
     """Seconds of a program on one device."""
 
-    by_class: Mapping[str, float]  # seconds of each class, on the cores that it may use
+    by_class: Mapping[str, float]  # seconds of each class, on the cores that the program may use
     cores: float = 1.0  # mean number of busy cores; 1 for a device that shares no cores
 
 

@@ -14,7 +14,7 @@ from fdg.lowering.mesh import group_mesh
 from fdg.lowering.programs import batch_sharding, value_shape
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Value
-from fdg.processes.arrays import absent, committed, put, share
+from fdg.processes.arrays import absent_array, broadcast, commit, put
 from fdg.running.lanes import Action, array_of, lanes_of
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
@@ -60,9 +60,9 @@ class MetricStacks:
                     buffers[i] = buffer
         return buffers
 
-    def share(self, buffers: Sequence[Any]) -> list[jax.Array]:
+    def broadcast(self, buffers: Sequence[Any]) -> list[jax.Array]:
         """Copies each process's buffers to all processes."""
-        return share(buffers, self._shapes, self._owners)
+        return broadcast(buffers, self._shapes, self._owners)
 
 
 def _stack_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -144,8 +144,8 @@ class ManyPrograms:
         ]
         self._builder.collectives.wait()
         chunks = [([array_of(buffer) for buffer in buffers], count) for buffers, count in chunks]
-        share = self._stack.share if jax.process_count() > 1 else None
-        return self._new_leaves(memory), PendingMetrics(self._metrics, chunks, share)
+        broadcast = self._stack.broadcast if jax.process_count() > 1 else None
+        return self._new_leaves(memory), PendingMetrics(self._metrics, chunks, broadcast)
 
     def _iterate(self, memory: Memory, iterations: int, stop: Callable[[], bool]) -> list[Chunk]:
         """Dispatches the iterations; returns their metrics in order."""
@@ -172,7 +172,7 @@ class ManyPrograms:
     def _new_leaves(self, memory: Memory) -> list[jax.Array]:
         """Returns the leaves of the new state; their copies are kept for the next call."""
         leaves = [
-            absent(shape) if leaf is None else committed(leaf, shape.sharding)
+            absent_array(shape) if leaf is None else commit(leaf, shape.sharding)
             for leaf, shape in zip(self._copies.primary(memory), self.shapes, strict=True)
         ]
         self._copies.keep(memory, leaves)

@@ -66,7 +66,7 @@ def test_sizes_that_cannot_be_do_not_end_the_search():
         found = types.SimpleNamespace(seconds=seconds[i]) if i in seconds else None
         return choosing.Row(one, found, "" if found else "refused")
 
-    rows = choosing._Rows(look)
+    rows = choosing._KindRows(look)
     rows.options += some
     rows.predict(0)
     while choosing._try_neighbours(rows):
