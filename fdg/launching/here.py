@@ -48,10 +48,10 @@ class Here:
         with ctrl_c.signal_handler(forward):  # a signal ends the processes first, and then this one
             try:
                 for i in range(self.count):
-                    process_flags = triple(address, self.count, i)
+                    process_flags = join_flags(address, self.count, i)
                     # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
                     environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **private_variables, **os.environ}
-                    process = _start([*words, *process_flags], environment, quiet=i > 0)
+                    process = _start([*words, *process_flags], environment, forwards_errors=i > 0)
                     processes.append(process)
                     if i:
                         readers.append(
@@ -63,7 +63,7 @@ class Here:
                 for process in processes:
                     process.kill()
                 for process in processes:
-                    process.wait()  # a restart needs the lock of the run directory, which they hold
+                    process.wait()  # they hold the lock of the run directory, which a restart needs
                     if process.stdin is not None:
                         process.stdin.close()
                 for reader in readers:
@@ -76,17 +76,17 @@ class Here:
         """Does nothing: there are no resources to release."""
 
 
-def triple(address: str, count: int, index: int) -> list[str]:
+def join_flags(address: str, count: int, index: int) -> list[str]:
     """The flags with which process `index` of `count` joins the run."""
     return ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(index)]
 
 
-def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen:
+def _start(words: Sequence[str], environment: Mapping[str, str], forwards_errors: bool) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,
         stdin=subprocess.PIPE,  # the process ends when this pipe is closed: see `fdg.process_exit`
-        stderr=subprocess.PIPE if quiet else None,
+        stderr=subprocess.PIPE if forwards_errors else None,
         text=True,
     )
 

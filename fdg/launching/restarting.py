@@ -17,10 +17,10 @@ _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM
 class Process:
     """A process of a run that has ended."""
 
-    who: str  # its name in errors
+    who: str  # the process's name in errors
     # exit status, the negative number of the signal that killed it, or None if it vanished
     status: int | None
-    how: str = ""  # what happened to it, if that is known
+    how: str = ""  # what happened to the process, if known
 
     def reason(self) -> str:
         """Why it ended; "" if the process printed its own error."""
@@ -36,8 +36,8 @@ class Ending:
     """The end of all processes of a run."""
 
     status: int  # the exit status of the run; 0 for success
-    reason: str = ""  # which process failed first and how; "" if it printed its own error
-    interrupted: bool = False  # whether the user ended it
+    reason: str = ""  # which process failed first and how; "" if that process printed its own error
+    interrupted: bool = False  # whether the user ended the run
 
     @property
     def can_restart(self) -> bool:

@@ -59,7 +59,7 @@ def initialize(
     # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
     # this port, JAX would abort them within milliseconds after process 0 ends, before they report the error.
     service = (
-        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
+        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.forward_to((host, group.notes))}"
     )
     _peers = group
     atexit.register(_at_exit)
@@ -192,7 +192,7 @@ def gather(tree: Any) -> Any:
 
 def lost(seconds: float) -> peers.LostError | None:
     """The error of a lost process, or None. Waits up to `seconds`, since other errors may come first."""
-    return None if _peers is None else _peers.who_is_lost(seconds)
+    return None if _peers is None else _peers.wait_for_loss(seconds)
 
 
 def leave() -> None:

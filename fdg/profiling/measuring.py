@@ -113,8 +113,8 @@ class Iterations:
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     """The leaves of a state on one device.
 
-    Takes an initial state if other processes have parts of the state, or if it has host environments, which
-    the engine steps.
+    Takes an initial state if other processes have parts of the state, or if the state has host environments,
+    which the engine steps.
     """
     leaves, plan = jax.tree.leaves(state), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
