@@ -33,7 +33,7 @@ class Crossing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trips:
+class Loop:
     """A loop that the host steps.
 
     Attributes:
@@ -45,7 +45,7 @@ class Trips:
     lines: "tuple[Line, ...]"
 
 
-Line = RunLine | Crossing | Trips
+Line = RunLine | Crossing | Loop
 
 
 def outline(plan: Plan) -> tuple[Line, ...]:
@@ -70,7 +70,7 @@ def outline(plan: Plan) -> tuple[Line, ...]:
                 inner = tuple(lines(step.steps))
                 enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner)]
                 shared = set.intersection(*map(set, enclosing)) if enclosing else set()
-                yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
+                yield Loop(step.trips, tuple(name for name in opened if name in shared), inner)
 
     return tuple(lines(plan.schedule.steps))
 
@@ -79,7 +79,7 @@ def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         if isinstance(line, RunLine):
             yield from line.program.fragments
-        elif isinstance(line, Trips):
+        elif isinstance(line, Loop):
             yield from _program_fragments(line.lines)
 
 
@@ -94,7 +94,7 @@ def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
     for line in lines:
         if isinstance(line, Crossing):
             yield line
-        elif isinstance(line, Trips):
+        elif isinstance(line, Loop):
             yield from transfers(line.lines)
 
 
@@ -107,7 +107,7 @@ def _outermost(graph: FDG, names: Sequence[str]) -> list[str]:
     return [name for name in fragments if not set(ancestors(graph, name)) & set(fragments)]
 
 
-def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
+def direction_text(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
     """The source and target of a movement, in about `width` characters."""
     delayed = plan.delayed is not None and movement.delay == "iteration"
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
@@ -126,8 +126,8 @@ def title(plan: Plan) -> str:
 
 def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
     """The batch size (or the number of agents) of one device."""
-    share = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
-    return None if share is None else share // plan.group_of(fragment.name).rows
+    total = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
+    return None if total is None else total // plan.group_of(fragment.name).rows
 
 
 def _traffic_note(plan: Plan) -> str:
@@ -214,7 +214,7 @@ def _sharding_notes(plan: Plan) -> list[str]:
     for group in plan.groups:
         if not group.shards:
             continue
-        positions = _held_leaves(plan, group.name)
+        positions = _leaves_on(plan, group.name)
         leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in positions]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
@@ -239,7 +239,7 @@ def _sharding_notes(plan: Plan) -> list[str]:
     return lines + [f"collectives of group {group}: read from its compiled programs" for group in measured]
 
 
-def _held_leaves(plan: Plan, group: str) -> set[int]:
+def _leaves_on(plan: Plan, group: str) -> set[int]:
     """The positions of the state's leaves that a group keeps, or receives in an iteration."""
     if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}
@@ -263,6 +263,6 @@ def notes(plan: Plan) -> list[str]:
     ]
 
 
-def amount(m: Movement, sign: str) -> str:
+def amount_text(m: Movement, sign: str) -> str:
     """The bytes of a crossing, and the number of crossings per iteration."""
     return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"

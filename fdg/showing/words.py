@@ -14,7 +14,7 @@ COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, 
     "gradient": "#fbe6de",
     "update": "#fbe6de",
 }
-OTHER = "#e4e4e4"  # fill of a node with any other role
+OTHER_COLOUR = "#e4e4e4"  # fill of a node with any other role
 
 
 def quantity(number: float, unit: str = "") -> str:
