@@ -327,9 +327,9 @@ def check_arguments(function: Callable, arguments: Mapping[str, Any]) -> None:
     for name, kind in _annotations(function):
         if name.startswith("**"):
             for key, value in arguments.get(name[2:], {}).items():
-                _check_one(function, key, value, kind, arguments)
+                _check_value(function, key, value, kind, arguments)
         elif name in arguments:
-            _check_one(function, name, arguments[name], kind, arguments)
+            _check_value(function, name, arguments[name], kind, arguments)
 
 
 def check_fields(instance: Any, *names: str) -> None:
@@ -421,7 +421,7 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
     return f": the order is {_call_name(function)}({', '.join(names)})"
 
 
-def _check_one(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
+def _check_value(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
     if not matches(value, kind):
         is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)

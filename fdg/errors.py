@@ -54,10 +54,10 @@ def _long_values(message: str) -> list[tuple[int, int]]:
     return spans
 
 
-def printable(message: str) -> str:
+def escape_unprintable(message: str) -> str:
     """Escapes unprintable characters: text from a file may contain newlines or terminal control sequences.
 
-    >>> print(printable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
+    >>> print(escape_unprintable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
     algo = \\n:main\\x1b[2J
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
@@ -67,7 +67,7 @@ class FdgError(ValueError):
     """An error that the user can fix; the command line prints it without a traceback."""
 
     def __str__(self) -> str:
-        return shortened(printable(super().__str__()))
+        return shortened(escape_unprintable(super().__str__()))
 
 
 class FdgWarning(UserWarning):

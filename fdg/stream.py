@@ -164,7 +164,7 @@ class Stream:
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
-        # A weakly typed leaf could change its dtype in the first tick; its rows would then be cast back.
+        # A weakly typed leaf could change its dtype in the first tick.
         kept = jax.tree.map(_without_weak_type, self.source.idle(self.slots))
         row_shapes, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
         for method, result in (("idle", kept), ("row", row_shapes)):
@@ -311,7 +311,7 @@ class Stream:
         return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
 
     def _check(self, method: str, result: Any, like: Any, only_structure: bool = False) -> Any:
-        """Returns what a method of the source returned; raises an `FdgError` if it is not like `like`."""
+        """Returns the result of a source's method; raises an `FdgError` if it differs in type from `like`."""
         result = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), result)
         structures: list[Any] = [jax.tree.structure(result), jax.tree.structure(like)]
         if structures[0] == structures[1]:

@@ -258,7 +258,7 @@ def _host_figures() -> dict[str, Figure]:
     """Seconds to dispatch a program, and additional seconds per argument or result."""
     few, many = _dispatch_seconds(2), _dispatch_seconds(64)
     per_array = max(0.0, (min(many) - min(few)) / (2 * 62))  # 62 more arguments and 62 more results
-    start_seconds = max(1e-7, min(few) - 4 * per_array)
+    start_seconds = max(1e-7, min(few) - 4 * per_array)  # of 2 arguments and 2 results
     return {
         "dispatch": Figure(start_seconds, round(_spread(few), 3), MEASURED),
         "argument": Figure(per_array, round(_spread(many), 3), MEASURED),
@@ -284,7 +284,7 @@ def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
     if len(devices) < 2:
         return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "assumed: there is only one device")}
     single, many = _transfer_seconds(devices, 1), _transfer_seconds(devices, 16)
-    per_array = max(0.0, (min(many) - min(single)) / 15)
+    per_array = max(0.0, (min(many) - min(single)) / 15)  # 15 more arrays
     return {"transfer": Figure(max(1e-7, min(single) - per_array), round(_spread(single), 3), MEASURED)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fdg import ctrl_c
 from fdg.launching.restarting import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
-from fdg.process_exit import TIED
+from fdg.process_exit import LAUNCHER_PIPE
 from fdg.processes import lines, ports
 
 
@@ -32,7 +32,7 @@ class Here:
         """Starts the processes, each of which runs `fdg.train WORDS`, and waits until all have ended."""
         # Only processes with this key can join the run. It is passed in the environment, because other users
         # can read command lines.
-        private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
+        private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), LAUNCHER_PIPE: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []

@@ -15,7 +15,7 @@ from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
 from fdg.launching.here import join_flags
 from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, ending_of
-from fdg.process_exit import TIED
+from fdg.process_exit import LAUNCHER_PIPE
 from fdg.processes import lines, ports
 
 _FOLLOW_SECONDS = 1.0  # the duration of one request for a host's output
@@ -158,7 +158,7 @@ class OnRay:
         environment = {
             **ray_cluster.inherited_variables(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
-            TIED: "1",
+            LAUNCHER_PIPE: "1",
             "RAY_ADDRESS": first_host["address"],  # for fleets of environments
         }
         replies = []

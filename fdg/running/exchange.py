@@ -113,7 +113,7 @@ class Exchange(Transfer):
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
             jaxprs.bytes_of(x) * len(self._local_targets) // b.number
-            for x, (_, b) in zip(joined, self.layouts, strict=True)
+            for x, (_, b) in zip(joined, self.layouts, strict=True)  # a device gets one of b.number parts
         )
         return joined
 

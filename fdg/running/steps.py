@@ -248,7 +248,7 @@ class StepBuilder:
     def _dispatcher(self, program: Program, call: Call, mesh: Mesh) -> Action:
         """The function that dispatches a program.
 
-        On a lane it also waits for the program to finish, if the program calls Python.
+        On a lane, the function also waits for the program to finish, if the program calls Python.
         """
         collectives, is_collective = self.collectives, spans_processes(mesh)
         waits = not is_collective and self.lanes is not None and may_block_host(call, mesh)

@@ -83,7 +83,7 @@ _NODE_WIDTH, _NODE_HEIGHT, _NODE_GAP, _PADDING, _RAIL_GAP = 190, 58, 96, 18, 26 
 
 def graph_svg(graph: FDG) -> str:
     """A self-contained SVG for notebooks."""
-    body, width, height = _draw(graph, None)
+    body, width, height = _row(graph, None)
     style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
     label = f"FDG of {html.escape(graph.name)}"
     return (
@@ -95,12 +95,10 @@ def graph_svg(graph: FDG) -> str:
     )
 
 
-def _draw(graph: FDG, parent: str | None) -> tuple[str, float, float]:
+def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     """Draws the fragments of one nesting level at the origin; returns (markup, width, height)."""
     members = [f for f in graph.fragments if f.parent == parent]
-    inner = {
-        f.name: _draw(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)
-    }
+    inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
     rails_above, rails_below = _assign_rails(members, edges, False), _assign_rails(members, edges, True)
     top = _PADDING + _RAIL_GAP * (1 + max(rails_above.values(), default=-1)) + (8 if rails_above else 0)
