@@ -122,7 +122,7 @@ class Engine:
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
-          HostError: a function on the host has failed: one line that names it and its fragment.
+          HostError: a function on the host has failed; the message names the function and its fragment.
           KeyboardInterrupt: after Ctrl-C; `interrupted()` returns the results.
         """
         with host_errors():
@@ -265,7 +265,7 @@ class Engine:
     def is_in_order(self) -> bool:
         """Whether lowering guarantees that each device waits in at most one collective at a time.
 
-        It does not for several programs, nor with sharded parameters, whose collectives XLA chooses.
+        There is no guarantee for several programs, nor for sharded parameters, whose collectives XLA chooses.
         """
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
@@ -409,7 +409,7 @@ def _end_other_processes(line: str, status: int) -> None:
 
 
 def _graph_of(algorithm: Any, graph: FDG) -> FDG:
-    """The graph of all agents of an algorithm, from that graph or the graph of one agent."""
+    """Checks a given graph, and returns it for all agents of the algorithm."""
     count = algorithm.count if isinstance(algorithm, Agents) else None
     graph = graph if graph.agents is not None else side_by_side(graph, count)
     if graph.agents != count:

@@ -46,7 +46,7 @@ ad.deflinear2(
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
-_MAX_ROWS = 2**40  # of a batch; planning tries its divisors up to its square root
+_MAX_ROWS = 2**40  # of a batch; planning tries all divisors up to the square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
 """Roles that fdg's policies place; any other word is allowed too."""
@@ -96,8 +96,8 @@ _SHARED_AXIS = _SharedAxis()
 def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
-    `side` is "in" for arguments and "out" for results. Returns the values, and the size of the batch axis by
-    the path of each array that has one.
+    `side` is "in" for arguments and "out" for results. Returns the values, and the size of each
+    batch axis by the path of its array.
     """
     prefix = jax.tree.map(
         lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda a: a is None
@@ -150,7 +150,7 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
 
 
 class FragmentFunction:
-    """A pure function whose calls are nodes of the graph; made by `fragment`. A call runs it.
+    """A pure function whose calls are nodes of the graph; made by `fragment`. A call runs the function.
 
     (`fdg.tracing.graph.Fragment` is the node.)
 
@@ -162,7 +162,7 @@ class FragmentFunction:
     def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # no function, or one of C without a signature
+        except (TypeError, ValueError):  # not a function, or a C function without a signature
             raise GraphError(
                 f"fragment({quoted(role)}) of {quoted(function)}: it has no signature: give a function"
                 " written with def"

@@ -7,8 +7,8 @@
   (`| head`) ends the process silently, with the status of SIGPIPE.
 - Closed standard streams (`>&-`) are opened as /dev/null; otherwise the next opened files would get their
   descriptors and receive messages of C++ libraries.
-- A launched process ends with its launcher, even if that is killed: its standard input is a pipe from the
-  launcher (environment variable `LAUNCHER_PIPE`), and it kills itself when the pipe closes.
+- A launched process ends with its launcher, even if the launcher is killed: its standard input is a pipe from
+  the launcher (environment variable `LAUNCHER_PIPE`), and it kills itself when the pipe closes.
 """
 
 import atexit

@@ -21,7 +21,7 @@ from fdg.errors import FdgError, one_line
 _CONNECT_TIMEOUT_S = 5.0  # time limit of a connection to a cluster's address
 _LOCAL_STORE_BYTES = 512 * 2**20  # size of a new local cluster's object store
 
-# Variables of a machine or session, which each host keeps as they are.
+# Variables of a machine or session: each host keeps its own values.
 _HOST_VARIABLES = frozenset(
     "HOME USER LOGNAME SHELL HOSTNAME PWD OLDPWD SHLVL TERM TMPDIR PATH _ VIRTUAL_ENV DISPLAY LS_COLORS"
     " CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES TPU_VISIBLE_CHIPS JAX_LOCAL_DEVICE_IDS"

@@ -1,8 +1,8 @@
 """Streaming generation: slots generate responses, and micro-batches do not wait for the longest response.
 
-A `Stream` is a value and its state a pytree; both are pure JAX, independent of the engine. Counters in the
-state (the clock, specified in docs/streaming.md) determine which response starts when, under which version of
-the parameters, and which rows form a micro-batch.
+A `Stream` is a value, and its state is a pytree; both are pure JAX, independent of the engine. Counters in
+the state (the clock, specified in docs/streaming.md) determine which response starts when, under which
+version of the parameters, and which rows form a micro-batch.
 
 Shapes: `S` slots; `F` responses that start at once; `B` units per batch, `b` units per micro-batch, `G`
 responses per unit; `a` batches ahead; `W = b + a B`, the largest number of live units. A unit is a group of

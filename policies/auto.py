@@ -104,8 +104,8 @@ def auto(
       max_staleness: the largest staleness to consider.
       may_change: further fields of the algorithm to choose: "shuffle" and "precision".
       num_seeds: as for `fdg.compile`.
-      policies: policy classes to try, or instances with fixed groups. If there is only one, more numbers of
-        devices are tried.
+      policies: policy classes to try, or instances with fixed groups. If there is only one
+        policy, more numbers of devices are tried.
       graph: the algorithm's graph, if already traced.
       all_devices: the policy must get all devices.
       further: whether to predict candidates that `max_staleness` and `may_change` forbid, for the table.

@@ -57,7 +57,7 @@ def calibrate(
     """Measures the rates of these devices, which must be of one kind.
 
     With two devices or more, links between them are measured too. `report` is called with lines of progress.
-    `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after it.
+    `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after them.
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
@@ -84,7 +84,7 @@ def calibrate(
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "reported by the allocator")
     jobs = time_jobs()
-    with jax.default_device(first_device):  # again: other processes may have disturbed the first time
+    with jax.default_device(first_device):  # again, in case other processes disturbed the first time
         figures = merge_figures(figures, _device_figures(num_copies, report))
     return Calibration(
         fingerprint(first_device.device_kind),

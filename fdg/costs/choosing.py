@@ -36,9 +36,9 @@ class Candidate:
     """A policy on a number of devices."""
 
     policy: Any  # the policy, with the sizes of its groups
-    devices: int  # it uses this number of devices, the first ones of the list
+    devices: int  # the number of devices that the policy uses, the first in the list
     variant: tuple[tuple[str, Any], ...] = ()  # changes of the algorithm: (field, new value)
-    asks: str = ""  # the flag that the user must give to allow it, because it changes results; else ""
+    asks: str = ""  # the flag that allows this candidate, if it changes results; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -215,8 +215,8 @@ def choose(
 def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
     """The index of the best candidate; each is a tuple of seconds, groups, devices and lag (`Row.rank`).
 
-    Among the candidates within `TIE` of the fastest, it is the one with the fewest groups; if these are
-    equal, the one with the fewest devices, and then the one with the smallest lag.
+    Among the candidates within `TIE` of the fastest, the best has the fewest groups. If several have equally
+    many groups, the best has the fewest devices, and then the smallest lag.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]

@@ -89,7 +89,7 @@ def fit_overheads(
         return np.log(np.array(predicted) / measured)
 
     def residuals(logs: Any) -> Any:
-        # `least_squares` squares these: a soft L1 loss for jobs, and a quadratic one for the prior.
+        # `least_squares` squares the residuals: a soft L1 loss for jobs, and a quadratic one for the prior.
         scaled = errors(logs) / _LARGE_ERROR
         soft = np.sign(scaled) * _LARGE_ERROR * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
         return np.concatenate([soft, known * (logs - prior_logs)])

@@ -97,7 +97,7 @@ class DeviceKind:
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
-        """The value of a figure; if this kind lacks it, derived from other figures or a default."""
+        """The value of a figure. A figure that this kind lacks is derived from others, or has a default."""
         if name in self.figures:
             return self.figures[name].value
         if name.startswith("product/"):
@@ -109,7 +109,7 @@ class DeviceKind:
         return _PLATFORM_DEFAULTS[self.platform].get(name, _DEFAULT_VALUES[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """FLOP/s for a dtype without a figure: that of the next wider dtype, else scaled from the widest."""
+        """FLOP/s for a dtype without a figure: the next wider dtype's, else scaled from the widest."""
         num_bytes = _DTYPE_BYTES.get(dtype, 4)
         rates = {
             _DTYPE_BYTES[name.removeprefix("product/")]: figure.value

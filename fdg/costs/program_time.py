@@ -107,8 +107,8 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
 def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
     """Seconds of an operation without its start-up time.
 
-    Its bytes are divided by the rate of its class, or by that of the memory if this is slower and the bytes
-    do not fit into the cache.
+    Divides the operation's bytes by the rate of its class, or by the rate of memory if that is lower and the
+    bytes do not fit into the cache.
     """
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)

@@ -99,7 +99,7 @@ def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster:
     """The host's work for a transfer.
 
     A transfer between two single devices is one program. Otherwise, a program cuts arrays into chunks, the
-    chunks are copied, and a program joins them. Between hosts, the copy is a program too, and each host
+    chunks are copied, and a program joins the chunks. Between hosts, the copy is a program too, and each host
     handles the arrays of its devices.
     """
     if len(source) == len(target) == 1 and source != target:

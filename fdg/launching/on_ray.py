@@ -104,7 +104,7 @@ class OnRay:
         )
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
+        """Starts `fdg.train` on each reserved node and forwards its output until all processes have ended."""
         # `_follow` forwards the first two signals, and the processes save before they end.
         with ctrl_c.collected_signals(lambda number: os._exit(128 + number), 2) as signals:
             started: list[_StartedProcess] = []
@@ -255,7 +255,7 @@ class OnRay:
 
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(Exception):  # it may be lost with its node
+            with contextlib.suppress(Exception):  # the group may be lost with its node
                 remove_placement_group(group)
 
 

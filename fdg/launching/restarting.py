@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-STOP_SECONDS = 20.0  # the time limit for the other processes to end after one has failed with an error
-LOST_SECONDS = 5.0  # the same limit after one was killed or stopped, which the others have to detect
+STOP_SECONDS = 20.0  # time limit for the other processes to end after a process has failed
+LOST_SECONDS = 5.0  # the same after a process was killed or stopped, which the others must detect
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))

@@ -36,9 +36,9 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     """Times an engine's iteration and each of its fragments, and compares them with the devices' limits.
 
     Each fragment runs alone, many calls in one program, with the inputs of its first call after `state`.
-    Matrix products of the same shapes, and memory, are timed too. This takes as long as compiling the engine
-    twice, and some seconds. Host environments are stepped, so a later run continues with new episodes in
-    them. All processes must call it.
+    Matrix products of the fragments' shapes, and memory, are timed too. This takes as long as compiling the
+    engine twice, and some seconds. Host environments are stepped, so a later run continues with new episodes
+    in them. All processes must call it.
 
     Args:
       engine: an engine.

@@ -26,8 +26,8 @@ class FragmentProfile:
     # per call, alone, with nested fragments; None if the fragment cannot run alone, since it is split over
     # groups or in other processes
     seconds: float | None
-    products_s: float  # per call, of its products at the best rate of their shapes
-    memory_s: float  # per call, of its inputs and outputs at the rate of memory
+    products_s: float  # per call, of the fragment's products at the best rates of their shapes
+    memory_s: float  # per call, of the fragment's inputs and outputs at the rate of memory
 
     @property
     def limit_s(self) -> float:

@@ -23,7 +23,7 @@ MAX_HOST_DEVICES = 1024
 
 _THREADS_VARIABLE = "PJRT_NPROC"
 _set_variables: dict[str, str] = {}  # environment variables that this module has set
-_command_counts: list[int] = []  # every number of devices that a command configured, the current one last
+_command_counts: list[int] = []  # the numbers of devices that a command has configured, in order
 
 
 @checked_names

@@ -238,8 +238,8 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
     """The lanes of a schedule's groups; None if a single thread delays no group.
 
     A single thread is enough if every later fragment needs the results of the programs that block the thread.
-    Transfers between processes and groups with devices in several processes share one lane, in the schedule's
-    order.
+    One lane, in the schedule's order, has the transfers between processes, and the programs of groups that
+    span processes.
     """
     local_meshes = {name: mesh for name, mesh in meshes.items() if is_here(mesh.devices.flat)}
     if len(local_meshes) < 2 or not _Dependencies(local_meshes).delays_a_group(schedule):
@@ -248,7 +248,7 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
 
 
 class _Dependencies(ScheduleWalk[int]):
-    """For each value and group, a bit set of the programs that block a thread and that it depends on."""
+    """For each value and group, a bit set of the thread-blocking programs that its computation needs."""
 
     def __init__(self, local_meshes: Mapping[str, Mesh]):
         super().__init__(0)

@@ -64,7 +64,7 @@ def difference(state: Any, expected: Any) -> str:
 
 
 def as_array(leaf: Any) -> jax.Array | None:
-    """A leaf of a user's state as an array; None if JAX makes no array of it."""
+    """A leaf of a user's state as an array; None if JAX cannot convert it."""
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError, OverflowError):
@@ -113,8 +113,8 @@ class LeafCopies:
     """Copies of state leaves for groups that hold the same leaf, on the devices of each group.
 
     The copies of the last returned state are kept. For any other state, they are made from its leaves.
-    `leaves` are the values of each leaf, one per group that holds it; the first is the primary copy, which is
-    returned.
+    `leaves` are the values of each leaf, one per group that holds the leaf. The first value is the primary
+    copy, which a run returns.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], builder: StepBuilder):

@@ -26,7 +26,7 @@ class Bar(NamedTuple):
 
     group: str  # the group that ran the program
     name: str
-    iteration: int  # counted from the first recorded one
+    iteration: int  # counted from the first recorded iteration
     part: int  # the number of earlier runs of the program in this iteration
     begin: float  # wall-clock seconds (`time.time`)
     end: float

@@ -68,7 +68,7 @@ def is_network(value: Any) -> bool:
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
-    An NNX or Equinox instance brings its initial parameters; a class is instantiated with a key of the run.
+    An NNX or Equinox instance has its initial parameters; a class is instantiated with a key of the run.
     Equal modules give equal functions.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]

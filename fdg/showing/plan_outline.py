@@ -153,7 +153,7 @@ def _memory_note(plan: Plan) -> str:
 
 
 def _staleness_notes(plan: Plan) -> list[str]:
-    """The notes on staleness: what is read late, and whether that saves time."""
+    """The notes on staleness: which leaves are read late, and whether that saves time."""
     delayed = plan.delayed
     if delayed is None:
         return []

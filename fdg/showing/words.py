@@ -50,7 +50,7 @@ def duration(seconds: float | None) -> str:
 
 
 def escape_markdown(value: Any) -> str:
-    """A value in one line of Markdown or a cell of its tables: names may come from untrusted files.
+    """Escapes a value for a line or table cell of Markdown, since it may come from an untrusted file.
 
     >>> escape_markdown("a | <b>\\n c")
     'a \\\\| &lt;b> c'
