@@ -46,11 +46,11 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         name = getattr(function, "__name__", "function")
 
-        def traced(*arguments: Any) -> Any:
+        def on_arrays(*arguments: Any) -> Any:
             return jaxprs.require_arrays(f"in_bfloat16 '{name}': result", function(*arguments, **options))
 
         jaxprs.require_arrays(f"in_bfloat16 '{name}': argument", arguments)
-        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+        closed, shapes = jax.make_jaxpr(on_arrays, return_shape=True)(*arguments)
         rounded = core.jaxpr_as_fun(jaxprs.rewrite(closed, _rewrite_equation))
         return jax.tree.unflatten(jax.tree.structure(shapes), rounded(*jax.tree.leaves(arguments)))
 

@@ -158,7 +158,7 @@ class Engine:
         try:
             # Delay Ctrl-C: between donation and return, the caller has no usable state.
             with DelayedInterrupt() as interrupt:
-                leaves, metrics = self._execution.start(placed, iterations, interrupt.caught)
+                leaves, metrics = self._execution.start(placed, iterations, interrupt.is_pending)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
@@ -298,7 +298,7 @@ class Engine:
         timeline = self._execution.timeline
         if timeline is None:
             return {}
-        return timeline.settle() if waits else timeline.busy_so_far()
+        return timeline.busy_at_end() if waits else timeline.busy_so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
         """Trains, and records when each program ran on which group. Empty if there is one group.

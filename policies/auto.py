@@ -118,7 +118,7 @@ def auto(
       FdgError: the rates of these devices are unknown, or no policy is possible.
     """
     allowed = Auto(max_staleness, ",".join(may_change))
-    cluster = _cluster(devices)
+    cluster = _cluster_of(devices)
     original, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
     graphs: dict[Any, tuple[Any, FDG]] = {}
     if graph is not None:
@@ -154,7 +154,7 @@ def auto(
     return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
 
 
-def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
+def _cluster_of(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
     if isinstance(devices, Cluster):
         return devices
     if isinstance(devices, int) and devices < 1:

@@ -116,7 +116,7 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
     report("matrix products")
     figures = _product_figures(num_copies)
     report("operations by class")
-    timings = _time_functions(_operations(), num_copies)
+    timings = _time_functions(_benchmarks(), num_copies)
     trips, operations = timings.pop("trip"), timings.pop("operation")
     count = sum(operations.work.operations.values())
     figures["operation"] = _figure(max(operations.loaded / count, 1e-9), operations)
@@ -142,8 +142,8 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
     return figures
 
 
-def _operations() -> dict[str, tuple[Callable, list[Any]]]:
-    """The benchmarked functions and their arguments, by the rate that they measure."""
+def _benchmarks() -> dict[str, tuple[Callable, list[Any]]]:
+    """The functions to time and their arguments, by the rate that they measure."""
     cached_size, uncached_size = _SMALL_BYTES // 4, _LARGE_BYTES // 8
     x, uncached_x = jnp.ones((cached_size,), jnp.float32), jnp.ones((uncached_size,), jnp.float32)
     rows = jnp.ones((4096, 16), jnp.float32)
@@ -222,7 +222,7 @@ _PRODUCT_SHAPES = [
 
 def _product_figures(num_copies: int) -> dict[str, Figure]:
     """Start-up time, FLOP rate and byte rate of matrix products: a least-squares fit of relative errors."""
-    functions = {str(shape): _product(shape) for shape in _PRODUCT_SHAPES}
+    functions = {str(shape): _product_benchmark(shape) for shape in _PRODUCT_SHAPES}
     timings = _time_functions(functions, num_copies)
     coefficients = []
     for shape in _PRODUCT_SHAPES:
@@ -246,7 +246,7 @@ def _product_figures(num_copies: int) -> dict[str, Figure]:
     return figures
 
 
-def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
+def _product_benchmark(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
     m, k, n = shape
     return lambda x, w: [x @ w], [jnp.ones((m, k), jnp.float32), jnp.ones((k, n), jnp.float32)]
 

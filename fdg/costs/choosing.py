@@ -184,11 +184,11 @@ def choose(
     """
     start_time = time.perf_counter()
 
-    def row_of(candidate: Candidate) -> Row:
+    def predict_row(candidate: Candidate) -> Row:
         try:
             _, graph = graph_of(candidate.variant)
             devices = platforms(candidate.devices)
-            plan = _plan(graph, candidate.policy, devices)
+            plan = _cached_plan(graph, candidate.policy, devices)
             idle = None if isinstance(devices, int) else plan.idle_process(devices)
             if idle is not None:
                 raise PlanError(f"{candidate.policy} leaves process {idle} without work")
@@ -198,9 +198,9 @@ def choose(
         except FdgError as error:
             return Row(candidate, None, str(error))
 
-    rows = sorted(_search(_distinct(candidates, cluster), row_of), key=lambda row: row.seconds)
+    rows = sorted(_predict_rows(_distinct(candidates, cluster), predict_row), key=lambda row: row.seconds)
     if more is not None:
-        rows += [row_of(candidate) for candidate in more(feasible_rows(rows))]
+        rows += [predict_row(candidate) for candidate in more(feasible_rows(rows))]
         rows.sort(key=lambda row: row.seconds)
     feasible = feasible_rows(rows)
     if not feasible:
@@ -223,13 +223,13 @@ def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
     return min(near, key=lambda i: (*candidates[i][1:], candidates[i][0]))
 
 
-def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row]) -> list[Row]:
+def _predict_rows(candidates: Iterable[Candidate], predict_row: Callable[[Candidate], Row]) -> list[Row]:
     """Predicts some candidates of each kind (policy, staleness, devices), then neighbours of the best.
 
     A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, sizes
     are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
-    kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(row_of))
+    kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(predict_row))
     for option in sorted(candidates, key=lambda option: _staleness_and_lag(option.policy)[1]):
         kind = type(option.policy), _staleness_and_lag(option.policy)[0], option.devices, option.variant
         kinds[kind].options.append(option)
@@ -256,14 +256,14 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
 class _KindRows(dict[int, Row]):
     """The rows of a kind's predicted candidates, by the position of the candidate in `options`."""
 
-    def __init__(self, row_of: Callable[[Candidate], Row]):
+    def __init__(self, predict_row: Callable[[Candidate], Row]):
         self.options: list[Candidate] = []  # all candidates of the kind
-        self._row_of = row_of
+        self._predict_row = predict_row
 
     def predict(self, i: int) -> Row:
         """The row of `options[i]`, predicted at the first call."""
         if i not in self:
-            self[i] = self._row_of(self.options[i])
+            self[i] = self._predict_row(self.options[i])
         return self[i]
 
 
@@ -314,7 +314,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
 _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
-def _plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
+def _cached_plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
     """Places a graph. The plan is cached, because `sensitivity` predicts it again with other rates."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)

@@ -280,7 +280,7 @@ def _shares(
     """Seconds by part, between two times, on the critical path that ends with task `final_task`."""
     shares: dict[str, float] = collections.defaultdict(float)
     program_parts = {program.name: model.parts(program) for program in model.program_works}
-    for task in trace.critical(final_task):
+    for task in trace.critical_path(final_task):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:
             continue

@@ -66,7 +66,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     this device can use.
     """
     remaining = kind.joined or JOINED[kind.platform]
-    parallel, sequential = raw_seconds(work, kind)
+    parallel, sequential = seconds_without_fusion(work, kind)
     speedup = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
     by_class = {
         name: remaining.get(name, 1.0) * (parallel.get(name, 0.0) / speedup + sequential.get(name, 0.0))
@@ -79,7 +79,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     return Seconds(by_class, 1 + (max(1.0, cores) - 1) * parallel_share)
 
 
-def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
+def seconds_without_fusion(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Seconds by class on one core without fusion: of parallel operations, and of sequential ones."""
     parallel: dict[str, float] = collections.defaultdict(float)
     sequential: dict[str, float] = collections.defaultdict(float)

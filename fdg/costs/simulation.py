@@ -26,7 +26,7 @@ class Trace:
     ends: Sequence[float]
     latest: Sequence[int]  # for each task, the last task that it waited for; -1 if it did not wait
 
-    def critical(self, task: int) -> list[int]:
+    def critical_path(self, task: int) -> list[int]:
         """The critical path that ends with a task, in order."""
         chain = []
         while task >= 0:

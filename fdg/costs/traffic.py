@@ -31,14 +31,14 @@ class CommunicationCost:
     bound: str  # the largest part: the link's name, and "latency" or "bandwidth"
 
 
-def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
+def count_hosts(devices: Sequence[int], cluster: Cluster) -> int:
     """The number of hosts that these devices belong to."""
     return len({device // cluster.devices_per_host for device in devices})
 
 
 def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> CommunicationCost:
     """The cost of one collective of a group."""
-    count, hosts = len(devices), hosts_of(devices, cluster)
+    count, hosts = len(devices), count_hosts(devices, cluster)
     if count < 2:
         return CommunicationCost(0.0, 0.0, 0.0, "nothing")
     per_host = math.ceil(count / hosts)
@@ -78,7 +78,7 @@ def transfer_cost(
         link, num_links = cluster.inside, min(len(source), len(target))
         inside, between = float(total), 0.0
     else:
-        link, num_links = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
+        link, num_links = cluster.between, min(count_hosts(source, cluster), count_hosts(target, cluster))
         inside, between = 0.0, float(total)
     latency, bandwidth = link.latency.value, total / num_links / link.bandwidth.value
     if between:  # between processes, a transfer is a collective

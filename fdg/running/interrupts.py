@@ -15,7 +15,7 @@ class DelayedInterrupt:
         self._handler: Any = None
         self._signal: tuple[int, Any] | None = None
 
-    def caught(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether Ctrl-C was pressed inside the context."""
         return self._signal is not None
 

@@ -23,7 +23,7 @@ _MAX_BYTES = 4 * 2**20  # of all buffers together, since the host copies invalid
 Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] per metric, and the number of valid rows
 
 
-def capacity(metrics: Iterable[Any]) -> int:
+def rows_per_buffer(metrics: Iterable[Any]) -> int:
     """The number of rows of each buffer: `ROWS`, or fewer if rows are large, such as with many agents.
 
     `metrics` are the shapes and dtypes of the metrics of one iteration.

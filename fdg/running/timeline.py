@@ -141,7 +141,7 @@ class Timeline:
 
     def stop_recording(self) -> list[Bar]:
         """Waits for the watched programs, stops recording and returns the recorded runs."""
-        self.settle()
+        self.busy_at_end()
         bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
         offset = time.time() - time.perf_counter()
         first_iteration = min((bar.iteration for bar in bars), default=0)
@@ -153,7 +153,7 @@ class Timeline:
             parts[group, name, iteration] += 1
         return results
 
-    def settle(self) -> dict[str, float]:
+    def busy_at_end(self) -> dict[str, float]:
         """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
         for run in list(self._last_runs.values()):
             run.is_finished.wait()

@@ -52,7 +52,9 @@ def wait(count):
 
 def ticks(timeline):
     """`settle`, in ticks."""
-    return {group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.settle().items()}
+    return {
+        group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.busy_at_end().items()
+    }
 
 
 @pytest.fixture
