@@ -461,10 +461,10 @@ def as_arguments(message: str) -> str:
     if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # it contains a command line
         return message
     message = re.sub(r"(?<!\S)--from\b", "--start-from", message)
-    joined = re.sub(
+    with_equals = re.sub(
         r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out|needs|has)\b)", r"--\1=", message
     )
-    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), joined)
+    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), with_equals)
 
 
 def as_flags(message: str, names: Iterable[str]) -> str:

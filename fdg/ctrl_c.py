@@ -88,10 +88,10 @@ def collected_signals(
     """
     caught: list[int] = []
 
-    def collect(number: int, _: Any) -> None:
-        caught.append(number)
+    def collect(signal_number: int, _: Any) -> None:
+        caught.append(signal_number)
         if len(caught) > most:
-            end(number)
+            end(signal_number)
 
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -74,13 +74,13 @@ def _unraisablehook(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(fd)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8", closefd=False))
 
 
 def _end_with_launcher() -> None:

@@ -242,8 +242,8 @@ def _forbidden_candidates(
                 changes = (*row.candidate.variant, *variant)
                 flag = f"only with --may-change {name}"
                 candidates.append(Candidate(row.candidate.policy, row.candidate.devices, changes, flag))
-    stale = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
-    for row in stale[:_WITH_MORE_STALENESS]:
+    rows_at_limit = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
+    for row in rows_at_limit[:_WITH_MORE_STALENESS]:
         policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
         flag = f"only with --max-staleness {max_staleness + 1}"
         candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, flag))

@@ -39,11 +39,11 @@ class Here:
         errors: list[str] = []  # error lines of all processes but the first
         user_ended = threading.Event()
 
-        def forward(number: int, _: Any) -> None:
+        def forward(signal_number: int, _: Any) -> None:
             user_ended.set()
-            if number != signal.SIGINT:  # a terminal sends SIGINT to all processes itself
+            if signal_number != signal.SIGINT:  # a terminal sends SIGINT to all processes itself
                 for process in processes:
-                    process.send_signal(number)
+                    process.send_signal(signal_number)
 
         with ctrl_c.signal_handler(forward):  # a signal ends the processes first, and then this one
             try:

@@ -180,10 +180,10 @@ class OnRay:
         while waiting and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
             last_poll, elapsed = time.monotonic(), time.monotonic() - last_poll
-            for number in signals[num_sent:]:
+            for signal_number in signals[num_sent:]:
                 num_sent += 1
                 for process in waiting.values():
-                    process.actor.signal.remote(number)
+                    process.actor.signal.remote(signal_number)
             for request in ready:
                 process = waiting.pop(request)
                 process_end = self._print_output(process, request)

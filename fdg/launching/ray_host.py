@@ -85,10 +85,10 @@ class Host:
         self.stop()
         return lines, self._process.returncode
 
-    def signal(self, number: int) -> None:
+    def signal(self, signal_number: int) -> None:
         """Sends a signal to the process."""
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
 
     def stop(self) -> None:
         """Kills the process if it runs, and waits for its end."""

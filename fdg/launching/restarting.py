@@ -69,11 +69,11 @@ def _rank_as_cause(process: Process) -> int:
     return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return signal.Signals(signal_number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {signal_number}"
 
 
 class Launcher(Protocol):

@@ -154,8 +154,8 @@ class Peers:
         deadline = time.monotonic() + JOIN_SECONDS
         with Rendezvous(host, port) as rendezvous:
             while len(lines) < self.count - 1:
-                joined = rendezvous.wait(deadline - time.monotonic())
-                if joined is None:
+                next_process = rendezvous.wait(deadline - time.monotonic())
+                if next_process is None:
                     missing = ", ".join(str(i) for i in range(1, self.count) if i not in lines)
                     count = rendezvous.refused
                     refused = f" ({count} connections were refused)" if count else ""
@@ -165,7 +165,7 @@ class Peers:
                     )
                     _send_end(lines.values(), refusal, 2)
                     raise FdgError(refusal)
-                line, hello = joined
+                line, hello = next_process
                 if refusal := self._refusal(hello, lines):
                     _send_end([*lines.values(), line], refusal, 2)
                     raise FdgError(refusal)

@@ -229,9 +229,9 @@ def _group_profile(
 ) -> GroupProfile:
     """The time of a group. A fragment whose parent is timed counts as part of the parent."""
     own_fragments = [placed.fragment for placed in fragments if placed.group == group]
-    timed = [fragment for fragment in own_fragments if fragment.name in benchmarks]
-    names = {fragment.name for fragment in timed}
-    outermost = [fragment for fragment in timed if fragment.parent not in names]
+    timed_fragments = [fragment for fragment in own_fragments if fragment.name in benchmarks]
+    names = {fragment.name for fragment in timed_fragments}
+    outermost = [fragment for fragment in timed_fragments if fragment.parent not in names]
     seconds = sum((benchmarks[f.name].seconds * f.calls_per_iteration for f in outermost), 0.0)
     return GroupProfile(group.name, len(group), iterations.busy_seconds(group.name), seconds)
 

@@ -186,8 +186,8 @@ class _WorkCounter:
         dimension = "m"
         if eqn.primitive.name == "dot_general":
             (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-            free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
-            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
+            num_free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
+            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + num_free else "n"
         elif eqn.params["feature_group_count"] > 1:
             dimension = "batch"
         return product._replace(**{dimension: max(1, getattr(product, dimension) // self.devices)})

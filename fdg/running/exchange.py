@@ -123,10 +123,10 @@ class Exchange(Transfer):
         sharding = self._sharding[mesh]
         return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
-    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
+    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local_blocks: list[jax.Array]) -> jax.Array:
         """An array on the mesh, assembled from this process's blocks."""
         shape = mesh.size, *block.shape
-        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
+        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local_blocks)
 
     def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
         """The zeros that a device sends if it has no chunk to send."""

@@ -35,7 +35,7 @@ class DelayedInterrupt:
         if self._signal is not None and error_type is None:
             handler(*self._signal)
 
-    def _record(self, number: int, frame: Any) -> None:
+    def _record(self, signal_number: int, frame: Any) -> None:
         if self._signal is not None:
-            self._handler(number, frame)
-        self._signal = number, frame
+            self._handler(signal_number, frame)
+        self._signal = signal_number, frame

@@ -270,16 +270,16 @@ class _Dependencies(ScheduleWalk[int]):
 
     def call(self, call: Call) -> None:
         """Sets the bit sets of a program's results; a program that blocks its thread adds its own bit."""
-        needed = self._needed_by_group.get(call.group, 0)
+        needed_bits = self._needed_by_group.get(call.group, 0)
         for value in call.inputs:
-            needed |= self.facts[value]
+            needed_bits |= self.facts[value]
         if call.group in self._local_meshes:
-            self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed)
+            self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed_bits)
             if may_block_host(call, self._local_meshes[call.group]):
                 bit = self._blocking_bits + 1  # all bits so far are ones, so this is the next bit
-                self._blocking_bits, needed = self._blocking_bits | bit, needed | bit
-        self._needed_by_group[call.group] = needed
-        self.facts.update(dict.fromkeys(call.outputs, needed))
+                self._blocking_bits, needed_bits = self._blocking_bits | bit, needed_bits | bit
+        self._needed_by_group[call.group] = needed_bits
+        self.facts.update(dict.fromkeys(call.outputs, needed_bits))
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:

@@ -89,13 +89,13 @@ def _join_chunks(chunks: Sequence[Chunk]) -> list[jax.Array]:
 def _join_shards(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
     """Joins the valid rows of buffers that span processes."""
     shards_by_device = zip(*(buffer.addressable_shards for buffer in column), strict=True)
-    local = [
+    local_shards = [
         jax.device_put(_valid_rows([shard.data for shard in shards], counts), shards[0].device)
         for shards in shards_by_device
     ]
     example = column[0]
     return jax.make_array_from_single_device_arrays(
-        (sum(counts), *example.shape[1:]), example.sharding, local, dtype=example.dtype
+        (sum(counts), *example.shape[1:]), example.sharding, local_shards, dtype=example.dtype
     )
 
 

@@ -126,8 +126,8 @@ def _make_nnx(network: Any, key: jax.Array) -> Any:
 def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
     from flax import nnx
 
-    _, parameters, rest = nnx.split(_make_nnx(network, key), nnx.Param, ...)
-    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
+    _, parameters, other_state = nnx.split(_make_nnx(network, key), nnx.Param, ...)
+    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(other_state)])
     return nnx.to_pure_dict(parameters)
 
 

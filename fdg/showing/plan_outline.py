@@ -67,10 +67,10 @@ def outline(plan: Plan) -> tuple[Line, ...]:
             elif isinstance(step, Move):
                 yield Crossing(step.source, step.target, next(transfers))
             else:
-                inner = tuple(lines(step.steps))
-                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner)]
-                shared = set.intersection(*map(set, enclosing)) if enclosing else set()
-                yield Loop(step.trips, tuple(name for name in opened if name in shared), inner)
+                inner_lines = tuple(lines(step.steps))
+                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner_lines)]
+                common = set.intersection(*map(set, enclosing)) if enclosing else set()
+                yield Loop(step.trips, tuple(name for name in opened if name in common), inner_lines)
 
     return tuple(lines(plan.schedule.steps))
 
@@ -85,8 +85,8 @@ def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
 
 def split_fragments(plan: Plan) -> tuple[str, ...]:
     """The fragments that no program runs whole, because their parts are on different groups."""
-    whole = {name for program in plan.programs for name in program.fragments}
-    return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
+    whole_fragments = {name for program in plan.programs for name in program.fragments}
+    return tuple(f.name for f in plan.graph.fragments if f.name not in whole_fragments)
 
 
 def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
@@ -218,15 +218,15 @@ def _sharding_notes(plan: Plan) -> list[str]:
         leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in positions]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
-        split = [leaf for leaf in leaves if leaf.layout.number > 1]
-        sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split]
-        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split, strict=True))
+        split_leaves = [leaf for leaf in leaves if leaf.layout.number > 1]
+        sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split_leaves]
+        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split_leaves, strict=True))
         lines.append(
-            f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of"
+            f"sharded on {group.name} ({axes_text(group)}): {len(split_leaves)} leaves of"
             f" {quantity(sum(sizes), 'B')}, {quantity(sum(parts), 'B')} a device"
         )
         rows: dict[tuple[str, str], list[str]] = {}
-        for leaf in split:
+        for leaf in split_leaves:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
