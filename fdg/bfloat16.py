@@ -126,7 +126,7 @@ def _to_bfloat16(x: jax.Array) -> jax.Array:
 def _apply_transpose(
     linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, cotangent: jax.Array
 ) -> jax.Array:
-    """Applies the transpose of a linear function of an argument `shape`, with bfloat16 products."""
+    """Applies the transpose of a linear function to a cotangent, with bfloat16 products."""
     transpose = jax.linear_transpose(linear, shape)
     return in_bfloat16(lambda cotangent: transpose(cotangent)[0])(cotangent)
 

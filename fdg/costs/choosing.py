@@ -23,7 +23,7 @@ from fdg.tracing.graph import FDG
 
 _MAX_ROWS = 12  # rows of a printed table
 _FIRST_TRIALS = 2  # the number of candidates of each kind that are predicted first
-_FAR_RATIO = 1.5  # more of a kind are predicted only if one of the first is within this factor of the best
+_FAR_RATIO = 1.5  # a kind is dropped if its first trials take longer than this factor times the best
 _MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, train) to overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
