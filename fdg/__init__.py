@@ -7,14 +7,14 @@ An algorithm is written once, as pure functions; a distribution policy places it
     state = engine.init(seed=0)
     state, metrics = engine.run(state, iterations=10)
 
-or, with a run directory, evaluation and everything else in `python -m fdg.train`:
+or, with all that `python -m fdg.train` does (a run directory, evaluation, checkpoints):
 
     run = fdg.fit(algorithm, policies.GPUOnly(), total_steps=100_000)
     action = run.policy(observation)
     run = fdg.load(run.path)  # later, in another process
 """
 
-import fdg.hidden_modules  # before imports that may fail for a user's file
+import fdg.hidden_modules  # first: it explains imports that fail because of a user's file
 
 # isort: split
 import importlib
@@ -22,7 +22,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import fdg.ctrl_c
-import fdg.showing  # noqa: F401 - graphs and plans are printed and drawn by it
+import fdg.showing  # noqa: F401 - defines how graphs and plans print
 from fdg import shadowing
 from fdg.agents import agents
 from fdg.arguments import explain_frozen
@@ -41,7 +41,7 @@ from fdg.rowwise import rowwise
 from fdg.running.host_devices import host_devices, reserve_threads
 from fdg.running.program import Program
 from fdg.running.program_cache import keep_programs
-from fdg.shadowing import NAMES, shadowed_package, unimportable_folder
+from fdg.shadowing import ALIASED_PACKAGES, shadowed_package, unimportable_folder
 from fdg.stream import Source, Stream
 from fdg.tracing.graph import FDG, Edge
 from fdg.tracing.trace import trace
@@ -99,7 +99,7 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-# Imported on first use, since these modules import algorithms and environments, which import this package.
+# Imported on first use: these modules import `algos` and `envs`, which import this package.
 _LAZY_NAMES = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
@@ -113,7 +113,7 @@ _LAZY_NAMES = {
     "sweep": "fdg.training.sweeping",
 }
 
-# Commands, and names of other libraries, that users try as functions: what to write instead.
+# What to write instead of commands and other libraries' names, which users call as functions of fdg.
 _SUGGESTIONS = {
     "train": "write fdg.fit(algorithm, total_steps=N)",
     "Trainer": "write fdg.fit(algorithm, total_steps=N)",
@@ -129,7 +129,7 @@ _SUGGESTIONS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in NAMES:
+    if name in ALIASED_PACKAGES:
         return importlib.import_module(f"fdg.{name}")
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
@@ -141,5 +141,5 @@ for _cls, _noun in _NOUNS.items():
     explain_frozen(_cls, _noun)
 shadowing.install_aliases()
 reserve_threads()  # for host devices configured before this import
-if not is_command() and (_problem := shadowed_package() or unimportable_folder()):  # a command reports it
+if not is_command() and (_problem := shadowed_package() or unimportable_folder()):  # commands report it
     warnings.warn(_problem, FdgWarning, stacklevel=2)

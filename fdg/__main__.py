@@ -16,10 +16,10 @@ from fdg.commands import entry_points, using
 from fdg.errors import unknown_name
 from fdg.process_exit import exit_with
 
-# Built-in commands; the names in `_COMMANDS` are also `python -m fdg.NAME`.
+# Built-in commands: those of `_COMMANDS` are modules of `fdg`, so `python -m fdg.NAME` runs them too.
 _COMMANDS = ("train", "plan", "launch", "evaluate", "answer", "play", "export", "plot", "calibrate")
 _SUBMODULE_COMMANDS = {name: f"fdg.commands.{name}" for name in ("demo", "study")}
-# Names that users of other tools try.
+# Commands of other tools, and what to write instead.
 _OTHER_TOOLS_COMMANDS = {
     "sweep": "fdg train --sweep learning_rate=1e-4,1e-3",
     "search": "fdg train --optuna 20 --search hidden=64,64/128,128",
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in modules:
         print("error:", unknown_name("command", words[0], [*modules, *package_commands]), file=sys.stderr)
         return 2
-    # The user's modules can be imported, as with `python -m fdg.train`.
+    # Make the user's modules importable, as `python -m fdg.train` does.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if words[0] in using.SUMMARIES:

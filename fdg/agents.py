@@ -1,11 +1,11 @@
-"""`agents`: makes an algorithm of several agents side by side from an algorithm of one agent.
+"""`agents`: turns an algorithm of one agent into one of several agents, which train side by side.
 
     one    = algos.PPO(env=envs.make("CartPole-v1"))
     many   = fdg.agents(one, 8)                        # leaves of the state and metrics have an axis of 8
     engine = fdg.compile(many, policies.GPUOnly())     # or fdg.compile(one, policies.GPUOnly(), num_seeds=8)
 
-Agents are independent: each device runs whole agents, without communication. In a population they copy
-parameters or settings from each other, by the algorithm's `between_agents` (`BetweenAgents`).
+Agents are independent: each device runs whole agents, without communication. In a population, agents copy
+parameters or settings from each other, as the algorithm's attribute `between_agents` says.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _MAX_AGENTS = 2**32  # since seeds have 32 bits
 
 
 class BetweenAgents(Protocol):
-    """What agents of a population copy from each other: the attribute `between_agents` of an algorithm.
+    """The attribute `between_agents` of an algorithm: when agents of a population copy, and what.
 
     Methods are pure functions of one agent's state. `known` is also called with states that have a leading
     axis of agents.
@@ -78,8 +78,8 @@ class Agents:
         """The argument of `init`: keys of `seed`, `seed + 1`, ...; or `algorithm.starts(seed, count)`.
 
         Args:
-          count: the number of sets of agents, each with the next seeds: a further leading axis. None for no
-            such axis.
+          count: the number of sets of agents, stacked along a new leading axis; each set has the next seeds.
+            None for one set without that axis.
         """
         if count is not None:
             rows = [self.starts(seed + i * self.count) for i in range(count)]
@@ -141,7 +141,7 @@ def agents(algorithm: Any, n: int) -> Agents:
 
 
 def checked_name(algorithm: Any) -> str:
-    """The name of an algorithm, after checking that it is one."""
+    """Checks that a value is an algorithm, and returns its name."""
     if isinstance(algorithm, type):
         raise GraphError(
             f"{algorithm.__name__} is a class, but an algorithm is an instance:"
@@ -199,7 +199,7 @@ def _is_valid_count(count: Any) -> bool:
 def iterate_all(
     jaxpr: Any, count: int, state: Any, axes: Sequence[int | None], between: BetweenAgents | None
 ) -> Callable[..., list[Any]]:
-    """A function that runs one iteration of `count` agents, in the global view.
+    """A function that runs one iteration of `count` agents, on the arrays of all devices.
 
     Args:
       jaxpr: the iteration of one agent, from the leaves of its state to their next values and metrics.

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# By fdg's name; spelled as flags; names from CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL. Only names
-# with the same meaning and unit, since flags accept them silently; other names are in `_FIXES`.
+# fdg's name -> names in CleanRL, Stable-Baselines3, RLlib, PureJaxRL and TRL, spelled as flags. Flags accept
+# these names silently, so they must have the same meaning and unit. Other names are in `_FIXES`.
 ALIASES: dict[str, tuple[str, ...]] = {
     "algo": ("algorithm", "alg"),
     "env": ("environment", "env-id", "env-name"),
@@ -118,7 +118,7 @@ METHODS: Mapping[str, str] = {
 }
 
 _INDEPENDENT_FIX = "for independent agents use --algo ippo; --algo mappo has a common critic"
-_MASK_FIX = "a mask needs no algorithm of its own: observations have a part 'action_mask', under --algo ppo"
+_MASK_FIX = "masks need no separate algorithm: --algo ppo reads the part 'action_mask' of observations"
 _R2D2_SETTINGS = {"memory": "lstm", "double": True, "dueling": True, "n_step": 5, "priority_exponent": 0.9}
 
 
@@ -148,7 +148,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("sac", {"memory": "gru"}), "recurrent-sac sac-gru sac-rnn rsac"),
     **_same_fix(("sac", {"replay": "hindsight"}), "her sac-her her-sac"),
     **_same_fix(
-        "it wraps another: --algo ppo --self-play size=4, or algos.SelfPlay(algos.PPO(env=game))", "self-play"
+        "it wraps an algo: --algo ppo --self-play size=4, or algos.SelfPlay(algos.PPO(env=game))", "self-play"
     ),
     **_same_fix(_MASK_FIX, "maskable-ppo maskableppo masked-ppo ppo-mask ppo-masked ppo-masking"),
     **_same_fix(("ppo", {"rnd": True}), "ppo-rnd rnd"),
@@ -160,7 +160,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("sac", {"torso": "simba", "atoms": 101}), "simba simbav2 simba-v2"),
     **_same_fix(_nearest_fix("fast_td3"), "fastsac fast-sac flashsac"),
     **_same_fix(
-        "sac acts in a Box: of Discrete actions use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
+        "sac needs Box actions: for Discrete ones use --algo dqn, qr_dqn or pqn", "sac-discrete discrete-sac"
     ),
     **_same_fix(("a2c", {"gae_lambda": 1.0}), "reinforce vpg policy-gradient actor-critic"),
     **_same_fix(_nearest_fix("ppo"), "trpo ppg"),
@@ -191,7 +191,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
 _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
 
 
-def _fixes(table: str) -> dict[str, str]:
+def _parse_fixes(table: str) -> dict[str, str]:
     """Parses lines of names, each followed by an indented fix, to a fix by name."""
     fix_by_name: dict[str, str] = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
@@ -201,7 +201,7 @@ def _fixes(table: str) -> dict[str, str]:
 
 
 # Settings of other libraries that have another meaning or unit in fdg, or no counterpart.
-_FIXES = _fixes("""
+_FIXES = _parse_fixes("""
 device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
     JAX uses the accelerators that it finds: --devices N says how many, JAX_PLATFORMS=cpu uses none
 track use-wandb wandb-project-name wandb-project wandb-entity tensorboard-log report-to
@@ -213,7 +213,7 @@ policy-kwargs net-arch policy-type
 save-model save-path load-path load model-path push-to-hub upload-model
     every run is saved in its directory, --out RUN: fdg.load(RUN) and --resume RUN read it
 dataset dataset-name train-dataset train-file data data-path
-    a file of data is the environment: --env text:file?path=FILE (text:preferences?path=FILE of pairs)
+    a file of data is the environment: --env text:file?path=FILE (for pairs, text:preferences?path=FILE)
 eval-dataset test-dataset validation-file test-file
     a held-out file is a parameter of the environment: --env 'text:file?path=FILE&test_path=FILE'
 batch-size minibatch-size sgd-minibatch-size
@@ -270,7 +270,7 @@ framework
 exp-name
     --out RUN is the run directory
 use-gae
-    --gae-lambda 1 uses returns without it
+    --gae-lambda 1 uses returns without GAE
 per-device-train-batch-size
     --num-prompts N counts the prompts of an iteration on all devices, --micro-batch N the responses
     learned from at a time
@@ -282,10 +282,10 @@ loss-type importance-sampling-level
 num-iterations
     --num-epochs N learns N times from each response; --total-steps N is the whole run
 epsilon
-    --clip-low E --clip-high E bound ratios of language models, --clip-ratio E those of PPO; of exploration it
-    is --epsilon-end
+    --clip-low E --clip-high E bound ratios of language models, --clip-ratio E those of PPO; --epsilon-end E
+    is for exploration
 bf16 fp16 mixed-precision amp half
-    --dtype bfloat16 of language models, --precision bfloat16 of all others
+    --dtype bfloat16 for language models, --precision bfloat16 for all other algorithms
 load-in-4bit load-in-8bit quantization-config
     fdg has no quantised training: --dtype bfloat16 and --lora-rank N need less memory
 use-peft peft-config lora

@@ -158,7 +158,7 @@ def explain_attributes(cls: type) -> None:
         if name.startswith("_") or is_known:  # properties and `Elsewhere` raise their own errors
             return object.__getattribute__(self, name)
         error = UnknownAttributeError(type(self), name)
-        # Not as `obj`, for which Python would add a second "Did you mean".
+        # Not stored as `obj`: Python would then add a second "Did you mean".
         error.name, error.owner = name, self
         raise error
 
@@ -327,9 +327,9 @@ def check_arguments(function: Callable, arguments: Mapping[str, Any]) -> None:
     for name, kind in _annotations(function):
         if name.startswith("**"):
             for key, value in arguments.get(name[2:], {}).items():
-                _check(function, key, value, kind, arguments)
+                _check_value(function, key, value, kind, arguments)
         elif name in arguments:
-            _check(function, name, arguments[name], kind, arguments)
+            _check_value(function, name, arguments[name], kind, arguments)
 
 
 def check_fields(instance: Any, *names: str) -> None:
@@ -391,12 +391,12 @@ def _option_kinds(takes: Any) -> dict[str, Any]:
     kinds = {
         name: hints.get(name, kinds_by_default.get(type(default), Any)) for name, default in takes.items()
     }
-    parts = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
-    return {name: kinds[name] for name, kinds_of in parts.items() if kinds_of <= _SIMPLE_TYPES}
+    alternatives = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
+    return {name: kinds[name] for name, types_of in alternatives.items() if types_of <= _SIMPLE_TYPES}
 
 
 def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str:
-    """The order of a function's parameters, as a fix, if two arguments of a call were exchanged; else "".
+    """A fix that shows the order of parameters, if two arguments of a call were exchanged; else "".
 
     >>> def play(path: str, episodes: int = 1) -> None: ...
     >>> order_of(play, "path", {"path": 3, "episodes": "a.gif"})
@@ -417,11 +417,11 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
     if not any(fits(value, kind) and fits(arguments[other], annotation) for other, kind in others.items()):
         return ""
     parameters = inspect.signature(function).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
     return f": the order is {_call_name(function)}({', '.join(names)})"
 
 
-def _check(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
+def _check_value(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
     if not matches(value, kind):
         is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)
@@ -461,14 +461,14 @@ def as_arguments(message: str) -> str:
     if re.search(r"\bfdg[. ](?:train|launch|calibrate)\b", message):  # it contains a command line
         return message
     message = re.sub(r"(?<!\S)--from\b", "--start-from", message)
-    joined = re.sub(
+    with_equals = re.sub(
         r"(?<!\S)--([a-z][\w-]*) (?=[\w.+-])(?!(?:or|and|is|it|out|needs|has)\b)", r"--\1=", message
     )
-    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), joined)
+    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda match: match[1].replace("-", "_"), with_equals)
 
 
 def as_flags(message: str, names: Iterable[str]) -> str:
-    """Rewrites a message that begins with an argument as a message about the command-line flag in `names`.
+    """Rewrites a message that begins with an argument in `names` as a message about the command-line flag.
 
     Arguments without a value, such as `format=`, become flags too, even if they are not in `names`.
 

@@ -46,11 +46,11 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         name = getattr(function, "__name__", "function")
 
-        def traced(*arguments: Any) -> Any:
+        def on_arrays(*arguments: Any) -> Any:
             return jaxprs.require_arrays(f"in_bfloat16 '{name}': result", function(*arguments, **options))
 
         jaxprs.require_arrays(f"in_bfloat16 '{name}': argument", arguments)
-        closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+        closed, shapes = jax.make_jaxpr(on_arrays, return_shape=True)(*arguments)
         rounded = core.jaxpr_as_fun(jaxprs.rewrite(closed, _rewrite_equation))
         return jax.tree.unflatten(jax.tree.structure(shapes), rounded(*jax.tree.leaves(arguments)))
 
@@ -77,14 +77,14 @@ def _rounds_operands(eqn: Any) -> bool:
 
 @functools.cache
 def _default_precision(setting: str | None) -> Any:
-    """What JAX writes into a product without a precision, given `jax_default_matmul_precision`."""
-    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    """The `precision` of a product if the user gives none, under this `jax_default_matmul_precision`."""
+    matrix = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     with jax.default_matmul_precision(setting):
-        return jax.make_jaxpr(jnp.matmul)(one, one).eqns[0].params["precision"]
+        return jax.make_jaxpr(jnp.matmul)(matrix, matrix).eqns[0].params["precision"]
 
 
 def _product(eqn: Any) -> Callable[..., jax.Array]:
-    """The product with its float32 operands rounded to bfloat16, and those of its gradient's products."""
+    """A function for a product that rounds its float32 operands to bfloat16, also in its gradient."""
     params = {**eqn.params, "preferred_element_type": jnp.dtype(jnp.float32)}
     bind = functools.partial(eqn.primitive.bind, **params)
     left_shape, right_shape = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
@@ -109,8 +109,8 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
         # The conversion to float32 is exact, so rounding again changes nothing.
         left, right = (None if x is None else x.astype(jnp.float32) for x in residuals)
         return (
-            None if right is None else _transposed(lambda x: bind(x, right), left_shape, cotangent),
-            None if left is None else _transposed(lambda x: bind(left, x), right_shape, cotangent),
+            None if right is None else _apply_transpose(lambda x: bind(x, right), left_shape, cotangent),
+            None if left is None else _apply_transpose(lambda x: bind(left, x), right_shape, cotangent),
         )
 
     product.defvjp(forward, backward, symbolic_zeros=True)
@@ -123,10 +123,10 @@ def _to_bfloat16(x: jax.Array) -> jax.Array:
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
 
 
-def _transposed(
+def _apply_transpose(
     linear: Callable[..., jax.Array], shape: jax.ShapeDtypeStruct, cotangent: jax.Array
 ) -> jax.Array:
-    """The transpose of a linear function of an argument with this shape, with bfloat16 products."""
+    """Applies the transpose of a linear function to a cotangent, with bfloat16 products."""
     transpose = jax.linear_transpose(linear, shape)
     return in_bfloat16(lambda cotangent: transpose(cotangent)[0])(cotangent)
 

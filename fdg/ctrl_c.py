@@ -2,7 +2,7 @@
 
 Python runs signal handlers in the main thread, between bytecodes: while XLA compiles, that is many seconds
 later. An exception raised inside a callback is swallowed, and tearing down the interpreter while C++ threads
-run aborts the process. So a daemon thread watches for Ctrl-C (the signal's wakeup pipe) and ends the process.
+run aborts the process. So a daemon thread reads the signal's wakeup pipe and ends the process.
 Nothing is lost: files on disk are complete at any moment. See docs/decisions/030-ctrl-c-is-watched-for.md.
 
 Only processes started as a command install this, at the first import; in other processes an import does
@@ -55,9 +55,9 @@ def set_resume_hint(text: str) -> None:
 
 
 def set_grace_period(seconds: float | None) -> None:
-    """Sets the seconds in which work may end after the first Ctrl-C; a second Ctrl-C ends it at once.
+    """Sets for how long work may go on after the first Ctrl-C; a second Ctrl-C ends the process at once.
 
-    0 means that the first Ctrl-C ends it at once, None that a signal handler ends the process.
+    With 0, the first Ctrl-C ends the process at once; with None, a signal handler ends it.
     """
     global _grace_s
     _grace_s = seconds
@@ -67,13 +67,13 @@ def set_grace_period(seconds: float | None) -> None:
 def signal_handler(handler: Callable[[int, Any], object], grace: float | None = None) -> Iterator[None]:
     """A context in which `handler` handles SIGINT and SIGTERM; `grace` is as in `set_grace_period`."""
     set_grace_period(grace)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, handler) for number in numbers]
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(signal_number, handler) for signal_number in signals]
     try:
         yield
     finally:
-        for number, handler_before in zip(numbers, previous, strict=True):
-            signal.signal(number, handler_before)
+        for signal_number, handler_before in zip(signals, previous, strict=True):
+            signal.signal(signal_number, handler_before)
         set_grace_period(0)
 
 
@@ -88,16 +88,16 @@ def collected_signals(
     """
     caught: list[int] = []
 
-    def keep(number: int, _: Any) -> None:
-        caught.append(number)
+    def collect(signal_number: int, _: Any) -> None:
+        caught.append(signal_number)
         if len(caught) > most:
-            end(number)
+            end(signal_number)
 
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
     try:
-        with signal_handler(keep, grace):
+        with signal_handler(collect, grace):
             yield caught
     finally:
         if caught and grace:
@@ -131,16 +131,16 @@ def _ignore(*_: Any) -> None:
 
 
 def _watch(reader: int) -> None:
-    is_waiting = False
+    in_grace_period = False
     while True:
-        ready = select.select([reader], [], [], _grace_s if is_waiting else None)[0]
+        ready = select.select([reader], [], [], _grace_s if in_grace_period else None)[0]
         if not ready:
             exit_interrupted()
         if signal.SIGINT not in os.read(reader, 4096) or _grace_s is None:
             continue
-        if is_waiting or not _grace_s:
+        if in_grace_period or not _grace_s:
             exit_interrupted()
-        is_waiting = True
+        in_grace_period = True
 
 
 if is_command():

@@ -24,7 +24,7 @@ from fdg.placing.plans import BETWEEN, Plan, SteppedPlan
 from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
-from fdg.processes.arrays import made_by, put
+from fdg.processes.arrays import make_in_process, put
 from fdg.running.interrupts import DelayedInterrupt
 from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
@@ -90,7 +90,7 @@ class Engine:
         Several agents (`fdg.agents`) start from the seeds `seed`, `seed + 1`, ...
 
         Raises:
-          FdgError: `seed` is not an integer (such as a key), or does not fit into int64.
+          FdgError: `seed` is not an integer (it is a key, for example), or does not fit into int64.
           HostError: a function on the host has failed, for example while reading a file.
         """
         is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
@@ -108,7 +108,7 @@ class Engine:
     def run(self, state: Any, iterations: int = 1) -> tuple[Any, dict[str, jax.Array]]:
         """Trains for a number of iterations, and waits for their metrics.
 
-        Only the first call compiles, for any number of iterations. To do other work meanwhile, such as
+        Only the first call compiles; its program serves any number of iterations. To work meanwhile, such as
         logging the last metrics, call `start` instead.
 
         Args:
@@ -122,8 +122,8 @@ class Engine:
 
         Raises:
           FdgError: a state of another algorithm, or one that was already donated.
-          HostError: a function on the host has failed: one line that names it and its fragment.
-          KeyboardInterrupt: after Ctrl-C; `interrupted()` has the results.
+          HostError: a function on the host has failed; the message names the function and its fragment.
+          KeyboardInterrupt: after Ctrl-C; `interrupted()` returns the results.
         """
         with host_errors():
             state, pending = self.start(state, iterations)
@@ -156,9 +156,9 @@ class Engine:
         self._count_iterations(iterations)
         result: tuple[Any, PendingMetrics] | None = None
         try:
-            # Hold Ctrl-C: between donation and return, the caller has no usable state.
+            # Delay Ctrl-C: between donation and return, the caller has no usable state.
             with DelayedInterrupt() as interrupt:
-                leaves, metrics = self._execution.start(placed, iterations, interrupt.caught)
+                leaves, metrics = self._execution.start(placed, iterations, interrupt.is_pending)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
@@ -265,7 +265,7 @@ class Engine:
     def is_in_order(self) -> bool:
         """Whether lowering guarantees that each device waits in at most one collective at a time.
 
-        It does not for several programs, nor with sharded parameters, for which XLA chooses the collectives.
+        There is no guarantee for several programs, nor for sharded parameters, whose collectives XLA chooses.
         """
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
@@ -298,7 +298,7 @@ class Engine:
         timeline = self._execution.timeline
         if timeline is None:
             return {}
-        return timeline.settle() if waits else timeline.busy_so_far()
+        return timeline.busy_at_end() if waits else timeline.busy_so_far()
 
     def timeline(self, state: Any, iterations: int = 4) -> list[Bar]:
         """Trains, and records when each program ran on which group. Empty if there is one group.
@@ -319,7 +319,7 @@ class Engine:
         try:
             jax.block_until_ready(self.run(state, iterations))
         finally:
-            bars = timeline.recorded()
+            bars = timeline.stop_recording()
         return sorted(
             (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
         )
@@ -339,14 +339,14 @@ class Engine:
         # Host environments are created only in the process that steps them.
         group = next(group for group in self.plan.groups if group.name == groups[0])
         device: Any = self.devices[group.devices[0]]
-        return made_by(device.process_index, lambda: init_guarded(*leaves), self._shapes)
+        return make_in_process(device.process_index, lambda: init_guarded(*leaves), self._shapes)
 
     def _init_leaves(self, key):
         """The leaves of the initial state."""
-        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._first_leaves)(key), self.plan, self.devices)
+        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._plain_leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(key))
 
-    def _first_leaves(self, key):
+    def _plain_leaves(self, key):  # without sharding constraints
         state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
         return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
@@ -355,13 +355,13 @@ class Engine:
         try:
             leaves, structure = jax.tree.flatten(state)
         except Exception as error:  # a user's container may raise anything
-            raise self._refusal(state, f"JAX cannot flatten it ({one_line(error)})") from error
+            raise self._state_error(state, f"JAX cannot flatten it ({one_line(error)})") from error
         if structure != self._structure:  # type: ignore[operator]
-            raise self._refusal(state)
+            raise self._state_error(state)
         placed = []
         for value, shape in zip(leaves, self._shapes, strict=True):
             if (leaf := as_array(value)) is None:
-                raise self._refusal(state)
+                raise self._state_error(state)
             if leaf.is_deleted():
                 can_continue = self._interrupted is not None
                 raise FdgError(
@@ -369,7 +369,7 @@ class Engine:
                     + (", or, since it was interrupted, from engine.interrupted()" if can_continue else "")
                 )
             if leaf.shape != shape.shape or leaf.dtype != shape.dtype:
-                raise self._refusal(state)
+                raise self._state_error(state)
             is_placed = leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
             placed.append(leaf if is_placed else jax.device_put(leaf, shape.sharding))
         # Leaves that this engine returned have no aliases; checking for aliases would wait for them.
@@ -378,7 +378,7 @@ class Engine:
         self._iterations = 0
         return without_aliases(placed)
 
-    def _refusal(self, state: Any, reason: str | None = None) -> FdgError:
+    def _state_error(self, state: Any, reason: str | None = None) -> FdgError:
         expected: Any = jax.tree.structure((self.state_shape,))
         if reason is None and isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give its first element")
@@ -409,7 +409,7 @@ def _end_other_processes(line: str, status: int) -> None:
 
 
 def _graph_of(algorithm: Any, graph: FDG) -> FDG:
-    """The graph of an algorithm, from its graph or from the graph of one of its agents."""
+    """Checks a given graph, and returns it for all agents of the algorithm."""
     count = algorithm.count if isinstance(algorithm, Agents) else None
     graph = graph if graph.agents is not None else side_by_side(graph, count)
     if graph.agents != count:

@@ -32,7 +32,7 @@ def shortened(message: str) -> str:
     """
     parts, position = [], 0
     for start, end in _long_values(message):
-        parts += [message[position : start + 30], "..."]
+        parts += [message[position : start + 30], "..."]  # 30 and 26 characters of the value remain
         position = end - 26
     message = "".join(parts) + message[position:]
     if len(message) <= _MAX_CHARACTERS:
@@ -54,10 +54,10 @@ def _long_values(message: str) -> list[tuple[int, int]]:
     return spans
 
 
-def printable(message: str) -> str:
+def escape_unprintable(message: str) -> str:
     """Escapes unprintable characters: text from a file may contain newlines or terminal control sequences.
 
-    >>> print(printable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
+    >>> print(escape_unprintable("algo = " + chr(10) + ":main" + chr(27) + "[2J"))
     algo = \\n:main\\x1b[2J
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
@@ -67,7 +67,7 @@ class FdgError(ValueError):
     """An error that the user can fix; the command line prints it without a traceback."""
 
     def __str__(self) -> str:
-        return shortened(printable(super().__str__()))
+        return shortened(escape_unprintable(super().__str__()))
 
 
 class FdgWarning(UserWarning):
@@ -139,7 +139,7 @@ _HOST_ERROR = re.compile(rf"^(?:[\w.]+\.)?{HostError.__name__}: (.+)", re.MULTIL
 
 
 def host_error(error: BaseException) -> HostError | None:
-    """The `HostError` whose text JAX's error of a running program contains, or None.
+    """The `HostError` inside the text of JAX's error of a running program, or None.
 
     >>> host_error(RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: step raised ValueError: no"))
     HostError('step raised ValueError: no')
@@ -191,8 +191,8 @@ def text_of(error: BaseException) -> str:
 def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
     """The innermost frame of user code in an error's traceback, and its line; None if all are fdg's or JAX's.
 
-    If no frame is in user code, it is the innermost frame in another library, or in fdg's algorithms or
-    policies. Other code of fdg, and code of JAX, does not count.
+    Without a frame of user code, returns the innermost frame of another library, or of fdg's algorithms or
+    policies. Other frames of fdg, and those of JAX, do not count.
     """
     fdg_folders = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
     outside = [

@@ -32,7 +32,7 @@ def check_own(path: Path, is_folder: bool = False) -> None:
 
 
 def refusal(path: Path) -> OSError | None:
-    """The error, with its fix, if an existing file or folder is not writable; None if it is.
+    """The error, with its fix, if an existing file or folder is not writable; None if it is writable.
 
     >>> refusal(Path("."))
     """

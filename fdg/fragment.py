@@ -46,7 +46,7 @@ ad.deflinear2(
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
-_MAX_ROWS = 2**40  # of a batch; planning tries its divisors up to its square root
+_MAX_ROWS = 2**40  # of a batch; planning tries all divisors up to the square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
 """Roles that fdg's policies place; any other word is allowed too."""
@@ -96,8 +96,8 @@ _SHARED_AXIS = _SharedAxis()
 def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
-    `side` is "in" for arguments and "out" for results. Returns the values, and the size of the batch axis by
-    the path of each array that has one.
+    `side` is "in" for arguments and "out" for results. Returns the values, and the size of each
+    batch axis by the path of its array.
     """
     prefix = jax.tree.map(
         lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda a: a is None
@@ -150,7 +150,7 @@ def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
 
 
 class FragmentFunction:
-    """A pure function whose calls are nodes of the graph; made by `fragment`. A call runs it.
+    """A pure function whose calls are nodes of the graph; made by `fragment`. A call runs the function.
 
     (`fdg.tracing.graph.Fragment` is the node.)
 
@@ -162,7 +162,7 @@ class FragmentFunction:
     def __init__(self, function: Callable, role: str, in_axes: Any, out_axes: Any, name: str | None):
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # no function, or one of C without a signature
+        except (TypeError, ValueError):  # not a function, or a C function without a signature
             raise GraphError(
                 f"fragment({quoted(role)}) of {quoted(function)}: it has no signature: give a function"
                 " written with def"
@@ -175,23 +175,23 @@ class FragmentFunction:
             if not part or ":" in part or not part.isprintable():
                 raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
 
-        # `bound` is () or the instance of a method, and `numbers` are its fields that are arrays.
-        def body(bound, numbers, args, kwargs):
+        # `receiver` is (), or (instance,) for a method; `scalars` are the instance's fields that are arrays.
+        def body(receiver, scalars, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
                 problem = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
                 raise self._call_error(problem, args, "give one axis (or None) for each")
             try:
-                signature.bind(*bound, *args, **kwargs)
+                signature.bind(*receiver, *args, **kwargs)
             except TypeError as error:
                 raise self._call_error(str(error), args, f"it takes {signature}") from None
             args, sizes = _bind_boundaries(self.mark, "in", axes, args)
             kwargs, keyword_sizes = _bind_boundaries(self.mark, "in", 0, kwargs)  # as in jax.vmap
-            numbers, _ = _bind_boundaries(self.mark, "in", None, numbers)
-            if numbers:
-                bound = tuple(with_numbers(instance, numbers) for instance in bound)
+            scalars, _ = _bind_boundaries(self.mark, "in", None, scalars)
+            if scalars:
+                receiver = tuple(with_numbers(instance, scalars) for instance in receiver)
             results, out_sizes = _bind_boundaries(
-                self.mark, "out", out_axes, function(*bound, *args, **kwargs)
+                self.mark, "out", out_axes, function(*receiver, *args, **kwargs)
             )
             _check_batch(self.mark, {**sizes, **keyword_sizes, **out_sizes})
             return results
@@ -210,9 +210,9 @@ class FragmentFunction:
         return functools.partial(self._call_on, instance)
 
     def _call_on(self, instance, *args, **kwargs):
-        numbers = _array_fields(instance)
-        if numbers:  # these are arguments that the whole batch shares; other fields are static
-            instance = with_numbers(instance, dict.fromkeys(numbers, _PLACEHOLDER))
+        scalars = _array_fields(instance)
+        if scalars:  # these are arguments that the whole batch shares; other fields are static
+            instance = with_numbers(instance, dict.fromkeys(scalars, _PLACEHOLDER))
         try:
             hash(instance)
         except TypeError:
@@ -220,7 +220,7 @@ class FragmentFunction:
                 f"fragment '{self.mark.name}' ({self.mark.role}) is a method of {type(instance).__name__}, "
                 f"which cannot be hashed: {_why_unhashable(instance)}"
             ) from None
-        return self._call((instance,), numbers, args, kwargs)
+        return self._call((instance,), scalars, args, kwargs)
 
     def _call_error(self, problem: str, args: Sequence[Any], fix: str) -> GraphError:
         """The error for a wrong call, with a hint if another library has a method of this name."""

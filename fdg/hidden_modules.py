@@ -55,7 +55,7 @@ def _traceback_files(error: BaseException) -> list[str]:
     return files
 
 
-def _explain(kind, error, trace):
+def _excepthook(kind, error, trace):
     """Prints one line for an uncaught error in a library if a hidden module causes it."""
     line = shadowing_file(error) if isinstance(error, ImportError | AttributeError) else None
     last_folder = os.path.dirname((_traceback_files(error) or [""])[-1])
@@ -65,4 +65,4 @@ def _explain(kind, error, trace):
         sys.stderr.write(f"error: {line}\n")
 
 
-_previous_hook, sys.excepthook = sys.excepthook, _explain
+_previous_hook, sys.excepthook = sys.excepthook, _excepthook

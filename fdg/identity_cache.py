@@ -1,6 +1,6 @@
 """Caches results by the identity of an argument, such as a jaxpr that is called from many places.
 
-So a choice among hundreds of plans of one graph opens its iteration only once per placement of fragments.
+So when fdg compares hundreds of plans of a graph, it opens the iteration once per placement of fragments.
 """
 
 import collections

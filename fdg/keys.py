@@ -45,20 +45,20 @@ def to_data(x: jax.Array) -> jax.Array:
 
 def from_data(x: Any, like: Any) -> jax.Array:
     """The inverse of `to_data`, for an array with the shape and dtype of `like`."""
-    found = implementation(like.shape, like.dtype)
-    return x if found is None else jax.random.wrap_key_data(x, impl=found[0])
+    impl_and_data = implementation(like.shape, like.dtype)
+    return x if impl_and_data is None else jax.random.wrap_key_data(x, impl=impl_and_data[0])
 
 
 def data_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of `to_data` of an array."""
-    found = implementation(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype) if found is None else found[1]
+    impl_and_data = implementation(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype) if impl_and_data is None else impl_and_data[1]
 
 
 @functools.cache
 def _implementation_name(dtype: Any) -> str:
-    found = implementation((), dtype)
-    return "" if found is None else str(found[0])
+    impl_and_data = implementation((), dtype)
+    return "" if impl_and_data is None else str(impl_and_data[0])
 
 
 def draws_depend_on_batch(eqn: Any) -> bool:

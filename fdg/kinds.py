@@ -25,9 +25,9 @@ Leaf = Callable[[Any, Any], bool | None]  # (value, annotation) -> whether it ma
 def matches(value: Any, kind: Any, leaf: Leaf = lambda value, kind: None) -> bool:
     """Whether a value matches a type annotation.
 
-    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. Every value matches a type
-    variable, `Any`, or a protocol (if that is `runtime_checkable`, only if the value has its members). `leaf`
-    is called first for each annotation, nested ones included; None from it means undecided.
+    A number may be a NumPy or JAX scalar; `True` and NaN do not count as numbers. A `runtime_checkable`
+    protocol matches values that have its members; other protocols, type variables and `Any` match every
+    value. `leaf` is called first for each annotation, also a nested one; if it returns a bool, that decides.
 
     >>> matches(3, int | None), matches((3, 4.5), tuple[int, ...]), matches("stop", Literal["stop", "warn"])
     (True, False, True)
@@ -280,22 +280,22 @@ def from_json(kind: Any, value: Any) -> Any:
     >>> from_json(tuple[int, ...], [64, 64]), from_json(float | None, "inf"), from_json(float, 1)
     ((64, 64), inf, 1.0)
     """
-    types = {kind, *typing.get_args(kind)}.union(*map(typing.get_args, typing.get_args(kind)))
+    plain_types = {kind, *typing.get_args(kind)}.union(*map(typing.get_args, typing.get_args(kind)))
 
     def read(item: Any) -> Any:
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        if float in types and int not in types and (is_number or item in ("inf", "-inf")):
+        if float in plain_types and int not in plain_types and (is_number or item in ("inf", "-inf")):
             return float(item)
-        is_whole = is_number and int in types and float not in types and float(item).is_integer()
+        is_whole = is_number and int in plain_types and float not in plain_types and float(item).is_integer()
         return int(item) if is_whole else item
 
     converted = tuple(map(read, value)) if isinstance(value, list) else read(value)
     if not matches(converted, kind):
-        raise ValueError(_expected(kind))
+        raise ValueError(_expected_values(kind))
     return converted
 
 
-def _expected(kind: Any) -> str:
+def _expected_values(kind: Any) -> str:
     """The values that an annotation's reader expects, in the words of its error message."""
     try:
         reader(kind)("\0")
@@ -327,7 +327,7 @@ def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
     """The fields of a dataclass or of its instance; empty for other classes.
 
     Raises:
-      FdgError: as `check_decorated`.
+      FdgError: as in `check_decorated`.
     """
     if not dataclasses.is_dataclass(cls):
         return ()
@@ -337,10 +337,10 @@ def dataclass_fields(cls: Any) -> tuple[dataclasses.Field, ...]:
 
 @functools.cache
 def check_decorated(cls: type) -> None:
-    """Refuses a subclass of a dataclass with settings that Python would ignore.
+    """Raises an error for a subclass of a dataclass with settings that Python ignores.
 
-    These are new fields, or new defaults of inherited ones, in a class that is not decorated itself; and
-    defaults without annotation.
+    Python ignores a default without annotation. In a class that is not decorated itself, it also ignores new
+    fields and new defaults of inherited fields.
 
     Raises:
       FdgError: names the settings, and what to write.
@@ -358,7 +358,7 @@ def check_decorated(cls: type) -> None:
     for base in cls.__mro__:
         if not dataclasses.is_dataclass(base):
             continue
-        decorated, annotated = "__dataclass_fields__" in vars(base), inspect.get_annotations(base)
+        is_decorated, annotated = "__dataclass_fields__" in vars(base), inspect.get_annotations(base)
         fields = {field.name: field for field in dataclasses.fields(base)}
         ignored = []
         for name in dict.fromkeys((*annotated, *vars(base))):
@@ -366,7 +366,7 @@ def check_decorated(cls: type) -> None:
             value = value.default if isinstance(value, dataclasses.Field) else value
             if name not in annotated:
                 is_ignored = name in fields and not hasattr(value, "__get__")
-            elif decorated or "ClassVar" in str(annotated[name]):
+            elif is_decorated or "ClassVar" in str(annotated[name]):
                 is_ignored = False
             else:
                 default = fields[name].default if name in fields else None

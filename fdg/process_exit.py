@@ -7,8 +7,8 @@
   (`| head`) ends the process silently, with the status of SIGPIPE.
 - Closed standard streams (`>&-`) are opened as /dev/null; otherwise the next opened files would get their
   descriptors and receive messages of C++ libraries.
-- A launched process ends with its launcher, even if that is killed: its standard input is a pipe from the
-  launcher (environment variable `TIED`), and it kills itself when the pipe closes.
+- A launched process ends with its launcher, even if the launcher is killed: its standard input is a pipe from
+  the launcher (environment variable `LAUNCHER_PIPE`), and it kills itself when the pipe closes.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from typing import Any
 
 from fdg.hidden_modules import shadowing_file
 
-TIED = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
+LAUNCHER_PIPE = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
 CLOSED_PIPE = 141  # exit status of a process that SIGPIPE has ended
 
 _status: int | None = None
@@ -74,13 +74,13 @@ def _unraisablehook(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(fd)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8", closefd=False))
 
 
 def _end_with_launcher() -> None:
@@ -100,7 +100,7 @@ def _kill_at_end_of(pipe: int) -> None:
 
 if is_command():
     _open_standard_streams()
-    if os.environ.pop(TIED, None) is not None:  # before JAX is imported, which takes seconds
+    if os.environ.pop(LAUNCHER_PIPE, None) is not None:  # before JAX is imported, which takes seconds
         _end_with_launcher()
     sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
     atexit.register(_exit)

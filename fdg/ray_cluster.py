@@ -21,7 +21,7 @@ from fdg.errors import FdgError, one_line
 _CONNECT_TIMEOUT_S = 5.0  # time limit of a connection to a cluster's address
 _LOCAL_STORE_BYTES = 512 * 2**20  # size of a new local cluster's object store
 
-# Variables of a machine or session, which each host keeps as they are.
+# Variables of a machine or session: each host keeps its own values.
 _HOST_VARIABLES = frozenset(
     "HOME USER LOGNAME SHELL HOSTNAME PWD OLDPWD SHLVL TERM TMPDIR PATH _ VIRTUAL_ENV DISPLAY LS_COLORS"
     " CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES TPU_VISIBLE_CHIPS JAX_LOCAL_DEVICE_IDS"
@@ -128,16 +128,16 @@ def _check_listens(address: str, source: str) -> None:
 
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
-    """Undoes Ray's SIGTERM handler, and silences JAX's warning that Ray forks a process."""
+    """Restores the signal handlers that Ray replaces, and silences JAX's warning that Ray forks a process."""
     is_main_thread = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.getsignal(number) for number in numbers]
+    signals = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(signal_number) for signal_number in signals]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         if is_main_thread:
-            for number, handler in zip(numbers, handlers, strict=True):
+            for signal_number, handler in zip(signals, handlers, strict=True):
                 if handler is not None:
-                    signal.signal(number, handler)
+                    signal.signal(signal_number, handler)

@@ -104,8 +104,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed = dict(pairs)
         if len(parsed) < len(pairs):
-            seen: set[str] = set()
-            name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            seen_names: set[str] = set()
+            name = next(name for name, _ in pairs if name in seen_names or seen_names.add(name))  # type: ignore[func-returns-value]
             raise FdgError(f"{where}: {name[:60]!r} occurs twice: remove one")
         return parsed
 

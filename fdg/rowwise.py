@@ -20,7 +20,7 @@ from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
 Splits = tuple[tuple[Axes, Axes], ...]
-"""Alternative splits, each an axis per operand (None: replicated) and per result. `vmap` adds one."""
+"""Alternative splits: the split axis of each operand (None: replicated) and result. `vmap` adds a split."""
 
 rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True
@@ -124,15 +124,15 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
                 " repeat: remove it"
             )
         axes = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
-        operand_axes = _per_leaf(name, "in", tuple(axes), tree)
-        result_axes = _per_leaf(name, "out", out_axes, out_tree)
+        operand_axes = _leaf_axes(name, "in", tuple(axes), tree)
+        result_axes = _leaf_axes(name, "out", out_axes, out_tree)
         outputs = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=((operand_axes, result_axes),))
         return jax.tree.unflatten(out_tree, outputs)
 
     return call
 
 
-def _per_leaf(name: str, side: str, axes: Any, tree: Any) -> Axes:
+def _leaf_axes(name: str, side: str, axes: Any, tree: Any) -> Axes:
     """Expands a pytree prefix to the axis of each leaf."""
     if not all(type(axis) is int for axis in jax.tree.leaves(axes)):
         raise GraphError(

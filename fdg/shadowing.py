@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-NAMES = ("algos", "envs", "policies")
+ALIASED_PACKAGES = ("algos", "envs", "policies")
 
 
 def shadowed_package() -> str | None:
     """A message if a folder earlier on `sys.path` shadows a package of fdg (`algos`, `envs`, `policies`)."""
     root = Path(__file__).resolve().parent.parent
-    for name in NAMES:
+    for name in ALIASED_PACKAGES:
         loaded = getattr(sys.modules.get(name), "__file__", None)
         spec = None if loaded else PathFinder.find_spec(name, sys.path)
         origin = loaded or getattr(spec, "origin", None)
@@ -35,7 +35,7 @@ def unimportable_folder() -> str | None:
     root = Path(__file__).resolve().parent.parent
     try:
         for folder in {Path(path or ".").resolve() for path in ("", *sys.path[:1])} - {root}:
-            for name in NAMES:
+            for name in ALIASED_PACKAGES:
                 user_folder = folder / name
                 if not (user_folder / "__init__.py").exists() and any(user_folder.glob("*.py")):
                     return (
@@ -47,7 +47,7 @@ def unimportable_folder() -> str | None:
     return None
 
 
-class _Alias(MetaPathFinder, Loader):
+class _AliasImporter(MetaPathFinder, Loader):
     """Imports `fdg.envs.probe` as the module `envs.probe`."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Alias(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, original = fullname.partition(".")
-        if package != "fdg" or original.partition(".")[0] not in NAMES:
+        if package != "fdg" or original.partition(".")[0] not in ALIASED_PACKAGES:
             return None
         if line := shadowed_package():
             raise ImportError(line)
@@ -77,4 +77,4 @@ class _Alias(MetaPathFinder, Loader):
 
 def install_aliases() -> None:
     """Makes the aliases importable."""
-    sys.meta_path.insert(0, _Alias())
+    sys.meta_path.insert(0, _AliasImporter())

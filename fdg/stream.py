@@ -1,8 +1,8 @@
 """Streaming generation: slots generate responses, and micro-batches do not wait for the longest response.
 
-A `Stream` is a value and its state a pytree; both are pure JAX, independent of the engine. Counters in the
-state (the clock, specified in docs/streaming.md) determine which response starts when, under which version of
-the parameters, and which rows form a micro-batch.
+A `Stream` is a value, and its state is a pytree; both are pure JAX, independent of the engine. Counters in
+the state (the clock, specified in docs/streaming.md) determine which response starts when, under which
+version of the parameters, and which rows form a micro-batch.
 
 Shapes: `S` slots; `F` responses that start at once; `B` units per batch, `b` units per micro-batch, `G`
 responses per unit; `a` batches ahead; `W = b + a B`, the largest number of live units. A unit is a group of
@@ -74,8 +74,8 @@ class Clock(NamedTuple):
     next: jax.Array  # [] index of the next response to start
     busy: jax.Array  # [] occupied slots, summed over ticks
     occupied: jax.Array  # [S] bool
-    place: jax.Array  # [S] row of each slot's response among the rows of live units; W G: no row
-    unit: jax.Array  # [W] index of each live unit; -1: no unit
+    place: jax.Array  # [S] row of each slot's response among the rows of live units; W G if none
+    unit: jax.Array  # [W] index of each live unit; -1 if none
     begun: jax.Array  # [W] the iteration in which each unit started
     missing: jax.Array  # [W] number of unfinished responses of each unit
     finished: jax.Array  # [W] the tick in which each unit's last response finished
@@ -164,7 +164,7 @@ class Stream:
 
     def init(self, key: jax.Array) -> StreamState:
         """The initial state for this key."""
-        # A weakly typed leaf could change its dtype in the first tick; its rows would then be cast back.
+        # A weakly typed leaf could change its dtype in the first tick.
         kept = jax.tree.map(_without_weak_type, self.source.idle(self.slots))
         row_shapes, rows = jax.eval_shape(self.source.row, kept), self.live * self.group
         for method, result in (("idle", kept), ("row", row_shapes)):
@@ -262,7 +262,7 @@ class Stream:
         max_trips = getattr(self.source, "most_ticks", None)
         if max_trips is None:
             return waits
-        if not self._is_lockstep:  # slots are busy until the last response starts, which then finishes
+        if not self._is_lockstep:  # until the last response starts, at least `min_busy` slots are busy
             min_busy, max_trips = self.slots - self.at_once + 1, max(max_trips, 1)
             max_trips = min(-(-self.live * self.group * max_trips // min_busy) + max_trips, 2**31 - 1)
         return waits & (trip < max_trips)
@@ -272,8 +272,8 @@ class Stream:
         source, clock = self.source, state.clock
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         fresh = source.begin(parameters, state.key, index, Now(version, clock.tick))
-        slots = state.kept, _empty(jax.eval_shape(source.refresh, parameters, state.kept))
-        kept, cache = jax.tree.map(_pad_to, self._check("begin", fresh, slots, only_structure=True), slots)
+        whole = state.kept, _zeros_of(jax.eval_shape(source.refresh, parameters, state.kept))
+        kept, cache = jax.tree.map(_pad_to, self._check("begin", fresh, whole, only_structure=True), whole)
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
@@ -300,9 +300,9 @@ class Stream:
         """The caches of the slots, recomputed if any slot is occupied."""
         shapes = jax.eval_shape(self.source.refresh, parameters, state.kept)
         if not self.ahead:  # there are no live units between two takes
-            return _empty(shapes)
+            return _zeros_of(shapes)
         refresh = lambda: self.source.refresh(parameters, state.kept)  # noqa: E731
-        return jax.lax.cond(jnp.any(state.clock.occupied), refresh, lambda: _empty(shapes))
+        return jax.lax.cond(jnp.any(state.clock.occupied), refresh, lambda: _zeros_of(shapes))
 
     def _tick(self, parameters: Any, kept: Any, cache: Any, now: Now) -> Any:
         return self._check("tick", self.source.tick(parameters, kept, cache, now), (kept, cache))
@@ -311,7 +311,7 @@ class Stream:
         return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
 
     def _check(self, method: str, result: Any, like: Any, only_structure: bool = False) -> Any:
-        """Returns what a method of the source returned; raises an `FdgError` if it is not like `like`."""
+        """Returns the result of a source's method; raises an `FdgError` if it differs in type from `like`."""
         result = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), result)
         structures: list[Any] = [jax.tree.structure(result), jax.tree.structure(like)]
         if structures[0] == structures[1]:
@@ -355,11 +355,11 @@ class Stream:
             missing=clock.missing.at[new_places].set(self.group, mode="drop"),
         )
         source_rows = jnp.full(self.slots, -1, jnp.int32).at[slot_or_none].set(offsets, mode="drop")
-        slots = kept, cache
+        old_slots = kept, cache
         new_slots = jax.tree.map(
-            lambda x, y: _replace_rows(x, y, source_rows), slots, (new_slot_states, new_cache)
+            lambda x, y: _replace_rows(x, y, source_rows), old_slots, (new_slot_states, new_cache)
         )
-        return clock, *self._check("begin", new_slots, slots), rows
+        return clock, *self._check("begin", new_slots, old_slots), rows
 
     def _clock_after_tick(self, clock: Clock, done: jax.Array) -> Clock:
         """The clock after a tick in which the slots `done [S]` finish."""
@@ -383,8 +383,8 @@ class Stream:
         ready = jnp.sum(is_finished, dtype=jnp.int32) >= self.units
         if self.late == "mask" or not self.ahead:
             return ready
-        # Row i is about the units that must be taken by iteration `iteration + i`: the micro-batches after
-        # this one must have room for those that this one does not take.
+        # Row i concerns the units to be taken by iteration `iteration + i`. Those that this micro-batch does
+        # not take must fit into the following ones.
         iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
         iterations_ahead = jnp.arange(self.ahead, dtype=jnp.int32)
         is_due = (clock.unit >= 0)[None] & (
@@ -435,7 +435,7 @@ def _without_weak_type(x: Any) -> jax.Array:
     return x.astype(x.dtype) if getattr(x, "weak_type", False) else x  # keys have no such attribute
 
 
-def _empty(shapes: Any) -> Any:
+def _zeros_of(shapes: Any) -> Any:
     return jax.tree.map(lambda x: zeros(x.shape, x.dtype), shapes)
 
 

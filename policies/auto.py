@@ -104,8 +104,8 @@ def auto(
       max_staleness: the largest staleness to consider.
       may_change: further fields of the algorithm to choose: "shuffle" and "precision".
       num_seeds: as for `fdg.compile`.
-      policies: policy classes to try, or instances with fixed groups. If there is only one, more numbers of
-        devices are tried.
+      policies: policy classes to try, or instances with fixed groups. If there is only one
+        policy, more numbers of devices are tried.
       graph: the algorithm's graph, if already traced.
       all_devices: the policy must get all devices.
       further: whether to predict candidates that `max_staleness` and `may_change` forbid, for the table.
@@ -118,7 +118,7 @@ def auto(
       FdgError: the rates of these devices are unknown, or no policy is possible.
     """
     allowed = Auto(max_staleness, ",".join(may_change))
-    cluster = _cluster(devices)
+    cluster = _cluster_of(devices)
     original, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
     graphs: dict[Any, tuple[Any, FDG]] = {}
     if graph is not None:
@@ -143,7 +143,7 @@ def auto(
         Candidate(policy, count, variant)
         for variant in variants
         for count in counts
-        for policy in candidates_of(classes, count, range(max_staleness + 1))
+        for policy in policies_of(classes, count, range(max_staleness + 1))
     ]
     forbidden = [name for name in _CHANGEABLE if name not in allowed.changeable]
     further_candidates = functools.partial(_forbidden_candidates, algorithm, forbidden, max_staleness)
@@ -154,7 +154,7 @@ def auto(
     return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
 
 
-def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
+def _cluster_of(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
     if isinstance(devices, Cluster):
         return devices
     if isinstance(devices, int) and devices < 1:
@@ -163,7 +163,7 @@ def _cluster(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
 
 
 def _devices_to_place(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
-    """The argument `devices` of `place`: the devices if they exist, because it needs their processes."""
+    """The argument `devices` of `place`: the first `count` devices, or `count` if there are no devices."""
     if isinstance(devices, int | Cluster):
         return count
     return (jax.devices() if devices is None else list(devices))[:count]
@@ -179,16 +179,16 @@ def device_counts(count: int) -> list[int]:
 
 
 def group_sizes(count: int) -> list[int]:
-    """Sizes to try for a group of a policy with at least two groups on `count` devices.
+    """Group sizes to try for two groups or more on `count` devices: 2^i, 3 * 2^i, two thirds, all but one.
 
     >>> group_sizes(8), group_sizes(1)
     ([1, 2, 3, 4, 6, 7], [])
     """
-    steps = {2**i * k for i in range(count.bit_length()) for k in (1, 3)} | {count - 1, count - count // 3}
-    return sorted(size for size in steps if 0 < size < count)
+    sizes = {2**i * k for i in range(count.bit_length()) for k in (1, 3)} | {count - 1, count - count // 3}
+    return sorted(size for size in sizes if 0 < size < count)
 
 
-def candidates_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
+def policies_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) -> list[Any]:
     """Policies for `count` devices: classes with all group sizes and staleness; instances unchanged."""
     policies: list[Any] = []
     for cls in classes:
@@ -242,8 +242,8 @@ def _forbidden_candidates(
                 changes = (*row.candidate.variant, *variant)
                 flag = f"only with --may-change {name}"
                 candidates.append(Candidate(row.candidate.policy, row.candidate.devices, changes, flag))
-    stale = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
-    for row in stale[:_WITH_MORE_STALENESS]:
+    rows_at_limit = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
+    for row in rows_at_limit[:_WITH_MORE_STALENESS]:
         policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
         flag = f"only with --max-staleness {max_staleness + 1}"
         candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, flag))

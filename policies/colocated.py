@@ -9,7 +9,7 @@ from fdg.placing.policy import Group
 from policies.groups import divide
 from policies.parameters import ShardsParameters, generation_group
 
-LEARNING = ("reference", "critic", "learner", "buffer")
+LEARNING_ROLES = ("reference", "critic", "learner", "buffer")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,5 +62,5 @@ class Colocated(ShardsParameters):
             "environment": generation,
             "actor": generation,
             "reward": rewards,
-            **dict.fromkeys(LEARNING, learning),
+            **dict.fromkeys(LEARNING_ROLES, learning),
         }

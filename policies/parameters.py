@@ -116,7 +116,7 @@ def generation_group(group: Group, name: str, width: int) -> Group:
     >>> generation_group(Group("all", tuple(range(8)), model=4), "generation", 2).devices
     (0, 2, 1, 3, 4, 6, 5, 7)
     """
-    parts = max(group.model // width, 1)  # groups of `width` devices that share a training replica's devices
+    parts = max(group.model // width, 1)  # the number of generation groups in a training replica
     replica_size, order = parts * width, []
     for start in range(0, len(group.devices) - replica_size + 1, replica_size):
         order += [start + g * parts + j for j in range(parts) for g in range(width)]

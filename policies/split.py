@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from fdg.placing.policy import Group
-from policies.colocated import LEARNING
+from policies.colocated import LEARNING_ROLES
 from policies.groups import divide
 from policies.parameters import Lags, generation_group, group_size
 
@@ -50,5 +50,5 @@ class Split(Lags):
             "environment": actors,
             "actor": actors,
             "reward": rewards[0] if rewards else actors,
-            **dict.fromkeys(LEARNING, learners),
+            **dict.fromkeys(LEARNING_ROLES, learners),
         }

@@ -49,9 +49,9 @@ class Standalone(Lags):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("references", "critics", "rewards"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or number < 0:
-                raise PlanError(f"Standalone: {name}={quoted(number)}: give a number of devices, 0 for none")
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 0:
+                raise PlanError(f"Standalone: {name}={quoted(size)}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role with separate devices."""

@@ -13,7 +13,7 @@ import policies
 
 # Those that are filled, or rewritten, while something is worked out.
 WORKING = {"_Transfer", "Recorder", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
-WORKING |= {"Versioned", "_Started", "Program", "_Session", "_Search"}
+WORKING |= {"Versioned", "_StartedProcess", "Program", "_Session", "_Search"}
 
 
 def classes(package):

@@ -33,14 +33,14 @@ from fdg.profiling.work import Work, work_of
 
 ROUNDS = 8  # the number of times that each benchmark is timed
 _SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of an array that fits into the cache, and of one that does not
-# To find the size of the cache: numbers of bytes that an operation reads and writes in total.
+# Total bytes that an operation reads and writes, in the benchmarks that find the size of the cache.
 _TEST_BYTES = tuple(2**k for k in range(21, 26))
 _NEGLIGIBLE_S = 1e-16  # seconds per FLOP or byte; a smaller fitted value counts as 0
 Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
+class Times:
     """Timings of a function, in seconds per call."""
 
     work: Work  # the function's work, as the cost model counts it
@@ -57,7 +57,7 @@ def calibrate(
     """Measures the rates of these devices, which must be of one kind.
 
     With two devices or more, links between them are measured too. `report` is called with lines of progress.
-    `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after it.
+    `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after them.
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
@@ -72,20 +72,20 @@ def calibrate(
     report("links")
     figures.update(_transfer_figure(devices))
     if is_cpu:
-        inside = links.among(devices, "shared memory", report) or SHARED_MEMORY
+        inside = links.between_devices(devices, "shared memory", report) or SHARED_MEMORY
         between = links.between_processes(report) or SOCKETS
     else:
         try:
             inside, between = published.usual_links(first_device.device_kind)
         except UnknownNameError:
             inside, between = published.LINKS["PCIe 4"], published.LINKS["Ethernet 100"]
-        inside = links.among(devices, f"links of {first_device.device_kind}", report) or inside
+        inside = links.between_devices(devices, f"links of {first_device.device_kind}", report) or inside
     memory = (first_device.memory_stats() or {}).get("bytes_limit") if not is_cpu else None
     if memory:
         figures["memory_bytes"] = Figure(float(memory), 0.0, "reported by the allocator")
     jobs = time_jobs()
-    with jax.default_device(first_device):  # again: other processes may have disturbed the first time
-        figures = better(figures, _device_figures(num_copies, report))
+    with jax.default_device(first_device):  # again, in case other processes disturbed the first time
+        figures = merge_figures(figures, _device_figures(num_copies, report))
     return Calibration(
         fingerprint(first_device.device_kind),
         DeviceKind(first_device.device_kind, first_device.platform, figures),
@@ -98,7 +98,7 @@ def calibrate(
     )
 
 
-def better(earlier: Mapping[str, Figure], later: Mapping[str, Figure]) -> dict[str, Figure]:
+def merge_figures(earlier: Mapping[str, Figure], later: Mapping[str, Figure]) -> dict[str, Figure]:
     """Merges two measurements of the figures: the faster value of each, with the larger spread."""
     merged = {**later, **earlier}
     for name in earlier.keys() & later.keys():
@@ -116,7 +116,7 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
     report("matrix products")
     figures = _product_figures(num_copies)
     report("operations by class")
-    timings = _time_functions(_operations(), num_copies)
+    timings = _time_functions(_benchmarks(), num_copies)
     trips, operations = timings.pop("trip"), timings.pop("operation")
     count = sum(operations.work.operations.values())
     figures["operation"] = _figure(max(operations.loaded / count, 1e-9), operations)
@@ -142,8 +142,8 @@ def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
     return figures
 
 
-def _operations() -> dict[str, tuple[Callable, list[Any]]]:
-    """The benchmarked functions and their arguments, by the rate that they measure."""
+def _benchmarks() -> dict[str, tuple[Callable, list[Any]]]:
+    """The functions to time and their arguments, by the rate that they measure."""
     cached_size, uncached_size = _SMALL_BYTES // 4, _LARGE_BYTES // 8
     x, uncached_x = jnp.ones((cached_size,), jnp.float32), jnp.ones((uncached_size,), jnp.float32)
     rows = jnp.ones((4096, 16), jnp.float32)
@@ -189,14 +189,14 @@ def _unfusible_step(x: jax.Array) -> jax.Array:
     return x * 0.5 + x.sum()
 
 
-def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_copies: int) -> dict[str, Timed]:
+def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_copies: int) -> dict[str, Times]:
     """Times each function, repeated within one program; each round runs all functions."""
     programs = {name: Repeated(function, arguments) for name, (function, arguments) in functions.items()}
     compile_all(programs.values())
     alone = timed_rounds(programs, ROUNDS)
     loaded = timed_rounds(programs, ROUNDS, num_copies) if num_copies > 1 else alone
     return {
-        name: Timed(
+        name: Times(
             work_of(jax.make_jaxpr(function)(*arguments)),
             min(alone[name]),
             min(loaded[name]),
@@ -210,7 +210,7 @@ def _spread(samples: Sequence[float]) -> float:
     return statistics.median(samples) / min(samples) - 1
 
 
-def _figure(value: float, timing: Timed) -> Figure:
+def _figure(value: float, timing: Times) -> Figure:
     return Figure(value, round(timing.spread, 3), MEASURED)
 
 
@@ -222,7 +222,7 @@ _PRODUCT_SHAPES = [
 
 def _product_figures(num_copies: int) -> dict[str, Figure]:
     """Start-up time, FLOP rate and byte rate of matrix products: a least-squares fit of relative errors."""
-    functions = {str(shape): _product(shape) for shape in _PRODUCT_SHAPES}
+    functions = {str(shape): _product_benchmark(shape) for shape in _PRODUCT_SHAPES}
     timings = _time_functions(functions, num_copies)
     coefficients = []
     for shape in _PRODUCT_SHAPES:
@@ -246,7 +246,7 @@ def _product_figures(num_copies: int) -> dict[str, Figure]:
     return figures
 
 
-def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
+def _product_benchmark(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
     m, k, n = shape
     return lambda x, w: [x @ w], [jnp.ones((m, k), jnp.float32), jnp.ones((k, n), jnp.float32)]
 
@@ -257,8 +257,8 @@ def _product(shape: tuple[int, int, int]) -> tuple[Callable, list[Any]]:
 def _host_figures() -> dict[str, Figure]:
     """Seconds to dispatch a program, and additional seconds per argument or result."""
     few, many = _dispatch_seconds(2), _dispatch_seconds(64)
-    per_array = max(0.0, (min(many) - min(few)) / (2 * 62))
-    start_seconds = max(1e-7, min(few) - 4 * per_array)
+    per_array = max(0.0, (min(many) - min(few)) / (2 * 62))  # 62 more arguments and 62 more results
+    start_seconds = max(1e-7, min(few) - 4 * per_array)  # of 2 arguments and 2 results
     return {
         "dispatch": Figure(start_seconds, round(_spread(few), 3), MEASURED),
         "argument": Figure(per_array, round(_spread(many), 3), MEASURED),
@@ -284,7 +284,7 @@ def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
     if len(devices) < 2:
         return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "assumed: there is only one device")}
     single, many = _transfer_seconds(devices, 1), _transfer_seconds(devices, 16)
-    per_array = max(0.0, (min(many) - min(single)) / 15)
+    per_array = max(0.0, (min(many) - min(single)) / 15)  # 15 more arrays
     return {"transfer": Figure(max(1e-7, min(single) - per_array), round(_spread(single), 3), MEASURED)}
 
 

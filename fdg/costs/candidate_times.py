@@ -30,7 +30,7 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
     timed_rows: list[Row] = []
     for row in feasible[:_MAX_TIMED]:
         try:
-            agents = of_seeds(_changed(choice.algorithm, row), num_seeds)
+            agents = of_seeds(_with_variant(choice.algorithm, row), num_seeds)
             seconds = iteration_seconds(agents, row.candidate.policy, devices[: row.candidate.devices])
             timed_rows.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
@@ -44,14 +44,14 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
     refused = [row for row in timed_rows if row.prediction is None]
     return dataclasses.replace(
         choice,
-        algorithm=_changed(choice.algorithm, ranked[0]),
+        algorithm=_with_variant(choice.algorithm, ranked[0]),
         rows=(*ranked, *untimed, *refused),
         took=choice.took + time.perf_counter() - start_time,
     )
 
 
-def _changed(algorithm: Any, row: Row) -> Any:
-    """The algorithm, with the changes of its fields that belong to a candidate."""
+def _with_variant(algorithm: Any, row: Row) -> Any:
+    """The algorithm, with the candidate's changes of its fields."""
     variant = dict(row.candidate.variant)
     return dataclasses.replace(algorithm, **variant) if variant else algorithm
 
@@ -63,7 +63,7 @@ def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) ->
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
-    """Seconds per iteration in the fastest round, of the slowest process."""
+    """Seconds per iteration of the slowest process, in its fastest round."""
     iterations = iterations_of(algorithm, policy, devices)
     for _ in range(_NUM_ROUNDS):
         iterations.measure()

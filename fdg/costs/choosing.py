@@ -23,7 +23,7 @@ from fdg.tracing.graph import FDG
 
 _MAX_ROWS = 12  # rows of a printed table
 _FIRST_TRIALS = 2  # the number of candidates of each kind that are predicted first
-_FAR_RATIO = 1.5  # more candidates of a kind are predicted if one of these is within this factor of the best
+_FAR_RATIO = 1.5  # a kind is dropped if its first trials take longer than this factor times the best
 _MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, train) to overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
@@ -36,9 +36,9 @@ class Candidate:
     """A policy on a number of devices."""
 
     policy: Any  # the policy, with the sizes of its groups
-    devices: int  # it uses this number of devices, the first ones of the list
+    devices: int  # the number of devices that the policy uses, the first in the list
     variant: tuple[tuple[str, Any], ...] = ()  # changes of the algorithm: (field, new value)
-    asks: str = ""  # the flag that the user must give to allow it, because it changes results; else ""
+    asks: str = ""  # the flag that allows this candidate, if it changes results; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -65,7 +65,7 @@ class Row:
     def rank(self) -> tuple[float, int, int, int]:
         """Seconds, and the numbers of groups, devices and micro-batches of lag, for `break_ties`."""
         groups = 0 if self.prediction is None else len(self.prediction.busy)
-        return self.seconds, groups, self.candidate.devices, _delays(self.candidate.policy)[1]
+        return self.seconds, groups, self.candidate.devices, _staleness_and_lag(self.candidate.policy)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,17 +178,17 @@ def choose(
 ) -> Choice:
     """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
 
-    Of candidates with equal placements, only the first counts. `more` returns further candidates, which are
-    reported; those that need a flag (`Candidate.asks`) are never chosen. `graph_of` maps changed fields to
-    the algorithm and its graph, and `platforms` maps a number of devices to the devices for `place`.
+    Of candidates with equal placements, only the first is predicted. `more` maps the feasible rows to further
+    candidates. Candidates that need a flag (`Candidate.asks`) are reported, but never chosen. `graph_of` maps
+    changed fields to the algorithm and its graph; `platforms` maps a number of devices to those for `place`.
     """
     start_time = time.perf_counter()
 
-    def row_of(candidate: Candidate) -> Row:
+    def predict_row(candidate: Candidate) -> Row:
         try:
             _, graph = graph_of(candidate.variant)
             devices = platforms(candidate.devices)
-            plan = _plan(graph, candidate.policy, devices)
+            plan = _cached_plan(graph, candidate.policy, devices)
             idle = None if isinstance(devices, int) else plan.idle_process(devices)
             if idle is not None:
                 raise PlanError(f"{candidate.policy} leaves process {idle} without work")
@@ -198,9 +198,9 @@ def choose(
         except FdgError as error:
             return Row(candidate, None, str(error))
 
-    rows = sorted(_search(_distinct(candidates, cluster), row_of), key=lambda row: row.seconds)
+    rows = sorted(_predict_rows(_distinct(candidates, cluster), predict_row), key=lambda row: row.seconds)
     if more is not None:
-        rows += [row_of(candidate) for candidate in more(feasible_rows(rows))]
+        rows += [predict_row(candidate) for candidate in more(feasible_rows(rows))]
         rows.sort(key=lambda row: row.seconds)
     feasible = feasible_rows(rows)
     if not feasible:
@@ -215,23 +215,23 @@ def choose(
 def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
     """The index of the best candidate; each is a tuple of seconds, groups, devices and lag (`Row.rank`).
 
-    Among the candidates within `TIE` of the fastest, it is the one with the fewest groups; if these are
-    equal, the one with the fewest devices, and then the one with the smallest lag.
+    Among the candidates within `TIE` of the fastest, the best has the fewest groups. If several have equally
+    many groups, the best has the fewest devices, and then the smallest lag.
     """
     best = min(seconds for seconds, *_ in candidates)
     near = [i for i, (seconds, *_) in enumerate(candidates) if seconds <= TIE * best]
     return min(near, key=lambda i: (*candidates[i][1:], candidates[i][0]))
 
 
-def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row]) -> list[Row]:
+def _predict_rows(candidates: Iterable[Candidate], predict_row: Callable[[Candidate], Row]) -> list[Row]:
     """Predicts some candidates of each kind (policy, staleness, devices), then neighbours of the best.
 
     A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, sizes
     are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
-    kinds: dict[Any, _Rows] = collections.defaultdict(lambda: _Rows(row_of))
-    for option in sorted(candidates, key=lambda option: _delays(option.policy)[1]):
-        kind = type(option.policy), _delays(option.policy)[0], option.devices, option.variant
+    kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(predict_row))
+    for option in sorted(candidates, key=lambda option: _staleness_and_lag(option.policy)[1]):
+        kind = type(option.policy), _staleness_and_lag(option.policy)[0], option.devices, option.variant
         kinds[kind].options.append(option)
     for rows in kinds.values():
         size = len(rows.options)
@@ -241,7 +241,7 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     predicted = [row for rows in kinds.values() for row in rows.values()]
     best = min((row.seconds for row in feasible_rows(predicted)), default=float("inf"))
     for rows in kinds.values():
-        if len({_delays(option.policy) for option in rows.options}) > 1:
+        if len({_staleness_and_lag(option.policy) for option in rows.options}) > 1:
             # The smallest lag within `TIE` of the best, given that a longer lag is never slower.
             size = len(rows.options)
             limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
@@ -253,22 +253,22 @@ def _search(candidates: Iterable[Candidate], row_of: Callable[[Candidate], Row])
     return [row for rows in kinds.values() for row in rows.values()]
 
 
-class _Rows(dict[int, Row]):
-    """Maps the position of each predicted candidate in `options`, the candidates of a kind, to its row."""
+class _KindRows(dict[int, Row]):
+    """The rows of a kind's predicted candidates, by the position of the candidate in `options`."""
 
-    def __init__(self, row_of: Callable[[Candidate], Row]):
-        self.options: list[Candidate] = []
-        self._row_of = row_of
+    def __init__(self, predict_row: Callable[[Candidate], Row]):
+        self.options: list[Candidate] = []  # all candidates of the kind
+        self._predict_row = predict_row
 
     def predict(self, i: int) -> Row:
         """The row of `options[i]`, predicted at the first call."""
         if i not in self:
-            self[i] = self._row_of(self.options[i])
+            self[i] = self._predict_row(self.options[i])
         return self[i]
 
 
-def _try_neighbours(rows: _Rows) -> bool:
-    """Predicts the next feasible size on each side of the best; returns whether it predicted any new size."""
+def _try_neighbours(rows: _KindRows) -> bool:
+    """Predicts the next feasible size on each side of the best; returns whether any size was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
     for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):
@@ -287,7 +287,7 @@ def lags(graph: FDG, policy: Any) -> list[Any]:
     return [dataclasses.replace(policy, lag=lag) for lag in range(_MAX_LAG * trips + 1)]
 
 
-def _delays(policy: Any) -> tuple[int, int]:
+def _staleness_and_lag(policy: Any) -> tuple[int, int]:
     return getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
 
 
@@ -304,7 +304,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
         groups = frozenset(
             (role, group.devices, group.model, group.parameters) for role, group in placement.items()
         )
-        key = groups, candidate.variant, *_delays(candidate.policy)
+        key = groups, candidate.variant, *_staleness_and_lag(candidate.policy)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
@@ -314,7 +314,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
 _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
-def _plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
+def _cached_plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
     """Places a graph. The plan is cached, because `sensitivity` predicts it again with other rates."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)

@@ -1,6 +1,6 @@
-"""Fits the parameters that are no rates to timed jobs: the time that remains after fusion, and overheads.
+"""Fits overheads, and the time that remains after fusion, to timed jobs. No microbenchmark measures these.
 
-They are fitted together, because each can explain the other's errors. The fit minimises the logarithm of
+Both are fitted together, because each can explain the other's errors. The fit minimises the logarithm of
 predicted divided by measured time, with a soft L1 loss. A weak prior at known values constrains parameters
 that few jobs depend on.
 """
@@ -34,7 +34,7 @@ class JobSample(NamedTuple):
     cluster: Cluster
     seconds: float
 
-    def on(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
+    def cluster_with(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
         """The cluster, with these values of the fitted parameters."""
         kind = dataclasses.replace(self.cluster.kind, joined=joined, overheads=overheads)
         return dataclasses.replace(self.cluster, kind=kind)
@@ -85,11 +85,11 @@ def fit_overheads(
 
     def errors(logs: Any) -> Any:
         values = parameters(logs)
-        predicted = [predict(sample.plan, sample.on(*values)).seconds for sample in samples]
+        predicted = [predict(sample.plan, sample.cluster_with(*values)).seconds for sample in samples]
         return np.log(np.array(predicted) / measured)
 
     def residuals(logs: Any) -> Any:
-        # The loss is robust for jobs, but quadratic for the prior.
+        # `least_squares` squares the residuals: a soft L1 loss for jobs, and a quadratic one for the prior.
         scaled = errors(logs) / _LARGE_ERROR
         soft = np.sign(scaled) * _LARGE_ERROR * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
         return np.concatenate([soft, known * (logs - prior_logs)])

@@ -97,7 +97,7 @@ class DeviceKind:
         return self.overheads or OVERHEADS[self.platform]
 
     def rate(self, name: str) -> float:
-        """The value of a figure; if this kind lacks it, derived from other figures or a default."""
+        """The value of a figure. A figure that this kind lacks is derived from others, or has a default."""
         if name in self.figures:
             return self.figures[name].value
         if name.startswith("product/"):
@@ -109,7 +109,7 @@ class DeviceKind:
         return _PLATFORM_DEFAULTS[self.platform].get(name, _DEFAULT_VALUES[name])
 
     def _product_rate(self, dtype: str) -> float:
-        """FLOP/s for a dtype without a figure: that of the next wider dtype, else scaled from the widest."""
+        """FLOP/s for a dtype without a figure: the next wider dtype's, else scaled from the widest."""
         num_bytes = _DTYPE_BYTES.get(dtype, 4)
         rates = {
             _DTYPE_BYTES[name.removeprefix("product/")]: figure.value
@@ -149,7 +149,7 @@ _PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 
 def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:
-    """Raises `FdgError` if a value is no finite number, is negative, or is zero and may not be."""
+    """Raises `FdgError` if a value is not a finite number, is negative, or is zero although it may not be."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number or value < (0 if may_be_zero else 1e-30):
         raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
@@ -236,8 +236,8 @@ class Cluster:
             )
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
-        hosts, rest = divmod(devices, self.devices_per_host)
-        if rest:
+        hosts, remainder = divmod(devices, self.devices_per_host)
+        if remainder:
             per_host = self.devices_per_host
             raise FdgError(
                 f"{devices} devices are not a whole number of hosts of {per_host}: use {hosts * per_host}"

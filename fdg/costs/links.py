@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 
 
 def between_processes(report: Report) -> Link | None:
-    """The link between two processes of this machine, each with one CPU device; None if they fail."""
+    """The link between two processes of this machine, each with one CPU device; None if a process fails."""
     report("two processes")
     address = f"localhost:{free_port('localhost')}"
     command = [sys.executable, "-m", "fdg.costs.links", address]
@@ -51,13 +51,13 @@ def between_processes(report: Report) -> Link | None:
             child.wait()
 
 
-def among(devices: Sequence[jax.Device], name: str, report: Report) -> Link | None:
+def between_devices(devices: Sequence[jax.Device], name: str, report: Report) -> Link | None:
     """Measures the link among devices; returns None if there is only one device.
 
     Times small all-reduces on two devices and on all devices, and a large all-reduce on two. The overhead of
-    a collective is the additional time of a computation that ends with a small all-reduce. Without a
-    computation between the collectives, their threads would still be awake, and the overhead would seem too
-    small. All processes that the devices belong to must call this.
+    a collective is the time that a small all-reduce adds to a computation. Without a computation between the
+    collectives, their threads would still be awake, and the overhead would seem too small. All processes that
+    the devices belong to must call this.
     """
     if len(devices) < 2:
         return None
@@ -117,7 +117,7 @@ def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
 def _measure(address: str, index: int) -> None:
     """The program of the two children; the first prints the link as JSON."""
     distributed.initialize(address, 2, index)
-    link = among(jax.devices(), "sockets of this host", lambda line: None)
+    link = between_devices(jax.devices(), "sockets of this host", lambda line: None)
     assert link is not None
     if distributed.is_first():
         print(json.dumps(link_as_json(link)), flush=True)

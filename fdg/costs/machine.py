@@ -129,7 +129,7 @@ class Calibration:
 
 
 def fingerprint(device_kind: str) -> dict[str, Any]:
-    """What identifies this machine: processor features, cores, kind of devices, JAX version, system."""
+    """Identifies this machine: processor features, cores, kind of devices, version of JAX, system."""
     cache_directory = program_cache.default_directory()
     return {
         "processor": "" if cache_directory is None else cache_directory.name,
@@ -182,7 +182,7 @@ def read(path: Path) -> Calibration:
 
 
 def _matches_types(value: Any, kind: Any) -> bool | None:
-    """Whether all values in a calibration match their annotations; None for other types (`kinds.Leaf`)."""
+    """The `kinds.Leaf` of calibrations: whether all values match their annotations; None for other types."""
     if isinstance(value, Mapping) and typing.get_origin(kind) is Mapping:
         _, value_type = typing.get_args(kind)
         return all(matches(item, value_type, _matches_types) for item in value.values())
@@ -254,7 +254,7 @@ def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
 
 
 def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster of these devices; a number means that many CPU devices of this machine."""
+    """The cluster of these devices. An integer is a number of CPU devices of this machine."""
     return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
 
 

@@ -1,12 +1,12 @@
 """Overheads of a platform that do not follow from a program's work and bytes; they are fitted to timed jobs.
 
-    an operation on several cores                           is sped up less than alone: see `divided`
+    an operation on several cores, within a program         gains less than alone from a core: see `divided`
     host devices of one process, which share threads        each doubling adds a fraction `slowed`
     all-reduces                                             XLA runs `meetings` per collective of the plan
     a program whose inputs are ready                        starts after `start` seconds
     each array of a transfer                                adds `array` host seconds, and `arrival` seconds
 
-They were fitted together with the fractions of `program_time.JOINED`; use them together.
+Overheads and the fractions of `program_time.JOINED` were fitted together; use both together.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Overheads:
     shared: float = 1.0  # fraction of a machine's cores that programs of several groups can use
     slowed: float = 0.0  # fraction of a program's time that each doubling of the process's devices adds
     meetings: float = 1.0  # number of collectives in the compiled program per collective of the plan
-    start: float = 0.0  # seconds until a program on one device starts after its inputs are ready
+    start: float = 0.0  # seconds from when the inputs of a program on one device are ready to its start
     further: float = 0.0  # fraction of `start` that each further device adds
     array: float = 0.0  # host seconds per array that a transfer moves between groups
     arrival: float = 0.0  # seconds per such array, in addition to the time of its bytes

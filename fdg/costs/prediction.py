@@ -27,7 +27,7 @@ from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
 
-_WARM_UP, _COUNTED = 3, 3  # the numbers of simulated iterations before those that are averaged, and of these
+_WARM_UP, _COUNTED = 3, 3  # simulated iterations: this many to warm up, then this many that are averaged
 _FEW_TRIPS = 12  # long loops are simulated with this number of trips and with twice as many, and extrapolated
 
 
@@ -72,7 +72,7 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
             f"a plan for {plan.num_devices} devices does not fit on a cluster of {cluster.devices}:"
             f" use --devices {cluster.devices}, or give more hosts"
         )
-    model = _Model(plan, cluster)
+    model = _CostModel(plan, cluster)
     times = _stepped_times(model, plan) if isinstance(plan, SteppedPlan) else _single_program_times(model)
     routes, inside, between = model.routes()
     devices = len({device for group in plan.groups for device in group.devices})
@@ -95,7 +95,7 @@ def _straggler_ratio(cluster: Cluster) -> Callable[[int], float]:
     return lambda devices: 1 + spread * float(ndtri((devices - 0.375) / (devices + 0.25)))
 
 
-class _Model:
+class _CostModel:
     """The costs of a plan's programs and transfers on a cluster."""
 
     def __init__(self, plan: Plan, cluster: Cluster):
@@ -128,7 +128,7 @@ class _Model:
         return len(program.group) * self.seconds[program.name].cores
 
     @property
-    def pool(self) -> float:
+    def pool_cores(self) -> float:
         """The number of cores that groups share, on all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
@@ -185,7 +185,7 @@ class _Model:
             costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
-            work = traffic.handling(move, source, target, self.cluster)
+            work = traffic.host_work(move, source, target, self.cluster)
             host = (
                 kind.rate("transfer") + work.programs * start + work.arrays * (array + self.overheads.array)
             )
@@ -214,29 +214,29 @@ class _Model:
         return (*notes, *([self.cluster.note] if self.cluster.note else []))
 
 
-def _single_program_times(model: _Model) -> _Times:
+def _single_program_times(model: _CostModel) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
     (program,), (group,) = model.program_works, model.plan.groups
-    contention = max(1.0, model.used_cores(program) / model.pool)
-    ratio, shares = model.straggler_ratio(len(group)), model.parts(program, contention)
-    computing = sum(value for name, value in shares.items() if " on " in name)
-    if ratio > 1:
-        shares[f"stragglers of {group.name}"] = (ratio - 1) * computing
+    contention = max(1.0, model.used_cores(program) / model.pool_cores)
+    straggler_ratio, shares = model.straggler_ratio(len(group)), model.parts(program, contention)
+    compute_seconds = sum(value for name, value in shares.items() if " on " in name)
+    if straggler_ratio > 1:
+        shares[f"stragglers of {group.name}"] = (straggler_ratio - 1) * compute_seconds
     seconds = sum(shares.values())
-    return seconds, shares, {group.name: computing if len(group) > 1 else seconds}
+    return seconds, shares, {group.name: compute_seconds if len(group) > 1 else seconds}
 
 
-def _stepped_times(model: _Model, plan: SteppedPlan) -> _Times:
+def _stepped_times(model: _CostModel, plan: SteppedPlan) -> _Times:
     """Times of a plan with several programs; long loops are extrapolated from two simulations."""
     costs = model.costs()
     lengths = loop_lengths(plan.schedule.steps)
     long_lengths = [length for length in lengths if length > 2 * _FEW_TRIPS]
-    run = functools.partial(_simulated_times, model, plan, costs)
+    simulate = functools.partial(_simulated_times, model, plan, costs)
     many_trips = dict.fromkeys(long_lengths, 2 * _FEW_TRIPS)
-    long_run = run(many_trips)
+    long_run = simulate(many_trips)
     totals = collections.defaultdict(float, long_run)
     for length in long_lengths:
-        shorter = run({**many_trips, length: _FEW_TRIPS})
+        shorter = simulate({**many_trips, length: _FEW_TRIPS})
         for name in long_run.keys() | shorter.keys():
             seconds_per_trip = (long_run.get(name, 0.0) - shorter.get(name, 0.0)) / _FEW_TRIPS
             totals[name] += seconds_per_trip * (length - 2 * _FEW_TRIPS)
@@ -248,19 +248,19 @@ def _stepped_times(model: _Model, plan: SteppedPlan) -> _Times:
 
 
 def _simulated_times(
-    model: _Model,
+    model: _CostModel,
     plan: SteppedPlan,
     costs: Mapping[Step, Cost],
     loop_trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
     """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("share", part)."""
-    simulation = Simulation(model.pool)
+    simulation = Simulation(model.pool_cores)
     dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
     tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)
     ahead = plan.delayed.staleness if plan.delayed is not None else 0
     warm_up = _WARM_UP + ahead
     # Further iterations follow the averaged ones, since groups that are ahead already run them.
-    last_tasks = [tasks.iteration() for _ in range(warm_up + _COUNTED + IN_FLIGHT)]
+    last_tasks = [tasks.add_iteration() for _ in range(warm_up + _COUNTED + IN_FLIGHT)]
     trace = simulation.run()
     begin, end = (max(trace.ends[: last_tasks[i - 1] + 1]) for i in (warm_up, warm_up + _COUNTED))
     times = {("seconds", ""): (end - begin) / _COUNTED}
@@ -275,12 +275,12 @@ def _simulated_times(
 
 
 def _shares(
-    model: _Model, simulation: Simulation, trace: Trace, final_task: int, begin: float, end: float
+    model: _CostModel, simulation: Simulation, trace: Trace, final_task: int, begin: float, end: float
 ) -> Mapping[str, float]:
     """Seconds by part, between two times, on the critical path that ends with task `final_task`."""
     shares: dict[str, float] = collections.defaultdict(float)
     program_parts = {program.name: model.parts(program) for program in model.program_works}
-    for task in trace.critical(final_task):
+    for task in trace.critical_path(final_task):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
         if seconds <= 0:
             continue

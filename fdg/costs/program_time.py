@@ -55,7 +55,7 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 class Seconds:
     """Seconds of a program on one device."""
 
-    by_class: Mapping[str, float]  # seconds of each class, on the cores that it may use
+    by_class: Mapping[str, float]  # seconds of each class, on the cores that the program may use
     cores: float = 1.0  # mean number of busy cores; 1 for a device that shares no cores
 
 
@@ -66,7 +66,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     this device can use.
     """
     remaining = kind.joined or JOINED[kind.platform]
-    parallel, sequential = raw_seconds(work, kind)
+    parallel, sequential = seconds_without_fusion(work, kind)
     speedup = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
     by_class = {
         name: remaining.get(name, 1.0) * (parallel.get(name, 0.0) / speedup + sequential.get(name, 0.0))
@@ -79,7 +79,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
     return Seconds(by_class, 1 + (max(1.0, cores) - 1) * parallel_share)
 
 
-def raw_seconds(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
+def seconds_without_fusion(work: Work, kind: DeviceKind) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Seconds by class on one core without fusion: of parallel operations, and of sequential ones."""
     parallel: dict[str, float] = collections.defaultdict(float)
     sequential: dict[str, float] = collections.defaultdict(float)
@@ -107,8 +107,8 @@ def product_seconds(product: Product, kind: DeviceKind) -> float:
 def operation_seconds(operation: SizedOperation, kind: DeviceKind) -> float:
     """Seconds of an operation without its start-up time.
 
-    Its bytes are divided by the rate of its class, or by that of the memory if this is slower and the bytes
-    do not fit into the cache.
+    Divides the operation's bytes by the rate of its class, or by the rate of memory if that is lower and the
+    bytes do not fit into the cache.
     """
     name = operation.kind if operation.kind in CLASSES else "elementwise"
     seconds = operation.bytes / kind.rate(name)

@@ -26,7 +26,7 @@ class TargetDevices:
     """The properties of devices that lowering depends on."""
 
     platform: str = "cpu"
-    cores: float | None = None  # the cores that a machine's CPU devices share; None for those of this process
+    cores: float | None = None  # shared by a machine's CPU devices; None for the cores of this process
     devices_per_machine: int | None = None  # the maximum; None if all devices are on one machine
 
     def uses_all_cores(self, group: Group) -> bool:
@@ -113,12 +113,12 @@ def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Wor
 
 @functools.lru_cache(maxsize=64)
 def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
-    """The work of `agents` agents on one device, of which `together` are vmapped."""
+    """The work of `agents` agents on one device, which vmaps `together` of them at a time."""
     return work_of(vmapped_program(jaxpr, agents, together))
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one device, of the `group.model` devices that split the matrix products of a batch part."""
+    """The work of one of the `group.model` devices that split the matrix products of a part of the batch."""
     if group.model == 1:
         return work
     products = {

@@ -1,8 +1,8 @@
-"""Published figures of devices and links, for hardware that cannot be measured here. Each names its source.
+"""Published figures of devices and links, for hardware that cannot be measured here. Each has a source.
 
-Data sheets give peaks, which no program reaches. The figures here are the peak times `REACHED`, the fraction
-that large matrix products and copies usually reach, so their spread is large. The pages on TPUs and the
-figures of the H100's NVLink were checked in 2026; the others were not checked. A calibration
+Data sheets give peaks, which no program reaches. The figures here are peaks multiplied by `REACHED`, the
+fraction that large matrix products and copies usually reach, so their spread is large. The pages on TPUs and
+the figures of the H100's NVLink were checked in 2026; the others were not checked. A calibration
 (`fdg.costs.calibration`) replaces these figures.
 """
 

@@ -23,8 +23,8 @@ class Cost:
     host: float  # seconds of the host
     seconds: float  # seconds of the devices or the link, if nothing else uses them
     cores: float = 0.0  # number of cores of the simulation's pool that the step keeps busy
-    # True if a transfer is a program of both groups, as between processes (`running.exchange`); then it waits
-    # for their earlier work and keeps both groups busy
+    # True if a transfer is a program of both groups, as between processes (`running.exchange`); then the
+    # transfer waits for their earlier work and keeps both groups busy
     occupies_groups: bool = False
 
 
@@ -58,18 +58,18 @@ class ScheduleTasks(ScheduleWalk[int]):
         for group in plan.groups:
             for device in group.devices:
                 groups_by_device[device].append(group.name)
-        shared_by = dict.fromkeys(map(tuple, groups_by_device.values()))
+        group_sets = dict.fromkeys(map(tuple, groups_by_device.values()))
         # The simulated resources of each group: devices that belong to the same groups are one resource.
         self._resources = {
-            name: tuple("&".join(names) for names in shared_by if name in names) for name in self._sizes
+            name: tuple("&".join(names) for names in group_sets if name in names) for name in self._sizes
         }
-        self._host_waits: tuple[int, ...] = ()  # the tasks that the host's next dispatch waits for
+        self._host_dependencies: tuple[int, ...] = ()  # the tasks that the host's next dispatch waits for
         self._last_tasks: list[int] = []  # the last task of each iteration
 
-    def iteration(self) -> int:
-        """Adds one iteration; returns the number of its last task."""
+    def add_iteration(self) -> int:
+        """Adds one iteration; returns the index of its last task."""
         if len(self._last_tasks) >= IN_FLIGHT:
-            self._host_waits = (self._last_tasks[-IN_FLIGHT],)
+            self._host_dependencies = (self._last_tasks[-IN_FLIGHT],)
         self.walk(self._schedule.steps)
         self.rebind(self._schedule.carry)
         self._last_tasks.append(len(self._simulation.tasks) - 1)
@@ -100,9 +100,9 @@ class ScheduleTasks(ScheduleWalk[int]):
         """Adds the host's dispatch of a step; returns the tasks that the step has to wait for."""
         host_seconds = self._costs[step].host
         dispatch = self._simulation.add(
-            f"start {name}", (HOST,), host_seconds, self._host_waits, self._dispatch_cores
+            f"start {name}", (HOST,), host_seconds, self._host_dependencies, self._dispatch_cores
         )
-        self._host_waits = ()
+        self._host_dependencies = ()
         return [dispatch, *(self.facts[value] for value in uses(step))]
 
 

@@ -26,7 +26,7 @@ class Trace:
     ends: Sequence[float]
     latest: Sequence[int]  # for each task, the last task that it waited for; -1 if it did not wait
 
-    def critical(self, task: int) -> list[int]:
+    def critical_path(self, task: int) -> list[int]:
         """The critical path that ends with a task, in order."""
         chain = []
         while task >= 0:
@@ -62,15 +62,15 @@ class Simulation:
         dependencies: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Adds a task after the earlier tasks of its resources; returns its number."""
-        number = len(self.tasks)
-        needed = dict.fromkeys(task for task in dependencies if task >= 0)
+        """Adds a task after the earlier tasks of its resources; returns its index."""
+        index = len(self.tasks)
+        all_dependencies = dict.fromkeys(task for task in dependencies if task >= 0)
         for resource in resources:
             if resource in self._last_by_resource:
-                needed[self._last_by_resource[resource]] = None
-            self._last_by_resource[resource] = number
-        self.tasks.append(Task(label, resources, seconds, cores, tuple(needed)))
-        return number
+                all_dependencies[self._last_by_resource[resource]] = None
+            self._last_by_resource[resource] = index
+        self.tasks.append(Task(label, resources, seconds, cores, tuple(all_dependencies)))
+        return index
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
         """Busy seconds of each resource between two times."""
@@ -85,16 +85,16 @@ class Simulation:
     def run(self) -> Trace:
         """Simulates all tasks. The pool's clock runs slower while its tasks need more cores than it has."""
         tasks, count = self.tasks, len(self.tasks)
-        waiting = [len(task.dependencies) for task in tasks]
+        num_unfinished = [len(task.dependencies) for task in tasks]
         followers: list[list[int]] = [[] for _ in range(count)]
-        for number, (*_, dependencies) in enumerate(tasks):
+        for index, (*_, dependencies) in enumerate(tasks):
             for dependency in dependencies:
-                followers[dependency].append(number)
+                followers[dependency].append(index)
         starts, ends, latest = [0.0] * count, [0.0] * count, [-1] * count
         now = pool_now = needed_cores = 0.0
         unpooled: list[tuple[float, int]] = []  # (end, task): tasks outside the pool
         pool: list[tuple[float, int]] = []  # (end by the pool's clock, task)
-        ready = [task for task in range(count) if not waiting[task]]
+        ready = [task for task in range(count) if not num_unfinished[task]]
         while True:
             for task in ready:
                 starts[task] = now
@@ -120,7 +120,7 @@ class Simulation:
                 now = end
             ends[finished] = now
             for task in followers[finished]:
-                waiting[task] -= 1
-                if not waiting[task]:
+                num_unfinished[task] -= 1
+                if not num_unfinished[task]:
                     latest[task] = finished
                     ready.append(task)

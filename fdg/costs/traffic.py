@@ -31,14 +31,14 @@ class CommunicationCost:
     bound: str  # the largest part: the link's name, and "latency" or "bandwidth"
 
 
-def hosts_of(devices: Sequence[int], cluster: Cluster) -> int:
+def count_hosts(devices: Sequence[int], cluster: Cluster) -> int:
     """The number of hosts that these devices belong to."""
     return len({device // cluster.devices_per_host for device in devices})
 
 
 def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> CommunicationCost:
     """The cost of one collective of a group."""
-    count, hosts = len(devices), hosts_of(devices, cluster)
+    count, hosts = len(devices), count_hosts(devices, cluster)
     if count < 2:
         return CommunicationCost(0.0, 0.0, 0.0, "nothing")
     per_host = math.ceil(count / hosts)
@@ -49,12 +49,12 @@ def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) 
     inside = between = 0.0
     if per_host > 1:
         inside = passes * operation.bytes * (per_host - 1) / per_host
-        _add(parts, cluster.inside, num_phases * math.ceil(math.log2(per_host)), inside)
+        _add_link_seconds(parts, cluster.inside, num_phases * math.ceil(math.log2(per_host)), inside)
     if hosts > 1:
         # After the exchange within hosts, each device has a part of the array; the devices of a host send
         # their parts over the host's network card.
         between = passes * operation.bytes * (hosts - 1) / hosts
-        _add(parts, cluster.between, num_phases * math.ceil(math.log2(hosts)), between)
+        _add_link_seconds(parts, cluster.between, num_phases * math.ceil(math.log2(hosts)), between)
     if cluster.cores is not None:  # all devices of a machine take turns on its cores
         devices_per_machine = per_host * min(hosts, cluster.hosts_per_machine)
         parts[f"{link.name} latency"] *= max(1.0, devices_per_machine / cluster.cores)
@@ -62,7 +62,7 @@ def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) 
     return CommunicationCost(sum(parts.values()), inside * count, between * hosts, bound)
 
 
-def _add(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
+def _add_link_seconds(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
     latency, bandwidth = f"{link.name} latency", f"{link.name} bandwidth"
     parts[latency] = parts.get(latency, 0.0) + messages * link.latency.value
     parts[bandwidth] = parts.get(bandwidth, 0.0) + size / link.bandwidth.value
@@ -75,12 +75,12 @@ def transfer_cost(
     total = sum(moved_bytes(target_value.bytes, target_value.laid_out) for _, target_value in move.pairs)
     device_hosts = [device // cluster.devices_per_host for device in (*source, *target)]
     if len(set(device_hosts)) == 1:
-        link, num_ends = cluster.inside, min(len(source), len(target))
+        link, num_links = cluster.inside, min(len(source), len(target))
         inside, between = float(total), 0.0
     else:
-        link, num_ends = cluster.between, min(hosts_of(source, cluster), hosts_of(target, cluster))
+        link, num_links = cluster.between, min(count_hosts(source, cluster), count_hosts(target, cluster))
         inside, between = 0.0, float(total)
-    latency, bandwidth = link.latency.value, total / num_ends / link.bandwidth.value
+    latency, bandwidth = link.latency.value, total / num_links / link.bandwidth.value
     if between:  # between processes, a transfer is a collective
         latency += link.call.value
     bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
@@ -88,25 +88,25 @@ def transfer_cost(
 
 
 @dataclasses.dataclass(frozen=True)
-class Handling:
+class HostWork:
     """The host's work for a transfer."""
 
     programs: int  # number of programs that the host starts
     arrays: int  # number of arrays that the host handles
 
 
-def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> Handling:
+def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> HostWork:
     """The host's work for a transfer.
 
     A transfer between two single devices is one program. Otherwise, a program cuts arrays into chunks, the
-    chunks are copied, and a program joins them. Between hosts, the copy is a program too, and each host
+    chunks are copied, and a program joins the chunks. Between hosts, the copy is a program too, and each host
     handles the arrays of its devices.
     """
     if len(source) == len(target) == 1 and source != target:
-        return Handling(1, len(move.pairs))
+        return HostWork(1, len(move.pairs))
     devices_by_host = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
     if len(devices_by_host) > 1:
-        return Handling(3, len(move.pairs) * max(devices_by_host.values()))
+        return HostWork(3, len(move.pairs) * max(devices_by_host.values()))
     has_cuts = has_joins = False
     arrays = 0
     for source_value, target_value in move.pairs:
@@ -114,4 +114,4 @@ def handling(move: Move, source: Sequence[int], target: Sequence[int], cluster: 
         num_chunks = math.prod(map(math.lcm, before.parts, after.parts))  # as `layout.find_route` cuts
         has_cuts, has_joins = has_cuts or num_chunks > before.number, has_joins or num_chunks > after.number
         arrays += num_chunks // after.number * len(target)
-    return Handling(has_cuts + has_joins, arrays)
+    return HostWork(has_cuts + has_joins, arrays)

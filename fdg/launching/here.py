@@ -14,7 +14,7 @@ from typing import Any
 
 from fdg import ctrl_c
 from fdg.launching.restarting import LOST_SECONDS, REFUSED, STOP_SECONDS, Ending, Process, ending_of
-from fdg.process_exit import TIED
+from fdg.process_exit import LAUNCHER_PIPE
 from fdg.processes import lines, ports
 
 
@@ -32,26 +32,26 @@ class Here:
         """Starts the processes, each of which runs `fdg.train WORDS`, and waits until all have ended."""
         # Only processes with this key can join the run. It is passed in the environment, because other users
         # can read command lines.
-        private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), TIED: "1"}
+        private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), LAUNCHER_PIPE: "1"}
         address = f"localhost:{ports.free_port('localhost')}"
         processes: list[subprocess.Popen] = []
         readers: list[threading.Thread] = []
         errors: list[str] = []  # error lines of all processes but the first
         user_ended = threading.Event()
 
-        def forward(number: int, _: Any) -> None:
+        def forward(signal_number: int, _: Any) -> None:
             user_ended.set()
-            if number != signal.SIGINT:  # a terminal sends SIGINT to all processes itself
+            if signal_number != signal.SIGINT:  # a terminal sends SIGINT to all processes itself
                 for process in processes:
-                    process.send_signal(number)
+                    process.send_signal(signal_number)
 
         with ctrl_c.signal_handler(forward):  # a signal ends the processes first, and then this one
             try:
                 for i in range(self.count):
-                    process_flags = triple(address, self.count, i)
+                    process_flags = join_flags(address, self.count, i)
                     # On a machine with GPUs, process i gets GPU i; CPU devices ignore this variable.
                     environment = {"JAX_LOCAL_DEVICE_IDS": str(i), **private_variables, **os.environ}
-                    process = _start([*words, *process_flags], environment, quiet=i > 0)
+                    process = _start([*words, *process_flags], environment, forwards_errors=i > 0)
                     processes.append(process)
                     if i:
                         readers.append(
@@ -63,7 +63,7 @@ class Here:
                 for process in processes:
                     process.kill()
                 for process in processes:
-                    process.wait()  # a restart needs the lock of the run directory, which they hold
+                    process.wait()  # they hold the lock of the run directory, which a restart needs
                     if process.stdin is not None:
                         process.stdin.close()
                 for reader in readers:
@@ -76,17 +76,17 @@ class Here:
         """Does nothing: there are no resources to release."""
 
 
-def triple(address: str, count: int, index: int) -> list[str]:
+def join_flags(address: str, count: int, index: int) -> list[str]:
     """The flags with which process `index` of `count` joins the run."""
     return ["--coordinator-address", address, "--num-processes", str(count), "--process-id", str(index)]
 
 
-def _start(words: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen:
+def _start(words: Sequence[str], environment: Mapping[str, str], forwards_errors: bool) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,
         stdin=subprocess.PIPE,  # the process ends when this pipe is closed: see `fdg.process_exit`
-        stderr=subprocess.PIPE if quiet else None,
+        stderr=subprocess.PIPE if forwards_errors else None,
         text=True,
     )
 

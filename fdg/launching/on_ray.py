@@ -13,9 +13,9 @@ from typing import Any
 from fdg import ctrl_c, ray_cluster
 from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
-from fdg.launching.here import triple
+from fdg.launching.here import join_flags
 from fdg.launching.restarting import REFUSED, STOP_SECONDS, Ending, Process, ending_of
-from fdg.process_exit import TIED
+from fdg.process_exit import LAUNCHER_PIPE
 from fdg.processes import lines, ports
 
 _FOLLOW_SECONDS = 1.0  # the duration of one request for a host's output
@@ -28,7 +28,7 @@ _ACCELERATORS = ("GPU", "TPU")
 
 
 @dataclasses.dataclass
-class _Started:
+class _StartedProcess:
     """A process of the run, and the actor that watches it."""
 
     index: int
@@ -36,7 +36,7 @@ class _Started:
     node: str  # Ray's ID of the node
     host: str
     pid: int = 0
-    silent: float = 0.0  # seconds without an answer of its actor, while this process was awake
+    silent: float = 0.0  # seconds without an answer of the actor, while the launcher was not suspended
 
     @property
     def who(self) -> str:
@@ -104,13 +104,13 @@ class OnRay:
         )
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` on each reserved node and forwards its output until all have ended."""
+        """Starts `fdg.train` on each reserved node and forwards its output until all processes have ended."""
         # `_follow` forwards the first two signals, and the processes save before they end.
         with ctrl_c.collected_signals(lambda number: os._exit(128 + number), 2) as signals:
-            started: list[_Started] = []
+            started: list[_StartedProcess] = []
             try:
-                started, meeting_place = self._start_actors()
-                failed_process = self._start(started, meeting_place, words)
+                started, first_host = self._start_actors()
+                failed_process = self._start(started, first_host, words)
                 ended_processes = [failed_process] if failed_process else self._follow(started, signals)
             except self._ray.exceptions.RayError as error:
                 ended_processes = [Process("the Ray cluster", None, one_line(error))]
@@ -124,10 +124,10 @@ class OnRay:
         self._release()
         self._ray.shutdown()
 
-    def _start_actors(self) -> tuple[list[_Started], Mapping[str, Any]]:
-        """Starts an actor on each reserved node; returns them, and the host where the processes meet.
+    def _start_actors(self) -> tuple[list[_StartedProcess], Mapping[str, Any]]:
+        """Starts an actor on each reserved node.
 
-        The host is described as by `ray_host.Host.describe`.
+        Returns the processes, and `ray_host.Host.describe` of the first host, where process 0 listens.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -144,26 +144,26 @@ class OnRay:
         actors = [actor_class.options(**options, scheduling_strategy=s).remote() for s in strategies]
         places = self._ray.get([actor.describe.remote() for actor in actors])
         started = [
-            _Started(i, actor, place["node"], place["host"])
+            _StartedProcess(i, actor, place["node"], place["host"])
             for i, (actor, place) in enumerate(zip(actors, places, strict=True))
         ]
         return started, places[0]
 
     def _start(
-        self, started: Sequence[_Started], meeting_place: Mapping[str, Any], words: Sequence[str]
+        self, started: Sequence[_StartedProcess], first_host: Mapping[str, Any], words: Sequence[str]
     ) -> Process | None:
         """Starts all processes; returns a process that could not be started, or None."""
-        host = "localhost" if ports.is_local(meeting_place["ip"]) else meeting_place["ip"]
-        address = f"[{host}]:{meeting_place['port']}" if ":" in host else f"{host}:{meeting_place['port']}"
+        host = "localhost" if ports.is_local(first_host["ip"]) else first_host["ip"]
+        address = f"[{host}]:{first_host['port']}" if ":" in host else f"{host}:{first_host['port']}"
         environment = {
             **ray_cluster.inherited_variables(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),
-            TIED: "1",
-            "RAY_ADDRESS": meeting_place["address"],  # for fleets of environments
+            LAUNCHER_PIPE: "1",
+            "RAY_ADDRESS": first_host["address"],  # for fleets of environments
         }
         replies = []
         for process in started:
-            flags = triple(address, len(started), process.index) if len(started) > 1 else []
+            flags = join_flags(address, len(started), process.index) if len(started) > 1 else []
             command = ["-m", "fdg.train", *words, *flags]
             replies.append(process.actor.start.remote(command, environment, os.getcwd()))
         for process, reply in zip(started, replies, strict=True):
@@ -172,7 +172,7 @@ class OnRay:
                 return Process(f"process {process.index} (host {process.host})", REFUSED, refusal)
         return None
 
-    def _follow(self, started: Sequence[_Started], signals: Sequence[int]) -> list[Process]:
+    def _follow(self, started: Sequence[_StartedProcess], signals: Sequence[int]) -> list[Process]:
         """Forwards the output until all processes have ended; returns how they ended, in order of time."""
         ended_processes: list[Process] = []
         waiting = {_request_output(process): process for process in started}
@@ -180,10 +180,10 @@ class OnRay:
         while waiting and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(waiting), timeout=_FOLLOW_SECONDS)
             last_poll, elapsed = time.monotonic(), time.monotonic() - last_poll
-            for number in signals[num_sent:]:
+            for signal_number in signals[num_sent:]:
                 num_sent += 1
                 for process in waiting.values():
-                    process.actor.signal.remote(number)
+                    process.actor.signal.remote(signal_number)
             for request in ready:
                 process = waiting.pop(request)
                 process_end = self._print_output(process, request)
@@ -212,14 +212,14 @@ class OnRay:
             for process in ended_processes
         ]
 
-    def _stop(self, started: Sequence[_Started]) -> None:
+    def _stop(self, started: Sequence[_StartedProcess]) -> None:
         """Kills the remaining processes, which hold the lock of the run directory."""
         stopping = [process.actor.stop.remote() for process in started]
         self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOPPED_SECONDS)
         for process in started:
             self._ray.kill(process.actor)
 
-    def _print_output(self, process: _Started, request: Any) -> Process | None:
+    def _print_output(self, process: _StartedProcess, request: Any) -> Process | None:
         """Prints a process's output; returns how it ended, or None if it runs."""
         try:
             output, status = self._ray.get(request)
@@ -255,11 +255,11 @@ class OnRay:
 
         group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(Exception):  # it may be lost with its node
+            with contextlib.suppress(Exception):  # the group may be lost with its node
                 remove_placement_group(group)
 
 
-def _request_output(process: _Started) -> Any:
+def _request_output(process: _StartedProcess) -> Any:
     """Asks for the next output of a process; returns Ray's reference to the answer."""
     return process.actor.follow.remote(_FOLLOW_SECONDS)
 

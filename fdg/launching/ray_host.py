@@ -42,7 +42,7 @@ class Host:
     def start(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> tuple[int, str]:
         """Starts `python WORDS` in a folder, with these environment variables added.
 
-        Returns its process id and ""; or 0 and the reason why it cannot be started.
+        Returns the process id and "", or 0 and the reason why the process cannot be started.
         """
         if not os.path.isdir(folder):
             return 0, f"there is no folder {folder} on that host: start from a folder that all hosts share"
@@ -85,10 +85,10 @@ class Host:
         self.stop()
         return lines, self._process.returncode
 
-    def signal(self, number: int) -> None:
+    def signal(self, signal_number: int) -> None:
         """Sends a signal to the process."""
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
 
     def stop(self) -> None:
         """Kills the process if it runs, and waits for its end."""

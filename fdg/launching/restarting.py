@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-STOP_SECONDS = 20.0  # the time limit for the other processes to end after one has failed with an error
-LOST_SECONDS = 5.0  # the same limit after one was killed or stopped, which the others have to detect
+STOP_SECONDS = 20.0  # time limit for the other processes to end after a process has failed
+LOST_SECONDS = 5.0  # the same after a process was killed or stopped, which the others must detect
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
@@ -17,10 +17,10 @@ _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM
 class Process:
     """A process of a run that has ended."""
 
-    who: str  # its name in errors
+    who: str  # the process's name in errors
     # exit status, the negative number of the signal that killed it, or None if it vanished
     status: int | None
-    how: str = ""  # what happened to it, if that is known
+    how: str = ""  # what happened to the process, if known
 
     def reason(self) -> str:
         """Why it ended; "" if the process printed its own error."""
@@ -36,8 +36,8 @@ class Ending:
     """The end of all processes of a run."""
 
     status: int  # the exit status of the run; 0 for success
-    reason: str = ""  # which process failed first and how; "" if it printed its own error
-    interrupted: bool = False  # whether the user ended it
+    reason: str = ""  # which process failed first and how; "" if that process printed its own error
+    interrupted: bool = False  # whether the user ended the run
 
     @property
     def can_restart(self) -> bool:
@@ -69,11 +69,11 @@ def _rank_as_cause(process: Process) -> int:
     return 3 if process.status > 0 else 2 if process.status == -signal.SIGABRT else 1
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return signal.Signals(signal_number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {signal_number}"
 
 
 class Launcher(Protocol):

@@ -13,13 +13,13 @@ from fdg import keys
 from fdg.lowering.mesh import make_mesh
 
 
-def absent(shape: jax.ShapeDtypeStruct) -> jax.Array:
+def absent_array(shape: jax.ShapeDtypeStruct) -> jax.Array:
     """An array of which this process has no shard: it has shape, dtype and sharding, but no data."""
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
-def committed(array: jax.Array, sharding: Any) -> jax.Array:
-    """The array, committed to its device without a copy."""
+def commit(array: jax.Array, sharding: Any) -> jax.Array:
+    """Commits an array to its device, without a copy."""
     if array.committed:
         return array
     return jax.make_array_from_single_device_arrays(array.shape, sharding, [array])
@@ -33,12 +33,12 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.device_put(value, sharding)
     parts = sharding.addressable_devices_indices_map(shape.shape)
     if not parts:
-        return absent(shape)
+        return absent_array(shape)
     local = [jax.device_put(value[index] if value.ndim else value, device) for device, index in parts.items()]
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, local, dtype=shape.dtype)
 
 
-def made_by(
+def make_in_process(
     owner: int, make: Callable[[], Sequence[jax.Array]], shapes: Sequence[jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
     """Calls `make` in process `owner`, and broadcasts its arrays to all processes. All must call this."""
@@ -46,11 +46,11 @@ def made_by(
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
         values = list(map(keys.to_data, make()))
-    copies = [copy.addressable_data(0) for copy in share(values, data_shapes, [owner] * len(shapes))]
+    copies = [copy.addressable_data(0) for copy in broadcast(values, data_shapes, [owner] * len(shapes))]
     return [keys.from_data(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
 
 
-def share(
+def broadcast(
     values: Sequence[Any], shapes: Sequence[jax.ShapeDtypeStruct], owners: Sequence[int]
 ) -> list[jax.Array]:
     """Broadcasts each array `values[i]` from process `owners[i]` to all processes. All must call this.
@@ -76,7 +76,7 @@ def share(
 
 @functools.cache
 def _select_rows(owners: tuple[int, ...], replicated: NamedSharding) -> Any:
-    """A jitted function that replicates the row of its owner of each stacked array."""
+    """A jitted function that selects its owner's row of each stacked array, and replicates this row."""
 
     def select(stacked):
         return [x[owner] for x, owner in zip(stacked, owners, strict=True)]

@@ -57,9 +57,9 @@ def initialize(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
-    # it, JAX would abort them within milliseconds after its end, before they can report the error.
+    # this port, JAX would abort them within milliseconds after process 0 ends, before they report the error.
     service = (
-        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.keep_open((host, group.notes))}"
+        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.forward_to((host, group.notes))}"
     )
     _peers = group
     atexit.register(_at_exit)
@@ -75,8 +75,8 @@ def initialize(
         )
     except RuntimeError as error:
         raise FdgError(f"jax.distributed cannot start: {error}") from error
-    used_cores = [socket.gethostname(), sorted(cores.affinity())]
-    hosts, core_counts = zip(*exchange([used_cores, cores.usable_cores()]), strict=True)
+    host_and_cores = [socket.gethostname(), sorted(cores.affinity())]
+    hosts, core_counts = zip(*exchange([host_and_cores, cores.usable_cores()]), strict=True)
     cores.set_core_sharing(_max_core_sharing(hosts), min(core_counts))
 
 
@@ -191,8 +191,8 @@ def gather(tree: Any) -> Any:
 
 
 def lost(seconds: float) -> peers.LostError | None:
-    """The error of a lost process, or None. Waits up to `seconds`: other errors may arrive before it."""
-    return None if _peers is None else _peers.who_is_lost(seconds)
+    """The error of a lost process, or None. Waits up to `seconds`, since other errors may come first."""
+    return None if _peers is None else _peers.wait_for_loss(seconds)
 
 
 def leave() -> None:
@@ -241,22 +241,22 @@ def _detect() -> tuple[str, int, int, Any]:
 
 
 def _max_core_sharing(hosts: Sequence[Sequence[Any]]) -> int:
-    """The largest number of processes that use some core of the same process, itself included.
+    """The largest number of processes that share cores with one process, which counts too.
 
     >>> _max_core_sharing([["a", [0, 1]], ["a", [0, 1]], ["b", [0, 1]]])
     2
     >>> _max_core_sharing([["a", [0]], ["a", [1]]])
     1
     """
-    used = [{(host, core) for core in cores} for host, cores in hosts]
-    return max(sum(not cores.isdisjoint(other) for other in used) for cores in used)
+    cores_by_process = [{(host, core) for core in cores} for host, cores in hosts]
+    return max(sum(not cores.isdisjoint(other) for other in cores_by_process) for cores in cores_by_process)
 
 
 _Index = tuple[tuple[int, int], ...]  # start and stop along each axis
 
 
 def _owners(array: jax.Array) -> dict[_Index, int]:
-    """For each part of an array, the first process that has it, which sends it; equal in all processes."""
+    """For each part of an array, the first process that has the part, and so sends it."""
     owners: dict[_Index, int] = {}
     device: Any  # a jax.Device, whose attributes the type checker does not know
     for device, index in array.sharding.devices_indices_map(array.shape).items():

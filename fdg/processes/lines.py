@@ -54,7 +54,7 @@ class Line:
     def __init__(self, connected_socket: socket.socket):
         connected_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected_socket.settimeout(None)
-        # `_receive` limits the wait for the first byte of a message; this limits the wait for the others.
+        # `_receive` limits the wait for the first byte of a message, and this the wait for each further byte.
         seconds = struct.pack("ll", int(SILENT_SECONDS), 0)
         connected_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         self.who = ""

@@ -56,8 +56,8 @@ class Peers:
         self._is_loss_known = threading.Event()
         self._has_left = False
         for line in self._lines.values():
-            threading.Thread(target=self._watch, args=(line,), daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
+            threading.Thread(target=self._receive_messages, args=(line,), daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def exchange(self, value: Any) -> list[Any]:
         """All-gather: the JSON values of all processes, in the order of their indices."""
@@ -82,8 +82,8 @@ class Peers:
             raise self.lost
         return data
 
-    def who_is_lost(self, seconds: float) -> LostError | None:
-        """The error that names the lost process, or None. Waits at most `seconds` until it is known."""
+    def wait_for_loss(self, seconds: float) -> LostError | None:
+        """The error that names the lost process, or None. Waits at most `seconds` for a loss."""
         self._is_loss_known.wait(seconds)
         return self.lost
 
@@ -109,9 +109,9 @@ class Peers:
         try:
             line.send(DATA, data)
         except OSError:
-            raise self.who_is_lost(GRACE_SECONDS) or LostError(f"{line.who} is out of reach", 1) from None
+            raise self.wait_for_loss(GRACE_SECONDS) or LostError(f"{line.who} is out of reach", 1) from None
 
-    def _watch(self, line: Line) -> None:
+    def _receive_messages(self, line: Line) -> None:
         try:
             while True:
                 kind, data = line.read()
@@ -127,9 +127,9 @@ class Peers:
         except OSError:
             cause, status = f"{line.who} died or lost its connection", 1
         if not self._has_left:
-            self._lose(cause, status)
+            self._report_loss(cause, status)
 
-    def _lose(self, cause: str, status: int) -> None:
+    def _report_loss(self, cause: str, status: int) -> None:
         with self._loss_lock:
             if self.lost is not None:  # the first loss causes the others
                 return
@@ -141,7 +141,7 @@ class Peers:
         time.sleep(GRACE_SECONDS)
         self.die(f"error: {cause}", status, cause)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
             time.sleep(BEAT_SECONDS)
             for line in self._lines.values():
@@ -154,8 +154,8 @@ class Peers:
         deadline = time.monotonic() + JOIN_SECONDS
         with Rendezvous(host, port) as rendezvous:
             while len(lines) < self.count - 1:
-                joined = rendezvous.wait(deadline - time.monotonic())
-                if joined is None:
+                next_process = rendezvous.wait(deadline - time.monotonic())
+                if next_process is None:
                     missing = ", ".join(str(i) for i in range(1, self.count) if i not in lines)
                     count = rendezvous.refused
                     refused = f" ({count} connections were refused)" if count else ""
@@ -165,13 +165,13 @@ class Peers:
                     )
                     _send_end(lines.values(), refusal, 2)
                     raise FdgError(refusal)
-                line, hello = joined
+                line, hello = next_process
                 if refusal := self._refusal(hello, lines):
                     _send_end([*lines.values(), line], refusal, 2)
                     raise FdgError(refusal)
                 lines[hello.process] = line
         for line in lines.values():
-            with contextlib.suppress(OSError):  # `_watch` detects a process that was lost meanwhile
+            with contextlib.suppress(OSError):  # `_receive_messages` reports a process that is lost by now
                 line.send(HELLO, json.dumps({"who": self.who, "notes": notes}).encode())
         return lines
 

@@ -16,7 +16,7 @@ def is_local(host: str) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A free port, outside of the range of ports for outgoing connections, which could take it first."""
+    """A free port. It is outside the range of outgoing connections, which could take the port first."""
     for port in random.SystemRandom().sample(_NON_EPHEMERAL_PORTS, 100):
         with contextlib.suppress(OSError), listen(host, port):
             return port
@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def keep_open(upstream: Sequence[Any]) -> int:
+def forward_to(upstream: Sequence[Any]) -> int:
     """Opens a port on this machine that forwards connections to the address `upstream`; returns its number.
 
     A connection to the port stays open when `upstream` closes.

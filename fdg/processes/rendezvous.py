@@ -21,9 +21,9 @@ _MAX_HANDSHAKES = 64  # at once; further connections are closed, and processes o
 class Hello(NamedTuple):
     """The first message of a process."""
 
-    who: str  # its name in error messages
-    process: int  # its index
-    processes: int  # the number of processes that it expects
+    who: str  # the process's name in error messages
+    process: int  # the process's index
+    processes: int  # the number of processes that the process expects
 
 
 class Rendezvous:
@@ -53,7 +53,7 @@ class Rendezvous:
         self._thread.join()
 
     def wait(self, seconds: float) -> tuple[Line, Hello] | None:
-        """The next process that connected, and its `Hello`; None if none connected in time."""
+        """The connection and the `Hello` of the next process; None if no process joins in time."""
         try:
             return self._joined.get(timeout=max(0.0, seconds))
         except queue.Empty:

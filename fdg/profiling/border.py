@@ -22,11 +22,11 @@ _SAME_BYTES = VIEWS | {"convert_element_type"}
 
 @dataclasses.dataclass(frozen=True)
 class Accesses:
-    """The bytes of a jaxpr's inputs that it accesses."""
+    """How many bytes of each input a jaxpr accesses."""
 
-    read: tuple[int, ...]  # bytes read, by input
-    written: tuple[int, ...]  # bytes written in place, by input
-    origin: tuple[int | None, ...]  # by output: the input that it aliases, or None
+    read: tuple[int, ...]  # bytes read, for each input
+    written: tuple[int, ...]  # bytes written in place, for each input
+    origin: tuple[int | None, ...]  # for each output, the input that the output aliases, or None
 
 
 def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
@@ -46,8 +46,8 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
 
 
 def accesses_of(jaxpr: core.Jaxpr) -> Accesses:
-    """The bytes of a jaxpr's inputs that it accesses."""
-    # By variable: the input that it aliases.
+    """How many bytes of each input a jaxpr accesses."""
+    # By variable: the input that the variable aliases.
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:

@@ -92,16 +92,16 @@ def on_group(
     """A fragment's function on its group, and the shardings of its inputs."""
     if (together := plan.together) is not None:
         mesh = make_mesh([devices[i] for i in group.devices], SEED)
-        agents = PartitionSpec(SEED)
+        agents_spec = PartitionSpec(SEED)
         agent_jaxpr = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
         function = jax.shard_map(
             mapped(core.jaxpr_as_fun(agent_jaxpr), together, together),
             mesh=mesh,
-            in_specs=agents,
-            out_specs=agents,
+            in_specs=agents_spec,
+            out_specs=agents_spec,
             check_vma=False,
         )
-        return function, [NamedSharding(mesh, agents)] * len(site.inputs)
+        return function, [NamedSharding(mesh, agents_spec)] * len(site.inputs)
     mesh = group_mesh(group, devices)
     layouts = [_layout(plan, group, v, axis) for v, axis in zip(site.inputs, site.axes, strict=True)]
     pairs = zip(layouts, site.axes, strict=True)
@@ -120,9 +120,9 @@ def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
 
 
 def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
-    """The agents to profile, as rows of the state, and how often a device does their work.
+    """The agents to profile, as rows of the state, and how often a device repeats their work in an iteration.
 
-    Each device vmaps a few agents at a time; the first of them are profiled. None for a plan without agents.
+    Each device vmaps a few agents at a time and profiles the first few. None for a plan without agents.
     """
     if plan.together is None:
         return None, 1

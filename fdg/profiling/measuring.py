@@ -36,9 +36,9 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     """Times an engine's iteration and each of its fragments, and compares them with the devices' limits.
 
     Each fragment runs alone, many calls in one program, with the inputs of its first call after `state`.
-    Matrix products of the same shapes, and memory, are timed too. This takes as long as compiling the engine
-    twice, and some seconds. Host environments are stepped, so a later run continues with new episodes in
-    them. All processes must call it.
+    Matrix products of the fragments' shapes, and memory, are timed too. This takes as long as compiling the
+    engine twice, and some seconds. Host environments are stepped, so a later run continues with new episodes
+    in them. All processes must call it.
 
     Args:
       engine: an engine.
@@ -113,8 +113,8 @@ class Iterations:
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     """The leaves of a state on one device.
 
-    Takes an initial state if other processes have parts of the state, or if it has host environments, which
-    the engine steps.
+    Takes an initial state if other processes have parts of the state, or if the state has host environments,
+    which the engine steps.
     """
     leaves, plan = jax.tree.leaves(state), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
@@ -229,9 +229,9 @@ def _group_profile(
 ) -> GroupProfile:
     """The time of a group. A fragment whose parent is timed counts as part of the parent."""
     own_fragments = [placed.fragment for placed in fragments if placed.group == group]
-    timed = [fragment for fragment in own_fragments if fragment.name in benchmarks]
-    names = {fragment.name for fragment in timed}
-    outermost = [fragment for fragment in timed if fragment.parent not in names]
+    timed_fragments = [fragment for fragment in own_fragments if fragment.name in benchmarks]
+    names = {fragment.name for fragment in timed_fragments}
+    outermost = [fragment for fragment in timed_fragments if fragment.parent not in names]
     seconds = sum((benchmarks[f.name].seconds * f.calls_per_iteration for f in outermost), 0.0)
     return GroupProfile(group.name, len(group), iterations.busy_seconds(group.name), seconds)
 

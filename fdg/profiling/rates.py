@@ -75,8 +75,8 @@ class Rates:
 
     def memory_seconds(self, size: int) -> float:
         """Seconds to read and write `size` bytes, one of the constructor's `sizes`, on each device."""
-        rounded = _benchmark_bytes(size)
-        return self._memory_benchmarks[rounded].seconds * size / rounded
+        benchmark_bytes = _benchmark_bytes(size)
+        return self._memory_benchmarks[benchmark_bytes].seconds * size / benchmark_bytes
 
 
 def _benchmark_bytes(size: int) -> int:
@@ -95,7 +95,7 @@ def _on_each_device(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array
 
 
 def _per_device(function: Callable, mesh: Mesh) -> Callable:
-    """The function that each device runs on its parts of the arguments."""
+    """A function that applies `function` on each device to the device's parts of the arguments."""
     spec = PartitionSpec(_AXIS)
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 

@@ -24,7 +24,7 @@ _MAX_CALLS = 1_000_000  # per round
 class Sample(NamedTuple):
     """Seconds of a run that makes the calls, and of a run that makes none."""
 
-    calls: float
+    with_calls: float
     without_calls: float
 
 
@@ -101,8 +101,8 @@ class Repeated:
 
     def _seconds_per_call(self, samples: Sequence[Sample]) -> float:
         """Seconds per call, from the shortest run with calls and the shortest without."""
-        calls, without_calls = (min(times) for times in zip(*samples, strict=True))
-        return (calls - without_calls if calls > without_calls else calls) / self._calls
+        with_calls, without_calls = (min(times) for times in zip(*samples, strict=True))
+        return (with_calls - without_calls if with_calls > without_calls else with_calls) / self._calls
 
     def _time_run(self, calls: int) -> float:
         start_time = time.perf_counter()

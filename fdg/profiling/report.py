@@ -26,8 +26,8 @@ class FragmentProfile:
     # per call, alone, with nested fragments; None if the fragment cannot run alone, since it is split over
     # groups or in other processes
     seconds: float | None
-    products_s: float  # per call, of its products at the best rate of their shapes
-    memory_s: float  # per call, of its inputs and outputs at the rate of memory
+    products_s: float  # per call, of the fragment's products at the best rates of their shapes
+    memory_s: float  # per call, of the fragment's inputs and outputs at the rate of memory
 
     @property
     def limit_s(self) -> float:
@@ -79,8 +79,8 @@ class Profile:
 
     Attributes:
       agents: the number of agents; None if the algorithm has no agents.
-      iteration_s: seconds per iteration, the best of `rounds`. All times are the best, since other load only
-        makes them longer.
+      iteration_s: seconds per iteration, the shortest of `rounds`. All times are the shortest measured, since
+        other load only makes them longer.
       usual_s: the median over rounds of seconds per iteration.
       memory_rate: bytes per second that all devices of the first group read and write.
     """
@@ -103,7 +103,7 @@ class Profile:
         return next(f for f in self.fragments if f.name == name)
 
     def own_s(self, name: str) -> float | None:
-        """Seconds per iteration in a fragment without nested fragments; None if one was not timed."""
+        """Seconds per iteration in a fragment, without its nested fragments; None if any was not timed."""
         nested_seconds = [f.per_iteration for f in self.fragments if f.parent == name]
         total = self.fragment(name).per_iteration
         if total is None or None in nested_seconds:
@@ -116,7 +116,7 @@ class Profile:
         return sum(group.fragments_s for group in self.groups)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_text_lines(self))
 
 
 def _percent(part: float | None, whole: float = 1.0) -> str:
@@ -128,7 +128,7 @@ def _percent(part: float | None, whole: float = 1.0) -> str:
     return "-" if part is None or not whole else f"{100 * part / whole:.0f}%"
 
 
-def _lines(profile: Profile) -> Iterator[str]:
+def _text_lines(profile: Profile) -> Iterator[str]:
     plural = "s" if profile.num_devices > 1 else ""
     agents = f", {profile.agents} agents" if profile.agents is not None else ""
     yield (

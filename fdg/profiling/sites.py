@@ -1,11 +1,11 @@
-"""Extracts each fragment of a graph as a function, with its first inputs and the state of its next call.
+"""Extracts each fragment as a function, with its first inputs and the results that its next call reads.
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
 A benchmark that repeats a fragment passes these results as arguments of the next call, so that XLA can update
 them in place. Otherwise each call would copy them, and a replay buffer may have a gigabyte. A result becomes
-an argument of the next call if the argument has its type and depends on no other result of the fragment,
-directly or through code between fragments.
+an argument of the next call if the two have the same type, and if the argument depends on this result alone
+among the fragment's results, directly or through code between fragments.
 """
 
 import dataclasses
@@ -65,11 +65,11 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         for v, array in zip(eqn.outvars, fragment.outputs, strict=True)
         if not isinstance(v, core.DropVar)
     ]
-    numbers = {reader.value_number(scope, v): k for k, (v, _) in enumerate(results)}
+    index_of = {reader.value_number(scope, v): k for k, (v, _) in enumerate(results)}
     feedback: dict[int, int] = {}
     for j, v in enumerate(axes):
         sources = {
-            numbers[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in numbers
+            index_of[value] for _, value, _ in reader.sources(scope, [v], nested=True) if value in index_of
         }
         if len(sources) == 1 and results[k := sources.pop()][0].aval == v.aval:
             feedback.setdefault(k, j)

@@ -2,8 +2,8 @@
 
     scan(x -> tanh(x @ w)), 8 trips, x [4, 16], w [16, 16]
 
-is 8 products 4x16x16, 16,384 floating-point operations, and 8 x 64 of class "transcendental". Nothing is
-evaluated or compiled. For a batch that is split over devices, it is the work of one device.
+has 8 products 4x16x16, with 16,384 floating-point operations, and 8 x 64 operations of "transcendental".
+Nothing is evaluated or compiled. If the batch is split over devices, the work is that of one device.
 """
 
 import collections
@@ -67,7 +67,7 @@ class Work:
 
 
 def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
-    """The sum of works, each times a count."""
+    """The sum of works, each multiplied by a count."""
     parts = list(parts)
 
     def add_counts(name: str) -> dict[Any, int]:
@@ -88,7 +88,7 @@ def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Wo
     `axes` are the batch axes of its first inputs, as for `batch.follow.follow`.
     """
     flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _WorkCounter(devices).work(jaxprs.open_jaxpr(jaxpr), flow)
+    return _WorkCounter(devices).work_of_jaxpr(jaxprs.open_jaxpr(jaxpr), flow)
 
 
 _MAX_CACHED = 10_000
@@ -103,25 +103,25 @@ class _WorkCounter:
         # The work of a jaxpr that is called from many places is added up once.
         self.cache: IdentityCache[Work] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def work(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
+    def work_of_jaxpr(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
         flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
         pairs = zip(jaxpr.eqns, flows, strict=True)
         return self.cache(
-            flow or jaxpr, None, lambda: sum_of_work((self.equation(*pair), 1) for pair in pairs)
+            flow or jaxpr, None, lambda: sum_of_work((self.work_of_equation(*pair), 1) for pair in pairs)
         )
 
-    def equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
+    def work_of_equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
         if flow is not None and eqn.primitive is rowwise_p:
-            return _WorkCounter(1).work(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
+            return _WorkCounter(1).work_of_jaxpr(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
         if not bodies or (flow is not None and not flow.bodies):
-            return self.operation(eqn, flow)
+            return self.work_of_operation(eqn, flow)
         tiles = None if flow is None else tiles_of(eqn)
         if flow is not None and tiles is not None:
-            return _WorkCounter(1).work(traced_per_device(flow.bodies[0], self.devices, tiles), None)
+            return _WorkCounter(1).work_of_jaxpr(traced_per_device(flow.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
         body_works = [
-            self.work(body.jaxpr, body_flow).times(body.trips)
+            self.work_of_jaxpr(body.jaxpr, body_flow).times(body.trips)
             for body, body_flow in zip(bodies, flows, strict=True)
         ]
         if eqn.primitive.name == "cond":
@@ -135,7 +135,7 @@ class _WorkCounter:
             exact=all(body.exact for body in bodies) and all(work.exact for work in body_works),
         )
 
-    def operation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
+    def work_of_operation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
         name, operation_class = eqn.primitive.name, class_of(eqn.primitive.name)
         operands = self._parts(eqn.invars, None if flow is None else flow.operands)
         results = self._parts(eqn.outvars, None if flow is None else flow.results)
@@ -148,7 +148,7 @@ class _WorkCounter:
             device_size = max((math.prod(shape_of(v)) // n for v, n in (*operands, *results)), default=0)
             flops = jaxprs.equation_flops(eqn) * device_size // max(global_size, 1)
         moved = _bytes_moved(name, operands, results)
-        operation = SizedOperation(operation_class, max(moved, _cache_lines(name, operands)))
+        operation = SizedOperation(operation_class, max(moved, _cache_line_bytes(name, operands)))
         return Work(
             {operation_class: flops} if flops else {},
             {operation_class: moved} if moved else {},
@@ -186,8 +186,8 @@ class _WorkCounter:
         dimension = "m"
         if eqn.primitive.name == "dot_general":
             (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-            free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
-            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + free else "n"
+            num_free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
+            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + num_free else "n"
         elif eqn.params["feature_group_count"] > 1:
             dimension = "batch"
         return product._replace(**{dimension: max(1, getattr(product, dimension) // self.devices)})
@@ -196,7 +196,7 @@ class _WorkCounter:
 _CACHE_LINE_BYTES = 64
 
 
-def _cache_lines(name: str, operands: Sequence[tuple[Any, int]]) -> int:
+def _cache_line_bytes(name: str, operands: Sequence[tuple[Any, int]]) -> int:
     """The minimum bytes of a gather or scatter: per index, one cache line read and one written; else 0."""
     if name != "gather" and name not in PUTS:
         return 0
@@ -217,9 +217,9 @@ def _bytes_moved(name: str, operands: Sequence[tuple[Any, int]], results: Sequen
         )
 
     if name in PICKS:
-        return 2 * size(results) + size(operands[1:])
+        return 2 * size(results) + size(operands[1:])  # the picked elements are read and written
     if name == "dynamic_update_slice":
-        return 2 * size(operands[1:2])
+        return 2 * size(operands[1:2])  # the update is read and written
     if name in PUTS:
         return 2 * size(operands[2:3]) + size(operands[1:2])
     return size(operands) + size(results)

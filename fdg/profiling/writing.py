@@ -42,7 +42,7 @@ def as_json(profile: Profile) -> dict[str, Any]:
     return as_plain(profile)
 
 
-def _without_end_warning() -> warnings.catch_warnings:
+def _without_warnings() -> warnings.catch_warnings:
     """A context that ignores every `FdgWarning`, such as the one about iterations past the end of the run."""
     return warnings.catch_warnings(action="ignore", category=FdgWarning)
 
@@ -53,7 +53,7 @@ def write_profile(engine: Engine, state: Any, run: Path) -> list[str]:
     All processes must call it, and process 0 writes. Copies the state, and replaces earlier profiles in the
     run directory.
     """
-    with _without_end_warning():
+    with _without_warnings():
         profile = measure(engine, state)
         directory = files.make_folder(run / DIRECTORY) if distributed.is_first() else None
         perfetto = trace_iteration(engine, state, directory)
@@ -71,7 +71,7 @@ def write_profile(engine: Engine, state: Any, run: Path) -> list[str]:
 
 def write_timeline(engine: Engine, state: Any, run: Path) -> list[str]:
     """Trains for some further iterations, and writes a timeline of the programs; returns lines to print."""
-    with _without_end_warning():
+    with _without_warnings():
         bars = engine.timeline(state, _ITERATIONS)
     if not distributed.is_first():
         return []

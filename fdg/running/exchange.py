@@ -67,8 +67,8 @@ class Exchange(Transfer):
         self._zero_blocks: dict[Any, Any] = {}
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The functions of all three programs."""
-        # For each array: the shape of the stacked chunks that one device sends, and that one device receives.
+        """The functions of the programs "cut", "exchange" and "join"."""
+        # For each array: the shape of the stacked chunks that a device sends, and of those that it receives.
         self._sent_blocks: list[jax.ShapeDtypeStruct] = []
         self._received_blocks: list[jax.ShapeDtypeStruct] = []
         for shape, route, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
@@ -82,8 +82,8 @@ class Exchange(Transfer):
         sent, received = self._sent_blocks, self._received_blocks
         return [
             ("cut", self.source, self._cut_function(), list(shapes)),
-            ("exchange", self.union, self._exchange_function(), self._stacked(sent, self.union)),
-            ("join", self.target, self._join_function(shapes), self._stacked(received, self.target)),
+            ("exchange", self.union, self._exchange_function(), self._array_shapes(sent, self.union)),
+            ("join", self.target, self._join_function(shapes), self._array_shapes(received, self.target)),
         ]
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -113,20 +113,20 @@ class Exchange(Transfer):
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
             jaxprs.bytes_of(x) * len(self._local_targets) // b.number
-            for x, (_, b) in zip(joined, self.layouts, strict=True)
+            for x, (_, b) in zip(joined, self.layouts, strict=True)  # a device gets one of b.number parts
         )
         return joined
 
-    # --- shapes: per array, one block of chunks on each device ---
+    # --- blocks: each device holds one block of chunks per array ---
 
-    def _stacked(self, blocks: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+    def _array_shapes(self, blocks: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
         sharding = self._sharding[mesh]
         return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
-    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local: list[jax.Array]) -> jax.Array:
+    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local_blocks: list[jax.Array]) -> jax.Array:
         """An array on the mesh, assembled from this process's blocks."""
         shape = mesh.size, *block.shape
-        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local)
+        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local_blocks)
 
     def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
         """The zeros that a device sends if it has no chunk to send."""
@@ -151,8 +151,8 @@ class Exchange(Transfer):
     def _exchange_function(self) -> Any:
         sources = [self._device_index[d] for d in self.source.devices.flat]
         targets = [self._device_index[d] for d in self.target.devices.flat]
-        # By (round, device pairs): for each chunk, the index of its array, the slot that receives it, and its
-        # index among the source's chunks.
+        # (round, device pairs) -> for each chunk: the index of its array, the slot that receives it, and its
+        # index (rank) among the source's chunks.
         packets: dict[tuple[int, _Pairs], list[tuple[int, int, int]]] = {}
         for k, route in enumerate(self._routes):
             for slot, chunk in enumerate(route.chunks):
@@ -198,12 +198,12 @@ class Exchange(Transfer):
 def broadcast_rounds(
     requests: Sequence[tuple[int, int, int]], sources: frozenset[int]
 ) -> list[tuple[int, int, _Pairs]]:
-    """Splits broadcasts into permutations, in each of which a device sends and receives at most once.
+    """Splits broadcasts into rounds, in each of which a device sends and receives a chunk at most once.
 
-    Receivers forward a chunk in later rounds, so it reaches n devices in log2(n + 1) rounds. Sources do not
-    forward chunks of other sources, because they send their own. Each request is (source device, index of the
-    source's chunk, target device); `sources` are all source devices. Returns (round, index of the source's
-    chunk, (from, to) pairs).
+    Receivers forward a chunk in later rounds: the number of devices that have the chunk doubles each round.
+    Sources forward no chunks of other sources, because they send their own. Each request is (source device,
+    index of the source's chunk, target device); `sources` are all source devices. Returns (round, index of
+    the source's chunk, (from, to) pairs).
 
     >>> broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0]))
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
@@ -223,7 +223,7 @@ def broadcast_rounds(
 
 
 def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:
-    """Permutes arrays between devices, with one collective per element width, as unsigned integers."""
+    """Permutes arrays between devices, as unsigned integers: one collective per element width."""
     results: list[Any] = [None] * len(arrays)
     by_dtype: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -240,7 +240,7 @@ def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:
 
 
 def _integer_dtype(dtype: Any) -> Any:
-    """The unsigned integer dtype of equal width; complex dtypes and dtypes below a byte are unchanged."""
+    """The unsigned integer dtype of equal width; complex dtypes and those below 8 bits are unchanged."""
     dtype = jnp.dtype(dtype)
     width = str(8 * dtype.itemsize)
     has_integer_dtype = dtype.name.endswith(width) and not jnp.issubdtype(dtype, jnp.complexfloating)

@@ -53,11 +53,11 @@ def _collectives_of(program: dict[str, list[str]], name: str, calls: int) -> Ite
             yield Collective(kind, _shape_bytes(shape), calls, fragments, path)
         trip_count = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
         trips = int(trip_count[1]) if trip_count else 1
-        for inner in called_by(line):
+        for inner in called_computations(line):
             yield from _collectives_of(program, inner, calls * trips)
 
 
-def called_by(line: str) -> list[str]:
+def called_computations(line: str) -> list[str]:
     """The names of the computations that an instruction runs."""
     names = re.findall(
         r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line

@@ -23,7 +23,7 @@ MAX_HOST_DEVICES = 1024
 
 _THREADS_VARIABLE = "PJRT_NPROC"
 _set_variables: dict[str, str] = {}  # environment variables that this module has set
-_command_counts: list[int] = []  # every number of devices that a command configured, the current one last
+_command_counts: list[int] = []  # the numbers of devices that a command has configured, in order
 
 
 @checked_names
@@ -60,9 +60,9 @@ def _configure(count: int) -> bool:
 
 
 def make_host_devices(count: int) -> bool:
-    """Configures `count` devices if the backend has not started; returns whether it did.
+    """Configures `count` devices if the backend has not started; returns whether it configured them.
 
-    Otherwise does nothing, not even if the number differs: the caller checks that.
+    If the backend runs with another number of devices, the caller has to notice.
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
@@ -72,9 +72,9 @@ def make_host_devices(count: int) -> bool:
 
 
 def make_device_per_core() -> int | None:
-    """Configures JAX's CPU backend with one device per core, of which a command then uses some.
+    """Configures JAX's CPU backend with one device per core, so that a command can use any number of these.
 
-    Returns the number of devices; None if it was already configured, or the backend has started.
+    Returns the number of devices; None if a number was already configured, or the backend has started.
     """
     count = usable_cores()
     return count if _configured_count() == 1 and make_host_devices(count) else None
@@ -91,7 +91,7 @@ def restart_cpu_backend(count: int, threads: int) -> None:
     new_threads, old_threads = str(threads), os.environ.get(_THREADS_VARIABLE)
     if not _command_counts or (count, new_threads) == (_command_counts[-1], old_threads):
         return
-    if old_threads != _set_variables.get(_THREADS_VARIABLE):  # the user has set it
+    if old_threads != _set_variables.get(_THREADS_VARIABLE):  # the user has set the variable
         return
     if jax.default_backend() != "cpu" or jax.process_count() > 1 or jax.live_arrays():
         return

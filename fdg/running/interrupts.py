@@ -1,4 +1,4 @@
-"""Delays Ctrl-C while a donated state is replaced, until the new state is stored."""
+"""Delays Ctrl-C from the donation of a state until the new state is stored."""
 
 import signal
 import threading
@@ -15,7 +15,7 @@ class DelayedInterrupt:
         self._handler: Any = None
         self._signal: tuple[int, Any] | None = None
 
-    def caught(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether Ctrl-C was pressed inside the context."""
         return self._signal is not None
 
@@ -35,7 +35,7 @@ class DelayedInterrupt:
         if self._signal is not None and error_type is None:
             handler(*self._signal)
 
-    def _record(self, number: int, frame: Any) -> None:
+    def _record(self, signal_number: int, frame: Any) -> None:
         if self._signal is not None:
-            self._handler(number, frame)
-        self._signal = number, frame
+            self._handler(signal_number, frame)
+        self._signal = signal_number, frame

@@ -9,9 +9,9 @@ dispatches it until it ends. A single thread then dispatches nothing else:
     learners             learn(0)  learn(1)  ...
 
 The main thread walks the schedule as it does without lanes, but queues each call on the lane of its group and
-uses a `Promised` array for each result. The lane's thread runs its calls in that order, and waits only for
+uses a `Promised` array for each result. The lane's thread runs the calls in that order, and waits only for
 arrays that other lanes have promised. So each group dispatches its programs in the order of the schedule, and
-reads and donates the same arrays: the result does not depend on timing.
+reads and donates the same arrays as without lanes: the result does not depend on timing.
 
 All lanes stop at the first error, when the main thread stops (Ctrl-C), and when a host function does not
 return within the limit.
@@ -63,7 +63,7 @@ def host_limit() -> float:
 class Promised(Future):
     """One result of a call on a lane. It does not keep the call's other results alive."""
 
-    def __init__(self, run: "_Run"):
+    def __init__(self, run: "_LaneThreads"):
         super().__init__()
         self._run = run
 
@@ -94,11 +94,11 @@ class Lanes:
     def __init__(self, groups: Iterable[str]):
         # The groups that have a lane; with several processes, calls of other groups are on `COLLECTIVE_LANE`.
         self.groups = tuple(groups)
-        self._run: _Run | None = None
+        self._run: _LaneThreads | None = None
         self._abandoned: list[threading.Thread] = []
 
-    def deferred(self, group: str, call: Action, count: int) -> Action:
-        """Wraps a call so that it is queued on the group's lane and returns `count` promised arrays."""
+    def defer(self, group: str, call: Action, count: int) -> Action:
+        """A function that queues a call on the group's lane and returns `count` promised arrays."""
         lane = group if group in self.groups else COLLECTIVE_LANE
 
         def enqueue(arrays: Sequence[Any]) -> Sequence[Any]:
@@ -121,7 +121,7 @@ class Lanes:
                 f"{function_name} of the previous run has not returned after {seconds:.0f} s: wait for it,"
                 " or start a new process"
             )
-        self._run = _Run([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
+        self._run = _LaneThreads([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
         try:
             for thread in self._run.threads:
                 _all_threads.add(thread)
@@ -139,7 +139,7 @@ class Lanes:
         run.end(error)
 
 
-class _Run:
+class _LaneThreads:
     """The threads of lanes, from one `Lanes.__enter__` to the next `__exit__`."""
 
     def __init__(self, lanes: Iterable[str]):
@@ -147,7 +147,7 @@ class _Run:
         self.check_interval_s = min(_CHECK_INTERVAL_S, self._limit_s / 2)
         self._lock = threading.Lock()  # held briefly, never while waiting or running a call
         # Queued or running calls, by their first result. The thread that removes a call sets its results.
-        self._open_calls: dict[Promised, list[Promised]] = {}
+        self._unfinished_calls: dict[Promised, list[Promised]] = {}
         self._error: Exception | None = None
         self._queues: dict[str, queue.SimpleQueue[_QueuedCall | None]] = {
             lane: queue.SimpleQueue() for lane in lanes
@@ -165,22 +165,22 @@ class _Run:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._open_calls[promised[0]] = promised
+            self._unfinished_calls[promised[0]] = promised
         self._queues[lane].put((call, arrays, promised))
         return promised
 
     def fail(self, error: Exception) -> None:
-        """Stops all lanes: every open call fails with the first error."""
+        """Stops all lanes: every unfinished call fails with the first error."""
         with self._lock:
             self._error = self._error or error
-            failed_calls, self._open_calls = self._open_calls, {}
+            failed_calls, self._unfinished_calls = self._unfinished_calls, {}
         for promised in itertools.chain(*failed_calls.values()):
             promised.set_exception(self._error)
 
     def end(self, error: BaseException | None) -> None:
-        """Waits for open calls, or fails them if there is an error; then ends the threads."""
+        """Waits for unfinished calls, or fails them if there is an error; then ends the threads."""
         try:
-            while error is None and (promised := self._last_open_call()) is not None:
+            while error is None and (promised := self._last_unfinished_call()) is not None:
                 promised.array()
         except BaseException as late_error:
             error = late_error
@@ -203,10 +203,10 @@ class _Run:
             )
             self.fail(HostError(text))
 
-    def _last_open_call(self) -> Promised | None:
-        """The first result of the open call that was queued last."""
+    def _last_unfinished_call(self) -> Promised | None:
+        """The first result of the unfinished call that was queued last."""
         with self._lock:
-            return next(reversed(self._open_calls), None)
+            return next(reversed(self._unfinished_calls), None)
 
     def _run_calls(self, calls: "queue.SimpleQueue[_QueuedCall | None]") -> None:
         try:
@@ -218,13 +218,13 @@ class _Run:
             self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
     def _run_call(self, call: Action, arrays: Sequence[Any], promised: list[Promised]) -> None:
-        if promised[0] not in self._open_calls:
+        if promised[0] not in self._unfinished_calls:
             return
         results = call([array_of(entry) for entry in arrays])
         pairs = list(zip(promised, results, strict=True))
         with self._lock:
-            is_open = self._open_calls.pop(promised[0], None) is not None
-        if is_open:
+            is_unfinished = self._unfinished_calls.pop(promised[0], None) is not None
+        if is_unfinished:
             for promise, result in pairs:
                 promise.set_result(result)
 
@@ -238,8 +238,8 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
     """The lanes of a schedule's groups; None if a single thread delays no group.
 
     A single thread is enough if every later fragment needs the results of the programs that block the thread.
-    Transfers between processes and groups with devices in several processes share one lane, in the schedule's
-    order.
+    One lane, in the schedule's order, has the transfers between processes, and the programs of groups that
+    span processes.
     """
     local_meshes = {name: mesh for name, mesh in meshes.items() if is_here(mesh.devices.flat)}
     if len(local_meshes) < 2 or not _Dependencies(local_meshes).delays_a_group(schedule):
@@ -248,7 +248,7 @@ def lanes_of(schedule: Schedule, meshes: Mapping[str, Mesh]) -> Lanes | None:
 
 
 class _Dependencies(ScheduleWalk[int]):
-    """For each value and group: the blocking programs that it depends on, as a bit set."""
+    """For each value and group, a bit set of the thread-blocking programs that its computation needs."""
 
     def __init__(self, local_meshes: Mapping[str, Mesh]):
         super().__init__(0)
@@ -269,17 +269,17 @@ class _Dependencies(ScheduleWalk[int]):
         return min(repeat.trips, 2)
 
     def call(self, call: Call) -> None:
-        """Sets the bit sets of a program's results; a blocking program adds a bit for itself."""
-        needed = self._needed_by_group.get(call.group, 0)
+        """Sets the bit sets of a program's results; a program that blocks its thread adds its own bit."""
+        needed_bits = self._needed_by_group.get(call.group, 0)
         for value in call.inputs:
-            needed |= self.facts[value]
+            needed_bits |= self.facts[value]
         if call.group in self._local_meshes:
-            self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed)
+            self._is_delayed |= bool(call.fragments and self._blocking_bits & ~needed_bits)
             if may_block_host(call, self._local_meshes[call.group]):
                 bit = self._blocking_bits + 1  # all bits so far are ones, so this is the next bit
-                self._blocking_bits, needed = self._blocking_bits | bit, needed | bit
-        self._needed_by_group[call.group] = needed
-        self.facts.update(dict.fromkeys(call.outputs, needed))
+                self._blocking_bits, needed_bits = self._blocking_bits | bit, needed_bits | bit
+        self._needed_by_group[call.group] = needed_bits
+        self.facts.update(dict.fromkeys(call.outputs, needed_bits))
 
 
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:

@@ -24,7 +24,7 @@ class ReturnedArrays:
         self._arrays = [weakref.ref(array) for array in arrays]
 
     def matches(self, arrays: Sequence[jax.Array]) -> bool:
-        """True if these are the arrays that the call returned (the same objects)."""
+        """Whether these arrays are the objects that the call returned."""
         return len(arrays) == len(self._arrays) and all(
             reference() is array for reference, array in zip(self._arrays, arrays, strict=True)
         )
@@ -45,7 +45,7 @@ def difference(state: Any, expected: Any) -> str:
     )
     if not state_leaves or "" in state_leaves:  # not a pytree whose arrays have names
         return f"it is {quoted(state)}"
-    missing = [
+    unmatched = [
         f"{verb} state{names[0]}{f' (and {len(names) - 1} more)' if names[1:] else ''}"
         for verb, names in (
             ("has", [name for name in state_leaves if name not in expected_leaves]),
@@ -53,8 +53,8 @@ def difference(state: Any, expected: Any) -> str:
         )
         if names
     ]
-    if missing:
-        return f"it {', and '.join(missing)}"
+    if unmatched:
+        return f"it {', and '.join(unmatched)}"
     for name, leaf in state_leaves.items():
         array = as_array(leaf)
         actual, required = quoted(leaf) if array is None else kind_of(array), kind_of(expected_leaves[name])
@@ -64,7 +64,7 @@ def difference(state: Any, expected: Any) -> str:
 
 
 def as_array(leaf: Any) -> jax.Array | None:
-    """A leaf of a user's state as an array; None if JAX makes no array of it."""
+    """A leaf of a user's state as an array; None if JAX cannot convert it."""
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError, OverflowError):
@@ -110,11 +110,11 @@ def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 class LeafCopies:
-    """Copies of leaves that several groups hold, each group on its devices.
+    """Copies of state leaves for groups that hold the same leaf, on the devices of each group.
 
-    The copies of the last returned state are kept; for any other state they are made from its leaves.
-    `leaves` are the values of each leaf, one per group that holds it; the first is the primary copy, which is
-    returned.
+    The copies of the last returned state are kept. For any other state, they are made from its leaves.
+    `leaves` are the values of each leaf, one per group that holds the leaf. The first value is the primary
+    copy, which a run returns.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], builder: StepBuilder):

@@ -14,7 +14,7 @@ from fdg.lowering.mesh import group_mesh
 from fdg.lowering.programs import batch_sharding, value_shape
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Value
-from fdg.processes.arrays import absent, committed, put, share
+from fdg.processes.arrays import absent_array, broadcast, commit, put
 from fdg.running.lanes import Action, array_of, lanes_of
 from fdg.running.leaves import LeafCopies
 from fdg.running.metrics import Chunk, PendingMetrics
@@ -47,9 +47,9 @@ class MetricStacks:
         self._owners = [meshes[value.group].devices.flat[0].process_index for value in metrics]
 
     def __call__(self, rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """A buffer `[ROWS, ...]` for each metric; None for metrics of other processes.
+        """Returns a buffer `[ROWS, ...]` for each metric; None for metrics of other processes.
 
-        `rows` are all metrics of each iteration; the last row is repeated up to `ROWS`.
+        Each row has all metrics of an iteration; the last row is repeated until there are `ROWS` rows.
         """
         buffers: list[Any] = [None] * len(self._shapes)
         padded = [*rows, *[rows[-1]] * (ROWS - len(rows))]
@@ -60,9 +60,9 @@ class MetricStacks:
                     buffers[i] = buffer
         return buffers
 
-    def share(self, buffers: Sequence[Any]) -> list[jax.Array]:
-        """Copies the buffers that each process holds to all processes."""
-        return share(buffers, self._shapes, self._owners)
+    def broadcast(self, buffers: Sequence[Any]) -> list[jax.Array]:
+        """Copies each process's buffers to all processes."""
+        return broadcast(buffers, self._shapes, self._owners)
 
 
 def _stack_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -131,7 +131,7 @@ class ManyPrograms:
         memory = self._builder.memory()
         for slot, value in self._constants or ():
             memory.arrays[slot] = value
-        for slot, token in self._last_tokens:  # effects run after the effects of the previous call
+        for slot, token in self._last_tokens:  # so effects run after those of the previous call
             if not has_failed(token):
                 memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
@@ -144,8 +144,8 @@ class ManyPrograms:
         ]
         self._builder.collectives.wait()
         chunks = [([array_of(buffer) for buffer in buffers], count) for buffers, count in chunks]
-        share = self._stack.share if jax.process_count() > 1 else None
-        return self._leaves(memory), PendingMetrics(self._metrics, chunks, share)
+        broadcast = self._stack.broadcast if jax.process_count() > 1 else None
+        return self._new_leaves(memory), PendingMetrics(self._metrics, chunks, broadcast)
 
     def _iterate(self, memory: Memory, iterations: int, stop: Callable[[], bool]) -> list[Chunk]:
         """Dispatches the iterations; returns their metrics in order."""
@@ -153,7 +153,7 @@ class ManyPrograms:
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
         for i in range(iterations):
-            memory.set_timed(self._timeline.watches(self._calls_per_iteration))
+            memory.set_timed(self._timeline.begin_iteration(self._calls_per_iteration))
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._metric_slots])
@@ -162,17 +162,17 @@ class ManyPrograms:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
             move_slots(memory, self._carried_slots)
-            in_flight.append(self._timeline.latest())
+            in_flight.append(self._timeline.last_results())
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             if is_last:
                 break
         return chunks
 
-    def _leaves(self, memory: Memory) -> list[jax.Array]:
-        """The leaves of the state at the end; their copies are kept for the next call."""
+    def _new_leaves(self, memory: Memory) -> list[jax.Array]:
+        """Returns the leaves of the new state; their copies are kept for the next call."""
         leaves = [
-            absent(shape) if leaf is None else committed(leaf, shape.sharding)
+            absent_array(shape) if leaf is None else commit(leaf, shape.sharding)
             for leaf, shape in zip(self._copies.primary(memory), self.shapes, strict=True)
         ]
         self._copies.keep(memory, leaves)

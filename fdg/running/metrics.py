@@ -1,8 +1,8 @@
 """Metrics of asynchronous iterations: buffers of fixed size, sliced on the host.
 
-A compiled program has results of fixed shapes, so metrics of any number of iterations are returned in buffers
-with a fixed number of rows, of which the first `count` are valid. Slicing on the device would compile a
-program per number of rows; the host slices when the results are read.
+A compiled program has results of fixed shapes. So it returns the metrics of any number of iterations in
+buffers with a fixed number of rows, of which the first `count` are valid. Slicing on the device would compile
+a program per number of rows; instead the host slices the buffers when `result()` is called.
 
     chunks       [([loss [1024], return [1024]], 1024), ([loss [1024], return [1024]], 176)]
     result()     {"loss": [1200], "return": [1200]}
@@ -18,12 +18,12 @@ from fdg import jaxprs, keys
 
 ROWS = 1024  # the maximum number of rows of a buffer
 _MIN_ROWS = 16
-_MAX_BYTES = 4 * 2**20  # of all buffers together: whole buffers are copied to the host, valid rows or not
+_MAX_BYTES = 4 * 2**20  # of all buffers together, since the host copies invalid rows too
 
 Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] per metric, and the number of valid rows
 
 
-def capacity(metrics: Iterable[Any]) -> int:
+def rows_per_buffer(metrics: Iterable[Any]) -> int:
     """The number of rows of each buffer: `ROWS`, or fewer if rows are large, such as with many agents.
 
     `metrics` are the shapes and dtypes of the metrics of one iteration.
@@ -89,13 +89,13 @@ def _join_chunks(chunks: Sequence[Chunk]) -> list[jax.Array]:
 def _join_shards(column: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
     """Joins the valid rows of buffers that span processes."""
     shards_by_device = zip(*(buffer.addressable_shards for buffer in column), strict=True)
-    local = [
+    local_shards = [
         jax.device_put(_valid_rows([shard.data for shard in shards], counts), shards[0].device)
         for shards in shards_by_device
     ]
     example = column[0]
     return jax.make_array_from_single_device_arrays(
-        (sum(counts), *example.shape[1:]), example.sharding, local, dtype=example.dtype
+        (sum(counts), *example.shape[1:]), example.sharding, local_shards, dtype=example.dtype
     )
 
 

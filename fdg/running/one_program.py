@@ -35,7 +35,7 @@ class OneProgram:
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for leaf, sharding in zip(jax.tree.leaves(state), loop.shardings, strict=True)
         ]
-        self._iterations_per_call = rows = metrics.capacity(jax.tree.leaves(self._metrics))
+        self._iterations_per_call = rows = metrics.rows_per_buffer(jax.tree.leaves(self._metrics))
 
         def train(leaves, iterations):
             return loop.run(leaves, iterations, rows)
@@ -57,7 +57,7 @@ class OneProgram:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Dispatches a call per `metrics.capacity` iterations, without waiting for any.
+        """Dispatches one call for each `metrics.rows_per_buffer` iterations, without waiting for the calls.
 
         Donates the leaves, which must have the shardings of `shapes` and share no buffers. The host cannot
         interrupt the loop, so `stop` is ignored.

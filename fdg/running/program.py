@@ -23,13 +23,13 @@ class Program:
     iterations is an argument. Its HLO has one outer loop of unknown length, whose body is an iteration.
 
     Attributes:
-      devices: the devices that it runs on.
-      calls_per_iteration: runs in one training iteration. 1 for "train", although one call runs many
-        iterations; its collectives and cost are per iteration.
+      devices: the devices that run the program.
+      calls_per_iteration: runs in one training iteration. It is 1 for "train", whose call runs many
+        iterations, but whose collectives and cost are per iteration.
       arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
       exchanges: True if the program is a transfer by collectives.
-      roams: True if the arrays of this one-device program are uncommitted, so JAX may take them from any
-        device. JAX copies an uncommitted argument from another device within the C++ call, in 15 us;
+      roams: True if the arguments of this one-device program may come from any device (they are uncommitted).
+        JAX copies an uncommitted argument from another device within the C++ call, in 15 us;
         `jax.device_put` takes 50 to 100 us.
       compiled: the executable; None before `compile`.
     """

@@ -30,7 +30,7 @@ def keep_programs(directory: str | None = None) -> str | None:
       directory: the cache directory; None for `default_directory()`, "off" for no cache.
 
     Returns:
-      The directory; None without a cache.
+      The cache directory; None without a cache.
 
     Raises:
       FdgError: `directory` is not writable, or its name (or the name in JAX's setting) is not UTF-8, which
@@ -74,7 +74,7 @@ def remove_corrupt_entry(warning: str) -> str | None:
     """Removes a cache entry that JAX could not read; returns a line to print instead of JAX's warning.
 
     JAX compiles the program again, but does not replace a corrupt entry, such as one that a killed process
-    left incomplete. `warning` is JAX's text; returns None if it is not about the cache.
+    left incomplete. Returns None if `warning`, JAX's text, is not about the cache.
 
     >>> remove_corrupt_entry("something else")
     """

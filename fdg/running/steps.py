@@ -1,7 +1,7 @@
 """Turns the steps of a schedule into functions that the host calls in order.
 
 Each function reads and writes a `Memory`, which has a slot for each `Value` of the schedule. A filled slot
-holds an array, possibly not computed yet, and in timed iterations the program run that computes it:
+holds an array, possibly not computed yet. In timed iterations it also holds the run that computes the array:
 
     actors: act                 memory[2] = act(memory[0], memory[1])
     actors -> learners: f32[8]  memory[3] = memory[2], copied to the learners' devices
@@ -54,7 +54,7 @@ class Resharder(Transfer):
         self._names: list[str] = []  # the name of each array's program
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs, one per shape, dtype and change."""
+        """The programs: one for each combination of shape, dtype and change."""
         names: dict[Any, str] = {}
         programs = []
         self.bytes = 0
@@ -137,7 +137,7 @@ class StepBuilder:
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
         self.collectives = ProcessCollectives()  # the order of collectives between processes
         self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
-        self.num_runs: collections.Counter[Transfer] = collections.Counter()  # per transfer
+        self.num_runs: collections.Counter[Transfer] = collections.Counter()  # runs of each transfer
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
         self._slots: dict[Value, int] = {}
@@ -248,7 +248,7 @@ class StepBuilder:
     def _dispatcher(self, program: Program, call: Call, mesh: Mesh) -> Action:
         """The function that dispatches a program.
 
-        On a lane it also waits for the program to finish, if the program calls Python.
+        On a lane, the function also waits for the program to finish, if the program calls Python.
         """
         collectives, is_collective = self.collectives, spans_processes(mesh)
         waits = not is_collective and self.lanes is not None and may_block_host(call, mesh)
@@ -267,7 +267,7 @@ class StepBuilder:
 
     def on_lane(self, group: str, call: Action, count: int) -> Action:
         """Wraps `call`, which returns `count` arrays, so that it is queued on the group's lane, if any."""
-        return call if self.lanes is None else self.lanes.deferred(group, call, count)
+        return call if self.lanes is None else self.lanes.defer(group, call, count)
 
     def _move_step(self, move: Move, times: int) -> RunStep | None:
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
@@ -290,7 +290,7 @@ class StepBuilder:
     def _action_step(
         self, action: Action, pairs: Sequence[tuple[Value, Value]], freed: Iterable[int] = ()
     ) -> RunStep:
-        """A step that applies `action` to the arrays in the pairs' first slots, and fills the second."""
+        """A step that applies `action` to the arrays in the pairs' first slots and fills the second slots."""
         inputs, outputs = zip(*self.slots(pairs), strict=True)
         read_inputs, freed_slots = _slot_reader(inputs), [inputs[i] for i in freed]
 
@@ -320,10 +320,10 @@ class StepBuilder:
         return self._action_step(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat_step(self, repeat: Repeat, times: int) -> RunStep:
-        moved = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
-        entry_slots = self.slots((a, b) for a, b in moved if a is not b)
-        copied = [repeat.enter[i] for i in sorted(repeat.copied)]
-        by_group = [[pair for pair in copied if pair[0].group == group] for group in self.meshes]
+        moved_pairs = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
+        entry_slots = self.slots((a, b) for a, b in moved_pairs if a is not b)
+        copied_pairs = [repeat.enter[i] for i in sorted(repeat.copied)]
+        by_group = [[pair for pair in copied_pairs if pair[0].group == group] for group in self.meshes]
         copies = [copy for pairs in by_group if pairs and (copy := self._copy_step(pairs, times))]
         steps = self.build(repeat.steps, times * repeat.trips)
         carried_slots, exit_slots = self.slots(repeat.carry), self.slots(repeat.leave)
@@ -345,9 +345,9 @@ class StepBuilder:
 
 
 def move_slots(memory: Memory, slots: Sequence[tuple[int, int]], dead_slots: Iterable[int] = ()) -> None:
-    """Moves the content of the first slot of each pair to the second, as one simultaneous assignment.
+    """Moves the content of each pair's first slot to its second slot; all moves happen at once.
 
-    Empties the slots `dead_slots` that are not the second of a pair.
+    Also empties those `dead_slots` that are not the second slot of a pair.
     """
     for contents in (memory.arrays, memory.producers):
         if contents is None:

@@ -1,8 +1,8 @@
 """Measures how long each group of devices is busy, without blocking the thread that dispatches programs.
 
-A thread has to wait for a program to detect its end, and waking that thread costs more than most steps of a
-loop on the host. So if iterations are short, only some are watched, a few in a row, and the busy time of all
-iterations is extrapolated from these:
+To detect the end of a program, a thread has to wait for it, and waking that thread costs more than most steps
+of a loop on the host. So if iterations are short, only some are watched, a few in a row; the busy time of all
+iterations is extrapolated from the watched ones:
 
     iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
     watched     x  x  x  x                x   x    x    x      while the overhead is below 1% of the time
@@ -24,10 +24,10 @@ import jax
 class Bar(NamedTuple):
     """One run of a program, for pictures of the timeline."""
 
-    group: str  # the group that it ran on
+    group: str  # the group that ran the program
     name: str
-    iteration: int  # counted from the first recorded one
-    part: int  # the number of earlier runs of the program in the iteration (index of a micro-batch or step)
+    iteration: int  # counted from the first recorded iteration
+    part: int  # the number of earlier runs of the program in this iteration
     begin: float  # wall-clock seconds (`time.time`)
     end: float
 
@@ -50,7 +50,7 @@ _MAX_OVERHEAD = 0.01  # the largest overhead, as a share of the time
 _EXIT_TIMEOUT_S = 10.0  # how long to wait for running programs when Python exits
 
 
-def affordable(watched: int, programs: int, seconds: float) -> bool:
+def may_watch(watched: int, programs: int, seconds: float) -> bool:
     """Whether one more iteration can be watched without exceeding `_MAX_OVERHEAD`.
 
     `watched` iterations of `programs` programs each have been watched, in `seconds` seconds of training.
@@ -76,11 +76,11 @@ class Timeline:
         self._threads: list[threading.Thread] = []
         self._start_s = time.perf_counter()
         self._is_watching = False
-        # Total and longest wait for dispatched programs before watching resumed.
+        # Total and longest wait for dispatched programs before an iteration is watched again.
         self._wait_s, self._max_wait_s = 0.0, 0.0
 
-    def watches(self, programs: int) -> bool:
-        """Whether to watch the iteration that begins now, which has `programs` programs.
+    def begin_iteration(self, programs: int) -> bool:
+        """Begins an iteration of `programs` programs; returns whether to watch it.
 
         After an unwatched iteration this first waits for all dispatched programs; otherwise their time would
         count as busy time of the first watched iteration. The devices are idle after such a wait, so
@@ -88,20 +88,20 @@ class Timeline:
         """
         now = time.perf_counter()
         seconds = now - self._start_s
-        resumes = self.iterations > 0 and not self._is_watching
-        watch = affordable(self.watched + _MIN_WATCHED * resumes, programs, seconds)
-        if resumes:
-            watch = watch and self._wait_s + self._max_wait_s <= _MAX_OVERHEAD * seconds
-        watch = watch or self.bars is not None
-        if watch and resumes:
+        starts_watching = self.iterations > 0 and not self._is_watching
+        is_watched = may_watch(self.watched + _MIN_WATCHED * starts_watching, programs, seconds)
+        if starts_watching:
+            is_watched = is_watched and self._wait_s + self._max_wait_s <= _MAX_OVERHEAD * seconds
+        is_watched = is_watched or self.bars is not None
+        if is_watched and starts_watching:
             with contextlib.suppress(Exception):  # a program's error is raised where its results are read
-                jax.block_until_ready(self.latest())
+                jax.block_until_ready(self.last_results())
             waited = time.perf_counter() - now
             self._wait_s, self._max_wait_s = self._wait_s + waited, max(self._max_wait_s, waited)
-        self._is_watching = watch
+        self._is_watching = is_watched
         self.iterations += 1
-        self.watched += watch
-        return watch
+        self.watched += is_watched
+        return is_watched
 
     def start(self, group: str, inputs_from: Iterable[ProgramRun | None], name: str = "") -> ProgramRun:
         """The run of a program that is about to be dispatched; it depends on the runs `inputs_from`."""
@@ -135,13 +135,13 @@ class Timeline:
         for thread in self._threads:
             thread.join(seconds)
 
-    def latest(self) -> list[jax.Array]:
+    def last_results(self) -> list[jax.Array]:
         """Results that are ready when all programs dispatched so far have ended."""
         return list(self._last_results.values())
 
-    def recorded(self) -> list[Bar]:
+    def stop_recording(self) -> list[Bar]:
         """Waits for the watched programs, stops recording and returns the recorded runs."""
-        self.settle()
+        self.busy_at_end()
         bars, self.bars = sorted(self.bars or (), key=lambda bar: bar.begin), None
         offset = time.time() - time.perf_counter()
         first_iteration = min((bar.iteration for bar in bars), default=0)
@@ -153,7 +153,7 @@ class Timeline:
             parts[group, name, iteration] += 1
         return results
 
-    def settle(self) -> dict[str, float]:
+    def busy_at_end(self) -> dict[str, float]:
         """Waits for the watched programs; returns busy seconds, scaled to all iterations."""
         for run in list(self._last_runs.values()):
             run.is_finished.wait()

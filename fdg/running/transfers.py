@@ -55,7 +55,7 @@ class Mover(Transfer):
         # `may_alias` for a destination of one device, but not of several.)
         self._may_alias = False if overlap else None
         self._routes = [find_route(a, b) for a, b in self.layouts]
-        # Per array: whether it has one part on one device at both ends, so that it is copied as it is.
+        # For each array: whether it is one part on one device at both ends, so that it is copied unchanged.
         self._is_plain = [a.number == b.number == 1 and not overlap for a, b in self.layouts]
         self.cuts = any(math.prod(r.cuts) > 1 for r in self._routes)
         self.joins = any(math.prod(r.joins) > 1 for r in self._routes)
@@ -64,12 +64,12 @@ class Mover(Transfer):
             part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)
         ]
         is_one_platform = source_devices[0].platform == self._target_devices[0].platform
-        self.fetches = all(self._is_plain) and source.size == target.size == 1 and is_one_platform
+        self.can_fetch = all(self._is_plain) and source.size == target.size == 1 and is_one_platform
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs that are needed around the copies."""
+        """The programs that run before and after the copies."""
         programs: list[tuple[str, Mesh, Any, Any]] = []
-        if self.fetches:
+        if self.can_fetch:
             fetch = jax.jit(lambda arrays: list(arrays), donate_argnums=0, keep_unused=True)
             programs.append(("fetch", self.target, fetch, list(shapes)))
         if self.cuts:
@@ -86,7 +86,7 @@ class Mover(Transfer):
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays on the target, possibly not computed yet."""
-        if self.fetches and not any(x.committed for x in arrays):
+        if self.can_fetch and not any(x.committed for x in arrays):
             # "fetch" is an identity program on the target device: its call copies all arguments at once.
             self.bytes = self.bytes or sum(map(jaxprs.bytes_of, arrays))
             return self.programs["fetch"].compiled(list(arrays))
@@ -119,7 +119,7 @@ class Mover(Transfer):
         ]
         return self.programs["join"].compiled(target_chunks) if self.joins else [x for (x,) in target_chunks]
 
-    # --- the programs around the copies, without collectives ---
+    # --- the programs before and after the copies, which have no collectives ---
 
     def _cut_function(self) -> Any:
         specs = [partition_spec(a.spec) for a, _ in self.layouts]

@@ -1,6 +1,6 @@
 """XLA compiler options: defaults, a preset per platform, and options that the user names.
 
-They are passed as `compiler_options` of each program, not through `XLA_FLAGS`: there, a flag that the
+Options are passed as `compiler_options` of each program, not through `XLA_FLAGS`, where a flag that the
 installed XLA does not know would end the process. Flags that the user sets in `XLA_FLAGS` are not overridden.
 """
 

@@ -27,8 +27,8 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
         `kept=False`: the field is not stored in `config.json`. `words=True`: its value may be several words.
         `several`: the fix that the error message suggests if a user gives several values where one is
         allowed; `{n}` is their number.
-        `flag`: the type of its flag if that is not its annotation; False for no flag. See also the rules that
-        `hyperparameter` adds.
+        `flag`: the type of the flag if it differs from the annotation; False for no flag. See also the rules
+        that `hyperparameter` adds.
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
@@ -153,7 +153,7 @@ def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> Non
 
 
 def _anneal_fix(cls: Any, name: str, value: Any) -> str:
-    """The fix for a function of the step where a number is expected: the field's switch `anneal_`, or ""."""
+    """The fix for a schedule (a function of the step) where a number is expected: `anneal_NAME`, or ""."""
     switch = f"anneal_{name}"
     return (
         f": write a number, and {switch}=True to decrease it"

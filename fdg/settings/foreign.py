@@ -68,7 +68,7 @@ def is_network(value: Any) -> bool:
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
-    An NNX or Equinox instance brings its initial parameters; a class is instantiated with a key of the run.
+    An NNX or Equinox instance has its initial parameters; a class is instantiated with a key of the run.
     Equal modules give equal functions.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
@@ -126,8 +126,8 @@ def _make_nnx(network: Any, key: jax.Array) -> Any:
 def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
     from flax import nnx
 
-    _, parameters, rest = nnx.split(_make_nnx(network, key), nnx.Param, ...)
-    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)])
+    _, parameters, other_state = nnx.split(_make_nnx(network, key), nnx.Param, ...)
+    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(other_state)])
     return nnx.to_pure_dict(parameters)
 
 

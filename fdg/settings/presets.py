@@ -130,8 +130,8 @@ def own_preset(cls: type, env_name: str) -> dict[str, Any]:
     place = place_of(method_definition.__func__)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise FdgError(f"{call} returned {quoted(values)}{place}: return a dict of fields and their values")
-    known = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
+    field_names = [field.name for field in dataclass_fields(cls) if field.init and field.name != "env"]
     for name in values:
-        if name not in known:
-            raise FdgError(f"{call}{place}: {unknown_name('field', name, known)}")
+        if name not in field_names:
+            raise FdgError(f"{call}{place}: {unknown_name('field', name, field_names)}")
     return dict(values)

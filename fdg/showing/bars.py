@@ -10,7 +10,7 @@ from fdg.showing.words import clip, quantity
 
 _LABEL_WIDTH, _PLOT_WIDTH = 150, 1100  # pixels
 _ROW_HEIGHT, _BAR_HEIGHT, _HEADER_HEIGHT = 46, 30, 40  # pixels
-_MAX_BARS = 20_000  # of more bars, only the latest are drawn
+_MAX_BARS = 20_000  # if there are more bars, only the latest are drawn
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 _TICKS = 8  # intervals between the labels of the time axis
 

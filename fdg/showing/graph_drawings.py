@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fdg.showing.words import COLOURS, OTHER, ancestors, calls, quantity, table
+from fdg.showing.words import COLOURS, OTHER_COLOUR, ancestors, calls, quantity, table
 from fdg.tracing.graph import FDG, Fragment
 
 
@@ -52,9 +52,9 @@ def graph_mermaid(graph: FDG) -> str:
 def mermaid_nodes(
     fragments: Iterable[Fragment], drawn: Sequence[Fragment], node_ids: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Yields the lines of nodes with these ids; a fragment with nested fragments in `drawn` is a box."""
+    """Yields the lines of these fragments' nodes; a fragment that encloses others of `drawn` is a box."""
     for f in fragments:
-        label = f'{node_ids[f.name]}["{escaped(f.name)}<br/><i>{escaped(f.role)}</i> x{calls(f)}"]'
+        label = f'{node_ids[f.name]}["{escape(f.name)}<br/><i>{escape(f.role)}</i> x{calls(f)}"]'
         children = [child for child in drawn if child.parent == f.name]
         yield f"{indent}{'subgraph ' * bool(children)}{label}"
         yield from mermaid_nodes(children, drawn, node_ids, indent + "  ")
@@ -62,7 +62,7 @@ def mermaid_nodes(
             yield f"{indent}end"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escapes a text for Mermaid."""
     return html.escape(text).replace("#", "&#35;")
 
@@ -70,7 +70,7 @@ def escaped(text: str) -> str:
 def mermaid_styles(fragments: Iterable[Fragment], node_ids: Mapping[str, str]) -> list[str]:
     """The lines that set the colours of nodes."""
     return [
-        f"  style {node_ids[f.name]} fill:{COLOURS.get(f.role, OTHER)},stroke:#555,color:#111"
+        f"  style {node_ids[f.name]} fill:{COLOURS.get(f.role, OTHER_COLOUR)},stroke:#555,color:#111"
         for f in fragments
     ]
 
@@ -100,7 +100,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     members = [f for f in graph.fragments if f.parent == parent]
     inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
-    rails_above, rails_below = _rails(members, edges, False), _rails(members, edges, True)
+    rails_above, rails_below = _assign_rails(members, edges, False), _assign_rails(members, edges, True)
     top = _PADDING + _RAIL_GAP * (1 + max(rails_above.values(), default=-1)) + (8 if rails_above else 0)
     sizes: dict[str, tuple[float, float]] = {f.name: (_NODE_WIDTH, _NODE_HEIGHT) for f in members}
     sizes |= {name: (max(_NODE_WIDTH, width), _NODE_HEIGHT + height)
@@ -115,7 +115,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             nested = f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
         parts.append(
             f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
-            f'fill="{COLOURS.get(f.role, OTHER)}" stroke="#555"/>'
+            f'fill="{COLOURS.get(f.role, OTHER_COLOUR)}" stroke="#555"/>'
             f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
             f"{html.escape(f.name)}</text>"
             f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
@@ -149,8 +149,8 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     return "".join(parts), x - _NODE_GAP + _PADDING, extent
 
 
-def _rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """The rail of each edge: the lowest index at which it does not overlap another edge."""
+def _assign_rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
+    """The rail of each edge: the lowest rail on which the edge overlaps no other edge."""
     position = {f.name: i for i, f in enumerate(members)}
     rails: dict = {}
     ends = {

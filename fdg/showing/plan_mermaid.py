@@ -1,8 +1,8 @@
 """Plans as Mermaid flowcharts, for documents."""
 
 from fdg.placing.plans import BETWEEN, Plan
-from fdg.showing.graph_drawings import escaped, mermaid_nodes, mermaid_styles
-from fdg.showing.plan_outline import amount, from_to, outline, transfers
+from fdg.showing.graph_drawings import escape, mermaid_nodes, mermaid_styles
+from fdg.showing.plan_outline import amount_text, direction_text, outline, transfers
 from fdg.showing.words import device_ranges, quantity
 
 
@@ -20,19 +20,19 @@ def plan_mermaid(plan: Plan) -> str:
         memory_text, positions = quantity(memory[group.name], "B"), device_ranges(group.devices, 30)
         single = f"device {positions}, {memory_text}"
         devices = single if len(group) == 1 else f"devices {positions}, {memory_text} each"
-        lines.append(f'  subgraph {group_ids[group.name]}["{escaped(group.name)}<br/>{devices}"]')
+        lines.append(f'  subgraph {group_ids[group.name]}["{escape(group.name)}<br/>{devices}"]')
         group_fragments = [f for f in plan.graph.fragments if plan.group_of(f.name) == group]
         outermost = [f for f in group_fragments if (f.parent and plan.group_of(f.parent)) != group]
         lines += mermaid_nodes(outermost, group_fragments, fragment_ids, "    ")
         styles += mermaid_styles(group_fragments, fragment_ids)
         for i, movement in enumerate(collectives):
             if movement.where == group.name:
-                source = "" if movement.source == BETWEEN else f" of {escaped(movement.source)}"
-                lines.append(f'    c{i}{{{{"{movement.how}{source}<br/>{amount(movement, "x")}"}}}}')
+                source = "" if movement.source == BETWEEN else f" of {escape(movement.source)}"
+                lines.append(f'    c{i}{{{{"{movement.how}{source}<br/>{amount_text(movement, "x")}"}}}}')
         lines.append("  end")
     for line in transfers(outline(plan)):
         movement = line.movement
-        label = f"{escaped(from_to(plan, movement, 60, ' to '))}<br/>{amount(movement, 'x')}"
+        label = f"{escape(direction_text(plan, movement, 60, ' to '))}<br/>{amount_text(movement, 'x')}"
         link = f'-. "{label}, next {movement.delay}" .->' if movement.delay else f'-- "{label}" -->'
         lines.append(f"  {group_ids[line.source]} {link} {group_ids[line.target]}")
     for i, movement in enumerate(collectives):

@@ -33,7 +33,7 @@ class Crossing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trips:
+class Loop:
     """A loop that the host steps.
 
     Attributes:
@@ -45,7 +45,7 @@ class Trips:
     lines: "tuple[Line, ...]"
 
 
-Line = RunLine | Crossing | Trips
+Line = RunLine | Crossing | Loop
 
 
 def outline(plan: Plan) -> tuple[Line, ...]:
@@ -67,10 +67,10 @@ def outline(plan: Plan) -> tuple[Line, ...]:
             elif isinstance(step, Move):
                 yield Crossing(step.source, step.target, next(transfers))
             else:
-                inner = tuple(lines(step.steps))
-                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner)]
-                shared = set.intersection(*map(set, enclosing)) if enclosing else set()
-                yield Trips(step.trips, tuple(name for name in opened if name in shared), inner)
+                inner_lines = tuple(lines(step.steps))
+                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner_lines)]
+                common = set.intersection(*map(set, enclosing)) if enclosing else set()
+                yield Loop(step.trips, tuple(name for name in opened if name in common), inner_lines)
 
     return tuple(lines(plan.schedule.steps))
 
@@ -79,14 +79,14 @@ def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         if isinstance(line, RunLine):
             yield from line.program.fragments
-        elif isinstance(line, Trips):
+        elif isinstance(line, Loop):
             yield from _program_fragments(line.lines)
 
 
 def split_fragments(plan: Plan) -> tuple[str, ...]:
     """The fragments that no program runs whole, because their parts are on different groups."""
-    whole = {name for program in plan.programs for name in program.fragments}
-    return tuple(f.name for f in plan.graph.fragments if f.name not in whole)
+    whole_fragments = {name for program in plan.programs for name in program.fragments}
+    return tuple(f.name for f in plan.graph.fragments if f.name not in whole_fragments)
 
 
 def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
@@ -94,7 +94,7 @@ def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
     for line in lines:
         if isinstance(line, Crossing):
             yield line
-        elif isinstance(line, Trips):
+        elif isinstance(line, Loop):
             yield from transfers(line.lines)
 
 
@@ -107,7 +107,7 @@ def _outermost(graph: FDG, names: Sequence[str]) -> list[str]:
     return [name for name in fragments if not set(ancestors(graph, name)) & set(fragments)]
 
 
-def from_to(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
+def direction_text(plan: Plan, movement: Movement, width: int, arrow: str = " -> ") -> str:
     """The source and target of a movement, in about `width` characters."""
     delayed = plan.delayed is not None and movement.delay == "iteration"
     source = _outermost(plan.graph, movement.source.split(", ")) or [BETWEEN]
@@ -126,8 +126,8 @@ def title(plan: Plan) -> str:
 
 def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
     """The batch size (or the number of agents) of one device."""
-    share = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
-    return None if share is None else share // plan.group_of(fragment.name).rows
+    total = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
+    return None if total is None else total // plan.group_of(fragment.name).rows
 
 
 def _traffic_note(plan: Plan) -> str:
@@ -153,7 +153,7 @@ def _memory_note(plan: Plan) -> str:
 
 
 def _staleness_notes(plan: Plan) -> list[str]:
-    """The notes on staleness: what is read late, and whether that saves time."""
+    """The notes on staleness: which leaves are read late, and whether that saves time."""
     delayed = plan.delayed
     if delayed is None:
         return []
@@ -214,19 +214,19 @@ def _sharding_notes(plan: Plan) -> list[str]:
     for group in plan.groups:
         if not group.shards:
             continue
-        positions = _held_leaves(plan, group.name)
+        positions = _leaves_on(plan, group.name)
         leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in positions]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
-        split = [leaf for leaf in leaves if leaf.layout.number > 1]
-        sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split]
-        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split, strict=True))
+        split_leaves = [leaf for leaf in leaves if leaf.layout.number > 1]
+        sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split_leaves]
+        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split_leaves, strict=True))
         lines.append(
-            f"sharded on {group.name} ({axes_text(group)}): {len(split)} leaves of"
+            f"sharded on {group.name} ({axes_text(group)}): {len(split_leaves)} leaves of"
             f" {quantity(sum(sizes), 'B')}, {quantity(sum(parts), 'B')} a device"
         )
         rows: dict[tuple[str, str], list[str]] = {}
-        for leaf in split:
+        for leaf in split_leaves:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
@@ -239,7 +239,7 @@ def _sharding_notes(plan: Plan) -> list[str]:
     return lines + [f"collectives of group {group}: read from its compiled programs" for group in measured]
 
 
-def _held_leaves(plan: Plan, group: str) -> set[int]:
+def _leaves_on(plan: Plan, group: str) -> set[int]:
     """The positions of the state's leaves that a group keeps, or receives in an iteration."""
     if not isinstance(plan, SteppedPlan):
         return {leaf.position for leaf in plan.sharded}
@@ -263,6 +263,6 @@ def notes(plan: Plan) -> list[str]:
     ]
 
 
-def amount(m: Movement, sign: str) -> str:
+def amount_text(m: Movement, sign: str) -> str:
     """The bytes of a crossing, and the number of crossings per iteration."""
     return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"

@@ -13,22 +13,22 @@ from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.plan_outline import (
     Crossing,
     Line,
+    Loop,
     RunLine,
-    Trips,
-    amount,
+    amount_text,
     batch_per_device,
-    from_to,
+    direction_text,
     notes,
     outline,
     split_fragments,
     title,
 )
-from fdg.showing.words import COLOURS, OTHER, ancestors, calls, clip, listed_within, quantity
+from fdg.showing.words import COLOURS, OTHER_COLOUR, ancestors, calls, clip, listed_within, quantity
 from fdg.tracing.graph import Fragment
 
 _COLUMN_WIDTH, _COLUMN_GAP, _MARGIN, _CARD_MARGIN, _ROW_HEIGHT = 250, 190, 26, 14, 40  # pixels
 _INK, _GREY, _BORDER = "#1a1a1a", "#5c5c5c", "#8a8a8a"
-_LETTER = 0.56  # mean width of a letter, relative to the font size
+_LETTER_WIDTH = 0.56  # mean width of a letter, relative to the font size
 
 
 class _Canvas:
@@ -61,7 +61,7 @@ def _attributes(attributes: Mapping[str, str]) -> str:
 
 def _fit(text: str, width: float, size: float) -> str:
     """The text, shortened to about `width` pixels at a font size."""
-    return clip(text, max(int(width / (size * _LETTER)), 4))
+    return clip(text, max(int(width / (size * _LETTER_WIDTH)), 4))
 
 
 def plan_svg(plan: Plan) -> str:
@@ -81,7 +81,7 @@ class _Drawing:
         # The left border of each group's column.
         self.left = {g.name: self.margin + i * pitch for i, g in enumerate(in_order)}
         self.width = 2 * self.margin + len(plan.groups) * pitch - _COLUMN_GAP
-        self.labels = 0.0  # the lower end of the labels between the columns
+        self.labels_end = 0.0  # the lower end of the labels between the columns
         self.back, self.front = _Canvas(), _Canvas()  # `front` is drawn over `back`
 
     def markup(self) -> str:
@@ -92,7 +92,7 @@ class _Drawing:
         top = y - 2
         y = self._draw_heads(top)
         if len(self.plan.groups) > 1:
-            y = max(self._draw_lines(self.lines, y + 16, 0), self.labels)
+            y = max(self._draw_lines(self.lines, y + 16, 0), self.labels_end)
         else:
             y = self._draw_runs([line for line in self.lines if isinstance(line, RunLine)], y + 16)
         columns = _Canvas()
@@ -122,7 +122,7 @@ class _Drawing:
         return y + 4
 
     def _wrap(self, text: str, size: float) -> list[str]:
-        return textwrap.wrap(text, max(int((self.width - 2 * self.margin) / (size * _LETTER)), 20))
+        return textwrap.wrap(text, max(int((self.width - 2 * self.margin) / (size * _LETTER_WIDTH)), 20))
 
     def _draw_heads(self, y: float) -> float:
         """Draws each group's name, devices and memory."""
@@ -173,17 +173,17 @@ class _Drawing:
                 y = self._draw_loop(line, y, level)
         return self._draw_runs(row, y)
 
-    def _draw_loop(self, loop: Trips, y: float, level: int) -> float:
+    def _draw_loop(self, loop: Loop, y: float, level: int) -> float:
         opened = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
-        y = max(y, self.labels + 4)
-        self.labels = y + 8
-        end = max(self._draw_lines(loop.lines, y + 30, level + 1), self.labels + 2)
-        self.labels = end + 4
+        y = max(y, self.labels_end + 4)
+        self.labels_end = y + 8
+        end = max(self._draw_lines(loop.lines, y + 30, level + 1), self.labels_end + 2)
+        self.labels_end = end + 4
         self.back.box(inset, y, self.width - 2 * inset, end - y, "#000", "#555", fill_opacity="0.035", rx="8",
                       stroke_dasharray="2 3")  # fmt: skip
         label = f"for {loop.count} steps{opened}"
-        self.back.box(inset, y, len(label) * 12 * _LETTER + 20, 21, "#555", "none", rx="6")
+        self.back.box(inset, y, len(label) * 12 * _LETTER_WIDTH + 20, 21, "#555", "none", rx="6")
         self.front.text(inset + 9, y + 15, label, 12, "#fff", font_weight="600")
         return end + 14
 
@@ -212,7 +212,7 @@ class _Drawing:
                 f'stroke-width="1.2"/>'
             )
             body.text(x + 34, y + 12, _fit(f"{m.how}{source}", width - 40, 11), 11)
-            body.text(x + 34, y + 26, amount(m, "× "), 11, _GREY)
+            body.text(x + 34, y + 26, amount_text(m, "× "), 11, _GREY)
             y += 32
         y += 6
         self.front.box(x, top, width, y - top, "#fff", _BORDER, rx="7")
@@ -220,7 +220,7 @@ class _Drawing:
         return y + 12
 
     def _draw_fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
-        canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(f.role, OTHER), "none", rx="5")
+        canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(f.role, OTHER_COLOUR), "none", rx="5")
         canvas.box(x, y, 4, _ROW_HEIGHT - 5, _STRONG_COLOURS.get(f.role, "#8c8c8c"), "none", rx="2")
         share = batch_per_device(self.plan, f)
         canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
@@ -238,19 +238,19 @@ class _Drawing:
         start = source + self.column_width if rightwards else source
         end = target if rightwards else target + self.column_width
         dashes = ' stroke-dasharray="6 4"' if m.delay else ""
-        top = max(y + 6, self.labels + 24)
+        top = max(y + 6, self.labels_end + 24)
         self.front.parts.append(
             f'<path d="M{start:g} {top:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
             f'marker-end="url(#fdg-move)"><title>{html.escape(f"{m.source} -> {m.target}")}</title></path>'
         )
         middle = start + (_COLUMN_GAP if rightwards else -_COLUMN_GAP) / 2
-        self.front.text(middle, top - 7, from_to(self.plan, m, 31, " → "), 11, text_anchor="middle")
-        self.front.text(middle, top + 15, amount(m, "× "), 11, _GREY, text_anchor="middle")
-        self.labels = top + 18
+        self.front.text(middle, top - 7, direction_text(self.plan, m, 31, " → "), 11, text_anchor="middle")
+        self.front.text(middle, top + 15, amount_text(m, "× "), 11, _GREY, text_anchor="middle")
+        self.labels_end = top + 18
         if m.delay:
             delay = f"next {m.delay}"
             self.front.text(middle, top + 29, delay, 11, _GREY, text_anchor="middle", font_style="italic")
-            self.labels += 14
+            self.labels_end += 14
         return top + 14
 
 
@@ -266,13 +266,13 @@ _STRONG_COLOURS = {  # the same palette as COLOURS, at full strength
 
 def _loop_depth(lines: Iterable[Line]) -> int:
     """The largest number of nested loops."""
-    return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, Trips)), default=0)
+    return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, Loop)), default=0)
 
 
 def _opened_fragments(lines: Iterable[Line]) -> set[str]:
     """The fragments that the labels of loops name."""
     names: set[str] = set()
     for line in lines:
-        if isinstance(line, Trips):
+        if isinstance(line, Loop):
             names |= {*line.opened, *_opened_fragments(line.lines)}
     return names

@@ -7,9 +7,9 @@ from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.showing.plan_outline import (
     Crossing,
     Line,
-    Trips,
+    Loop,
     batch_per_device,
-    from_to,
+    direction_text,
     notes,
     outline,
     title,
@@ -61,13 +61,13 @@ def _nest_rows(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) ->
     """Yields the table rows of the loop nest: steps, groups, and moved bytes."""
     indent = "  " * level
     for line in lines:
-        if isinstance(line, Trips):
+        if isinstance(line, Loop):
             opened = f" of {listed_within(line.opened, 20)}" if line.opened else ""
             yield clip(f"{indent}for {line.count} steps{opened}:", width), "", "", "", ""
             yield from _nest_rows(plan, line.lines, width, level + 1)
         elif isinstance(line, Crossing):
             delay = f" (next {line.movement.delay})" if line.movement.delay else ""
-            direction = from_to(plan, line.movement, width - len(f"{indent}move {delay}"))
+            direction = direction_text(plan, line.movement, width - len(f"{indent}move {delay}"))
             yield f"{indent}move {direction}{delay}", _groups_text(line), *_amounts(line.movement)
         else:
             run = f"{indent}run {_program_text(line.program, width - len(indent) - 4)}"

@@ -14,7 +14,7 @@ COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, 
     "gradient": "#fbe6de",
     "update": "#fbe6de",
 }
-OTHER = "#e4e4e4"  # fill of a node with any other role
+OTHER_COLOUR = "#e4e4e4"  # fill of a node with any other role
 
 
 def quantity(number: float, unit: str = "") -> str:
@@ -50,7 +50,7 @@ def duration(seconds: float | None) -> str:
 
 
 def escape_markdown(value: Any) -> str:
-    """A value in one line of Markdown or a cell of its tables: names may come from untrusted files.
+    """Escapes a value for a line or table cell of Markdown, since it may come from an untrusted file.
 
     >>> escape_markdown("a | <b>\\n c")
     'a \\\\| &lt;b> c'

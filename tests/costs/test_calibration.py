@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from fdg.costs import calibration, links
-from fdg.costs.calibration import Timed
+from fdg.costs.calibration import Times
 from fdg.errors import FdgError
 from fdg.jaxprs.count import Product
 from fdg.profiling.work import work_of
@@ -24,7 +24,7 @@ def machine(monkeypatch):
             for name, (function, arguments) in functions.items():
                 work = work_of(jax.make_jaxpr(function)(*arguments))
                 seconds = rule(name, work)
-                found[name] = Timed(work, seconds / gain, seconds, 0.125)
+                found[name] = Times(work, seconds / gain, seconds, 0.125)
             return found
 
         monkeypatch.setattr(calibration, "_time_functions", timed)
@@ -117,10 +117,10 @@ def test_links_by_little_and_much_on_two_and_on_all(monkeypatch, devices, count,
 
     monkeypatch.setattr(links, "_work_then_all_reduce", worked)
     monkeypatch.setattr(links, "compile_all", lambda programs: None)
-    link = links.among(devices[:count], "wires", print)
+    link = links.between_devices(devices[:count], "wires", print)
     assert (link.latency.value, link.call.value) == pytest.approx((latency, call), rel=1e-6)
     assert link.bandwidth.value == pytest.approx(1e9)
-    assert links.among(devices[:1], "wires", print) is None
+    assert links.between_devices(devices[:1], "wires", print) is None
 
 
 def test_sockets_by_two_processes_of_this_machine(monkeypatch):

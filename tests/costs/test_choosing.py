@@ -13,7 +13,7 @@ import policies
 from fdg.commands.cluster import sensitivity, sensitivity_table
 from fdg.costs import choosing
 from fdg.errors import FdgError, PlanError
-from policies.auto import candidates_of, device_counts, group_sizes
+from policies.auto import device_counts, group_sizes, policies_of
 from tests.costs.machines import cluster, link
 from tests.tiny import Pupil, Silent
 
@@ -66,7 +66,7 @@ def test_sizes_that_cannot_be_do_not_end_the_search():
         found = types.SimpleNamespace(seconds=seconds[i]) if i in seconds else None
         return choosing.Row(one, found, "" if found else "refused")
 
-    rows = choosing._Rows(look)
+    rows = choosing._KindRows(look)
     rows.options += some
     rows.predict(0)
     while choosing._try_neighbours(rows):
@@ -116,7 +116,7 @@ def test_a_policy_of_ones_own_takes_part():
 
 def test_numbers_to_look_at():
     assert device_counts(8) == [8, 4, 2, 1] and group_sizes(8) == [1, 2, 3, 4, 6, 7]
-    values = candidates_of([policies.SingleLearnerCoarse], 4, range(2))
+    values = policies_of([policies.SingleLearnerCoarse], 4, range(2))
     assert {(value.learners, value.staleness) for value in values} == {
         (n, k) for n in (1, 2, 3) for k in (0, 1)
     }

@@ -49,7 +49,7 @@ def samples(plans, some=SMALL, off=1.0):
 
 
 def seconds(sample, joined, overheads):
-    return predict(sample.plan, sample.on(joined, overheads)).seconds
+    return predict(sample.plan, sample.cluster_with(joined, overheads)).seconds
 
 
 def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
@@ -144,6 +144,6 @@ def test_other_devices_are_used_as_they_are(monkeypatch):
 def test_of_two_measurements_the_better_one():
     first = {"memory": Figure(1e9, 0.1), "trip": Figure(2e-6, 0.3), "special": Figure(5.0)}
     second = {"memory": Figure(2e9, 0.2), "trip": Figure(3e-6, 0.2)}
-    assert calibration.better(first, second) == {
+    assert calibration.merge_figures(first, second) == {
         "memory": Figure(2e9, 0.2), "trip": Figure(2e-6, 0.3), "special": Figure(5.0)
     }  # fmt: skip

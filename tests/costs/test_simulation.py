@@ -15,7 +15,7 @@ def test_a_lane_does_one_thing_at_a_time_in_the_order_given():
     trace = simulation.run()
     assert [trace.starts[i] for i in (first, second, other)] == [0.0, 2.0, 2.0]
     assert max(trace.ends) == 5.0
-    assert trace.critical(second) == [first, second]
+    assert trace.critical_path(second) == [first, second]
     assert simulation.busy(trace, 0.0, 4.0) == {"x": 4.0, "y": 1.0}
 
 

@@ -7,7 +7,7 @@ import pytest
 import fdg
 import policies
 from fdg.batch.collective import Collective
-from fdg.costs.traffic import Handling, collective, handling, transfer_cost
+from fdg.costs.traffic import HostWork, collective, host_work, transfer_cost
 from fdg.placing.layout import Layout, find_route
 from fdg.running.exchange import broadcast_rounds
 from tests.costs.machines import cluster, link
@@ -68,8 +68,8 @@ def test_a_host_names_the_arrays_of_its_own_devices():
         pairs=[[types.SimpleNamespace(laid_out=Layout.of_batch((16,), 0, 8))] * 2] * 3
     )
     groups = range(8), range(8, 16)
-    assert handling(move, *groups, cluster(16)) == Handling(0, 3 * 8)
-    assert handling(move, *groups, cluster(16, hosts=4)) == Handling(3, 3 * 4)
+    assert host_work(move, *groups, cluster(16)) == HostWork(0, 3 * 8)
+    assert host_work(move, *groups, cluster(16, hosts=4)) == HostWork(3, 3 * 4)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_a_process_does_on_its_host_does_not_grow_with_the_devices(policy):
         plan, where = fdg.place(graph, policy(count), count), cluster(count, hosts=count // 8)
         groups = {group.name: group.devices for group in plan.groups}
         moves = [
-            (handling(move, groups[move.source], groups[move.target], where), _rounds(move), times)
+            (host_work(move, groups[move.source], groups[move.target], where), _rounds(move), times)
             for move, times in plan.moves()
         ]
         found.append(([(call.name, len(call.inputs), times) for call, times in plan.calls()], moves))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from fdg.processes.arrays import committed, made_by, put, share
+from fdg.processes.arrays import broadcast, commit, make_in_process, put
 
 
 def shape_of(array):
@@ -22,7 +22,7 @@ def test_what_one_process_makes_all_have(kind):
         calls.append(1)
         return made
 
-    found = made_by(0, make, [shape_of(array) for array in made])
+    found = make_in_process(0, make, [shape_of(array) for array in made])
     assert calls == [1] and [x.dtype for x in found] == [x.dtype for x in made]
     for got, want in zip(found, made, strict=True):
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
@@ -32,7 +32,7 @@ def test_what_one_process_makes_all_have(kind):
 
 def test_what_is_shared_is_a_copy_on_each_process(devices):
     value = jax.device_put(jnp.arange(3.0), devices[2])
-    (found,) = share([value], [shape_of(value)], [0])
+    (found,) = broadcast([value], [shape_of(value)], [0])
     np.testing.assert_array_equal(found, value)
     assert found.is_fully_replicated and found.sharding.device_set == {devices[0]}
 
@@ -42,7 +42,7 @@ def test_where_arrays_lie(devices):
     shape = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=there)
     laid_out = put([1.0, 2.0], shape)
     assert laid_out.sharding == there and laid_out.tolist() == [1.0, 2.0]
-    assert committed(laid_out, there) is laid_out
+    assert commit(laid_out, there) is laid_out
     loose = jnp.ones(2)
-    tied = committed(loose, SingleDeviceSharding(devices[0]))
+    tied = commit(loose, SingleDeviceSharding(devices[0]))
     assert tied.committed and tied.unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()

@@ -13,7 +13,7 @@ from fdg import ray_cluster
 from fdg.commands import launch_processes
 from fdg.launching import ray_host
 from fdg.launching.restarting import Ending, Process, ending_of
-from fdg.process_exit import TIED
+from fdg.process_exit import LAUNCHER_PIPE
 from tests.refusing import refused
 
 
@@ -245,7 +245,7 @@ def test_what_is_tied_ends_with_who_started_it(tmp_path):
         f"child = subprocess.Popen([sys.executable, {str(sleeper)!r}], stdin=subprocess.PIPE)\n"
         "print(child.pid, flush=True)\ntime.sleep(60)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), TIED: "1"}
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), LAUNCHER_PIPE: "1"}
     with subprocess.Popen(
         [sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

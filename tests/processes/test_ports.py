@@ -11,7 +11,7 @@ from fdg.processes import ports
 @pytest.mark.parametrize("reset", [False, True])
 def test_who_is_connected_does_not_notice_that_the_other_side_is_gone(reset):
     with ports.listen("localhost", 0) as upstream:
-        port = ports.keep_open(upstream.getsockname())
+        port = ports.forward_to(upstream.getsockname())
         local = socket.create_connection(("localhost", port), timeout=10)
         remote, _ = upstream.accept()
         local.sendall(b"there?")

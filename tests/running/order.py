@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fdg.running.hlo import KINDS, called_by, computations
+from fdg.running.hlo import KINDS, called_computations, computations
 
 _OTHER_NAMES = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "parameter", "constant")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
@@ -87,7 +87,7 @@ def _instructions(lines: Sequence[str]) -> Iterator[_Instruction]:
                 name,
                 operation,
                 tuple(re.findall(r"%([\w.\-]+)", within)),
-                tuple(called_by(line)),
+                tuple(called_computations(line)),
                 body[1] if body else "",
                 int(given),
                 len(re.sub(r"\[[^]]*\]|\{[^}]*\}", "", shape).split(",")),

@@ -13,7 +13,7 @@ import fdg
 import policies
 from fdg.placing.policy import Group
 from fdg.running import many_programs, metrics
-from fdg.running.metrics import capacity
+from fdg.running.metrics import rows_per_buffer
 from tests.compilations import compilations
 from tests.conformance.comparison import assert_same, leaves, plain, ppo
 from tests.tiny import Pupil
@@ -144,7 +144,7 @@ def scalars(count, *lead):
     ],
 )
 def test_rows_of_a_buffer_by_their_size(shapes, expected):
-    assert capacity(shapes) == expected
+    assert rows_per_buffer(shapes) == expected
 
 
 # --- waiting ---

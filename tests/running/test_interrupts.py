@@ -17,9 +17,9 @@ def _as_python_starts():
 def test_the_first_is_delivered_on_leaving():
     done = []
     with pytest.raises(KeyboardInterrupt), DelayedInterrupt() as held:
-        assert not held.caught()
+        assert not held.is_pending()
         signal.raise_signal(signal.SIGINT)
-        assert held.caught()
+        assert held.is_pending()
         done.append("the rest")
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -44,4 +44,4 @@ def test_what_python_does_not_handle_stays_so():
     with DelayedInterrupt() as held:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
-    assert not held.caught()
+    assert not held.is_pending()

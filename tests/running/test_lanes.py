@@ -140,11 +140,11 @@ def test_what_is_promised_keeps_nothing_else():
     made = [Array(), Array()]
     gone = weakref.ref(made[0])
     with lanes.Lanes(["actors"]) as here:
-        first, second = here.deferred("actors", lambda arrays: [made.pop(0), made.pop(0)], 2)([])
+        first, second = here.defer("actors", lambda arrays: [made.pop(0), made.pop(0)], 2)([])
         assert first.array() is gone()
         del first
         second.array()
-        (third,) = here.deferred("actors", lambda arrays: [None], 1)([])
+        (third,) = here.defer("actors", lambda arrays: [None], 1)([])
         third.array()  # the lane has let go of what it did before
         assert gone() is None and second.array() is not None
 

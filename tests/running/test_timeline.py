@@ -13,7 +13,7 @@ import pytest
 import fdg
 import policies
 from fdg.errors import HostError
-from fdg.running.timeline import Timeline, affordable
+from fdg.running.timeline import Timeline, may_watch
 
 TICK = 0.1  # seconds
 
@@ -52,7 +52,9 @@ def wait(count):
 
 def ticks(timeline):
     """`settle`, in ticks."""
-    return {group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.settle().items()}
+    return {
+        group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.busy_at_end().items()
+    }
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_runs_handed_over_together_are_not_counted_twice(timeline):
     acting += wait(1)
     last.comes()
     assert ticks(timeline) == {"actors": acting, "learners": 0}
-    assert timeline.latest() == [last]
+    assert timeline.last_results() == [last]
 
 
 def test_a_run_that_fails_ends(timeline):
@@ -115,7 +117,7 @@ def test_of_many_short_iterations_a_few_are_watched():
     """The first four, then one whenever watching all so far has taken no more than 1% of the time."""
     watched = []
     for i in range(100):  # of 10 ms each and 10 programs, which take 1 ms to watch
-        if affordable(len(watched), 10, i * 0.01 + 1e-6):
+        if may_watch(len(watched), 10, i * 0.01 + 1e-6):
             watched.append(i)
     assert watched == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
 
