@@ -242,7 +242,7 @@ def report(kind: str, half: str) -> None:
     for measured_machine in machines():
         print(f"{measured_machine.name}:")
         rows, num_groups = [], {}
-        for cell, seconds in measured_machine.measured(kind):
+        for cell, seconds in measured_machine.measured_cells(kind):
             if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
                 cluster = measured_machine.calibration.cluster(cell.devices // processes, processes)

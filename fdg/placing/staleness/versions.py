@@ -130,7 +130,7 @@ class BlockRewriter:
             or not jaxprs.bodies(eqn)
         ):
             return eqn
-        inputs = list(dict.fromkeys(jaxprs.vars(eqn.invars)))
+        inputs = list(dict.fromkeys(jaxprs.variables(eqn.invars)))
         live = jaxprs.without_dead_code(jaxprs.build(inputs, outputs, [eqn], checked=False))
         (pruned,) = jaxprs.open_jaxpr(live).eqns
         return eqn if old <= set(values(pruned.invars)) else pruned
