@@ -116,10 +116,10 @@ def diff_lines(mutant: Mutant) -> list[str]:
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
     """Whether a mutant is in the reviewed list.
 
-    Entries match by module and by the text of the changed lines, not by line numbers. A `zip` that only loses
-    `strict=True` is equivalent too, since both sides are equally long.
+    Entries match by module and by the code of the changed lines, without comments and line numbers. A `zip`
+    that only loses `strict=True` is equivalent too, since both sides are equally long.
     """
-    lines = diff_lines(mutant)
+    lines = [line.partition("  #")[0] for line in diff_lines(mutant)]
     removed, added = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)).strip() for sign in "-+"
     )
