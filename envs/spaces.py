@@ -17,7 +17,7 @@ from fdg.errors import FdgError
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
-_MAX_CODES = 64  # integers with a wider range are quantities
+_MAX_CODES = 64  # integers with more possible values are quantities, not codes of categories (`Box.codes`)
 _MIN_IMAGE_SIZE = 3  # pixels per side, for the 3 x 3 convolution
 
 

@@ -38,8 +38,9 @@ class WrapperState(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"WrapperState has no attribute '{name}': the environment inside takes state.env_state; in a"
-            " wrapper with `after`, step calls super().step(keys, state, action)"
+            f"WrapperState has no attribute '{name}': the inner environment's state is state.env_state. If"
+            " your wrapper has `after` and its own step, call super().step(keys, state, action) there, not"
+            " self.env.step"
         )
 
 
@@ -103,8 +104,8 @@ class Wrapper(EnvironmentBase):
         """
         inside: Native = self.env.native
 
-        def see(kept: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
-            inner_state, state = kept
+        def see(memory: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
+            inner_state, state = memory
             inner_state, observation = inside.see(inner_state, start, observation)
             at_start = _apply_to_features(self.begin, observation)
             state, output = _select(

@@ -115,7 +115,10 @@ def _running_address() -> str | None:
 
 def _check_listens(address: str, source: str) -> None:
     if "://" in address:
-        raise FdgError(f"{source}: start this on a machine of the cluster, and give HOST:PORT of its head")
+        raise FdgError(
+            f"{source}: addresses of Ray Client (with ://) are not supported: run this on a machine of the"
+            " cluster, and give HOST:PORT of the cluster's head"
+        )
     host, port = split_address(address, source, "10.0.0.1:6379")
     try:
         socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()

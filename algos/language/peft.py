@@ -83,7 +83,7 @@ def base_name(directory: str | os.PathLike[str]) -> str:
 
 
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
-    """Loads adapters (float32, on the host), and the base's config with them.
+    """Loads LoRA adapters (float32, on the host), and the base's config with their rank and targets.
 
     Raises:
       FdgError: no such folder or file, an unsupported kind of adapter or option, tensors that do not fit the

@@ -203,7 +203,7 @@ def problem_keys(key: jax.Array, iteration: jax.Array, count: int, size: int | N
 
 
 def problem_numbers(key: jax.Array, iteration: jax.Array, count: int, size: int) -> jax.Array:
-    """Numbers, below `size`, of an iteration's problems: `[count]` int32; arguments as for `problem_keys`."""
+    """The indices, below `size`, of an iteration's problems: `[count]` int32; arguments as `problem_keys`."""
     first = iteration * count
     epoch, positions = first // size, first % size + jnp.arange(count)
 

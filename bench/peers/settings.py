@@ -25,7 +25,7 @@ PPO = (
     "LR=2.5e-4 NUM_STEPS=128 UPDATE_EPOCHS=4 NUM_MINIBATCHES=4 GAMMA=0.99 GAE_LAMBDA=0.95 CLIP_EPS=0.2"
     " ENT_COEF=0.01 VF_COEF=0.5 MAX_GRAD_NORM=0.5 ACTIVATION=tanh ANNEAL_LR=True"
 )
-# purejaxql, config/alg: settings that all files share, pqn_cartpole.yaml, pqn_minatar.yaml.
+# From purejaxql's config/alg: settings of all files, then those of pqn_cartpole.yaml and pqn_minatar.yaml.
 PQN = (
     "EPS_START=1.0 EPS_FINISH=0.05 EPS_DECAY=0.1 NORM_TYPE=layer_norm MAX_GRAD_NORM=10 LR_LINEAR_DECAY=True"
     " GAMMA=0.99"

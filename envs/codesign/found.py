@@ -26,7 +26,7 @@ class Designs(NamedTuple):
 
 
 def empty(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
-    """Empty entries, with infinite violation."""
+    """Designs of this leading shape that stand for no design: their violation is infinite."""
     zeros = jnp.zeros(shape)
     return Designs(
         jnp.zeros((*shape, len(problem.decisions())), jnp.int32),

@@ -80,7 +80,7 @@ def encode_problems(problem: Any, tokenizer: Any, system: str, arguments: str, c
         else:
             arrays = jax.jit(jax.vmap(content_and_texts))(np.arange(len(rows), dtype=np.int32)[:, None])
         contents, held_out, texts = jax.tree.map(np.asarray, arrays)
-        held_out = getattr(problem, "held_out", held_out)  # rows may be in a separate file
+        held_out = getattr(problem, "held_out", held_out)  # held-out rows may have a file of their own
     if rows is None:
         rows = [Row(prompt, answer) for prompt, answer in zip(*map(_to_strings, texts), strict=True)]
     prompts, answers, decoded = _encode_rows(

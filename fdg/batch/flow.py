@@ -46,7 +46,7 @@ class Flow:
     equations: tuple[EquationFlow, ...]
     outputs: tuple[Axis, ...]  # the batch axes of its outputs, after `gathered` and `sliced`
     levels: tuple[int, ...]  # the levels of the outputs
-    # for each replicated input: the axis, if all its readers need only each device's part along that axis
+    # for each replicated input: an axis along which each device reads only its own part, or None
     requested_axes: tuple[Axis, ...]
     gathered: tuple[int, ...] = ()  # positions of outputs that are replicated at the end
     sliced: tuple[tuple[int, int], ...] = ()  # (position, axis) of replicated outputs to split at the end

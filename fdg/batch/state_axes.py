@@ -29,14 +29,14 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
 
 
 def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
-    """Copies the axis of each leaf to the leaf that it becomes in the next iteration, as in a history."""
-    predecessors = collections.defaultdict(list)
+    """If an iteration moves a leaf's value to another leaf, as in a history, copies its axis to that leaf."""
+    positions_of_next_value = collections.defaultdict(list)
     for i in range(len(axes)):
-        predecessors[id(jaxpr.outvars[i])].append(i)
+        positions_of_next_value[id(jaxpr.outvars[i])].append(i)
     pending = [i for i, axis in enumerate(axes) if axis is not None]
     while pending:
         leaf = pending.pop()
-        for i in predecessors[id(jaxpr.invars[leaf])]:
+        for i in positions_of_next_value[id(jaxpr.invars[leaf])]:
             if axes[i] is None:
                 axes[i] = axes[leaf]
                 pending.append(i)

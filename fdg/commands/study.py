@@ -116,7 +116,10 @@ def study_of(content: Mapping[str, Any]) -> Study:
         for name, flags in words.items()
     ]
     if len(cells) > _MAX_CELLS:
-        raise FdgError(f"{len(cells):,} cells are more than {_MAX_CELLS:,}: give fewer names")
+        raise FdgError(
+            f"the study has {len(cells):,} cells (budgets x environments x algorithms x variants), more than"
+            f" {_MAX_CELLS:,}: list fewer of them"
+        )
     cells_by_name: dict[str, StudyCell] = {}
     for cell in cells:
         if cell.name in cells_by_name:

@@ -57,11 +57,11 @@ class OnRay:
         usable = self._usable_nodes()
         if nodes is not None and nodes > len(usable):
             texts = [_node_text(node, self._process_resources()) for node in self._alive_nodes()]
-            resources = ", ".join(texts) or "none"
+            resources = ", ".join(texts) or "no nodes"
+            fewer = f"use --nodes {len(usable)}, or " if usable else ""
             raise FdgError(
-                f"--nodes {nodes}: {len(usable)} nodes of the Ray cluster at {self.address} have room"
-                f" ({resources}): use --nodes {max(1, len(usable))}, or add nodes with"
-                f" `ray start --address {self.address}`"
+                f"--nodes {nodes}: {len(usable)} nodes of the Ray cluster at {self.address} have room (it has"
+                f" {resources}): {fewer}add nodes with `ray start --address {self.address}`"
             )
         if not usable:
             raise FdgError(

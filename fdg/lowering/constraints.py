@@ -96,7 +96,7 @@ class _Rewriter:
     """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once."""
 
     def __init__(self, mesh: Mesh, sharded: bool = False):
-        self.mesh, self.sharded = mesh, sharded
+        self.mesh, self.has_sharded_parameters = mesh, sharded
         self._cache: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
 
     def rewrite(
@@ -173,13 +173,19 @@ class _Rewriter:
         for step in flow.equations:
             axes.update(zip(step.eqn.outvars, step.results, strict=True))
             invars = read_operands(step.eqn.invars, step)
-            for i in weights.gathered_operands(step) if self.sharded else ():
+            for i in weights.gathered_operands(step) if self.has_sharded_parameters else ():
                 invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
-            operand_dims, result_dims = replicated_dimensions(step) if self.sharded else ({}, {})
+            operand_dims, result_dims = (
+                replicated_dimensions(step) if self.has_sharded_parameters else ({}, {})
+            )
             for i, replicated in operand_dims.items():
                 invars[i] = add_constraint(invars[i], step.operands[i], replicated)
             eqn = step.eqn.replace(invars=invars)
-            bodies = jaxprs.bodies(step.eqn) if step.bodies and (self.sharded or not step.local) else ()
+            bodies = (
+                jaxprs.bodies(step.eqn)
+                if step.bodies and (self.has_sharded_parameters or not step.local)
+                else ()
+            )
             rewritten = [
                 self.rewrite(
                     body_flow,
@@ -188,7 +194,7 @@ class _Rewriter:
                 )
                 for body, body_flow in zip(bodies, step.bodies, strict=False)
             ]
-            if self.sharded:
+            if self.has_sharded_parameters:
                 new_specs = weights.result_specs(step, specs_of, [specs for *_, specs in rewritten])
                 specs_of.update(zip(step.eqn.outvars, new_specs, strict=True))
             if eqn.primitive is boundary_p:
@@ -239,9 +245,9 @@ class _Rewriter:
                 replicated |= replicated_operands.difference(step.gathered)
             pins.update(jaxprs.variables(atoms[i] for i in positions))
             sliceable.update(jaxprs.variables(atoms[i] for i in positions & replicated))
-        # XLA removes calls that return an operand, and slices that undo a concatenation. So a gathered value
-        # that is then sliced may be an alias of an earlier value, whose other readers would get the slice.
-        # Therefore these earlier values are constrained too.
+        # XLA removes calls that return an operand, and slices that undo a concatenation. Then a value that we
+        # gather and slice is the same value in XLA as an earlier one, and the sharding of the slice would
+        # spread to other readers of the earlier value. Therefore earlier values are constrained too.
         for step in reversed(flow.equations):
             if sliceable.intersection(step.eqn.outvars):
                 operands = zip(step.eqn.invars, step.operands, strict=True)
@@ -267,7 +273,7 @@ class _Rewriter:
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
             axis = None  # not divisible; a fragment's batch is always divisible in a plan
         sharding = batch_sharding(self.mesh, axis)
-        if self.sharded:
+        if self.has_sharded_parameters:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
             for dimension in replicated:
                 entries[dimension] = None
@@ -287,7 +293,7 @@ class _Rewriter:
         tiles = tiles_of(step.eqn)
         function = run_untiled if tiles is None else tiled_function(step.bodies[0], count, tiles)
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
-        stays_split = self.sharded and step.eqn.primitive is rowwise_p
+        stays_split = self.has_sharded_parameters and step.eqn.primitive is rowwise_p
         if stays_split:
             function = functools.partial(_call_keeping_nan, function)
         run = jax.shard_map(

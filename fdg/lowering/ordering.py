@@ -54,12 +54,14 @@ def order_collectives(
 def hoist_batch_reductions(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """Hoists batch reductions that depend on no carried value out of loops: one collective for all trips.
+    """Hoists batch reductions out of loops if they depend on no carried value: one collective for all trips.
 
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
     Takes the arguments of `order_collectives`.
     """
-    flow = follow(jaxpr, axes, devices, output_axes)  # the same object for many numbers of devices
+    flow = follow(
+        jaxpr, axes, devices, output_axes
+    )  # cached: equal flows are one object, a key of `_HOISTED`
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
 
 
@@ -69,7 +71,8 @@ _HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
-    # Hoisting other collectives, such as those that shuffle samples, would run them twice.
+    # Operands of a hoisted sum are computed twice, before the loop and in it. Other collectives, such as
+    # those that shuffle samples, stay in the loop with the sums that depend on them, to run only once.
     collectives = {
         id(s.eqn)
         for s in steps
@@ -131,14 +134,14 @@ class _Pending:
         return not self.dependents.isdisjoint(jaxprs.variables(atoms))
 
     def result_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
-        """The result on which a value with this batch axis can depend; an empty list if there is none."""
+        """The result on which a value with this batch axis can depend, as a list of at most one."""
         return [result for result in self.results if _can_depend_locally(v, axis, *result)][:1]
 
 
 def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
     """Makes one `_Pending` for an equation, or one for each result if it is a call with collectives.
 
-    Prefers floats to integers, such as a loop's counter. Skips results that are not in `read`, the variables
+    Floats come before integers, such as a loop's counter. Skips results that are not in `read`, the variables
     that some equation reads, because XLA would compute these results only for the dependency.
     """
     dependents = _dependent_results(step, set(), collectives=True)

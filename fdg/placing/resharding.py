@@ -2,13 +2,14 @@
 
     training    batch 2, model 4    kernel [64, 32] split over model: each device has a quarter
     generation  batch 4, model 2    the same devices in rows of two; kernel split over model: half each
-    both        batch 2, g 2, j 2   a common mesh: training splits over (g, j), generation over (g)
+    common mesh batch 2, g 2, j 2   model is (g, j) in training; model is g and batch (batch, j) in generation
     change      all-gather along j in groups of 2; back by slicing, without communication
 
-If the old axes of each dimension begin with its new axes, each device's old part lies within its new part.
-Then parts are all-gathered in small groups, and nothing else moves. This is the zero-redundancy resharding
-of Sheng et al. (arXiv 2409.19256, section 5.3). `scheduling.unsharding` then gathers parameters just before
-their use, leaf by leaf, and frees the old parts; after the last use, it slices the leaves back.
+The new axes of each dimension may be a prefix of its old axes, as (g,) is of (g, j). Then each device's new
+part contains its old part, parts are all-gathered in small groups, and nothing else moves. This is the
+zero-redundancy resharding of Sheng et al. (arXiv 2409.19256, section 5.3). `scheduling.unsharding` then
+gathers parameters just before their use, leaf by leaf, and frees the old parts; after the last use, it slices
+the leaves back.
 """
 
 import dataclasses
@@ -132,7 +133,7 @@ class Change:
         return self.source.number // self.target.number if self.kind == GATHER else 1
 
     def arriving(self, size: int) -> int:
-        """The bytes that arrive on all devices, for an array of `size` bytes."""
+        """The bytes that arrive, summed over all devices, for an array of `size` bytes."""
         part = size // self.target.number
         local = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
         return (part - local) * self.target.devices
@@ -141,8 +142,9 @@ class Change:
         """The maximum bytes that a device needs temporarily, besides its old and its new part.
 
         Slicing needs none. Gathering along the first dimension needs none, because the parts are contiguous.
-        Gathering along another dimension needs the result before it is transposed, and gathering along
-        several dimensions the intermediate results. For an exchange, XLA may materialise the whole array.
+        Gathering along another dimension needs a second buffer, for the result before its transposition.
+        Gathering along several dimensions needs the intermediate results. For an exchange, XLA may
+        materialise the whole array.
         """
         if self.kind == EXCHANGE:
             return size

@@ -83,7 +83,7 @@ _BEGINNINGS = {  # of the sentences about unequal properties
     "repeated": "runs of one side have the same seed, and are no independent seeds",
     "staleness": "staleness differs",
     "lag": "lag differs, in micro-batches",
-    "sweep": "points of a sweep, of which the best is chosen by its own result",
+    "sweep": "sides are points of a sweep, and choosing the best by these returns favours it",
     "versions": "versions differ",
     "unfinished": "runs have not ended",
 }

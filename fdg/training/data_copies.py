@@ -61,7 +61,7 @@ def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) 
 
 
 def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """The value of the field `dataset` if the copy in the run's directory replaces the data set; else empty.
+    """`{"dataset": folder}` if the copy in the run's directory replaces the original data set; else `{}`.
 
     The copy of a data set above 64 MiB has only metadata, which suffices to act and resume. The copy is used
     if the original is missing or has changed.

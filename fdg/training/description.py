@@ -59,7 +59,7 @@ def rebuild_algorithm(config: Mapping[str, Any], resolver: NameResolver, label: 
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{label} was trained from Python with an algorithm that config.json cannot describe"
-            f" ({config.get('algo')}{_undescribed_part(config, resolver)}): give it, with algorithm=..."
+            f" ({config.get('algo')}{_undescribed_part(config, resolver)}): give it as algorithm=..."
         )
     with _explain_unfit(label):
         cls = resolver.algorithm_class(config["algo"])
@@ -77,7 +77,9 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
         name, parameters = resolver.environment(config.get("env") or "")
         envs.make(name, **parameters)
     except FdgError:
-        name_text = f"{config['env']!r:.60}, which no name makes" if config.get("env") else "without a name"
+        name_text = (
+            f"{config['env']!r:.60}, which envs.make does not know" if config.get("env") else "without a name"
+        )
         return f" in an environment of its own, {name_text}"
     return ", perhaps with your own network or environment wrapper"
 

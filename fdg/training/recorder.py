@@ -158,13 +158,13 @@ class LostEpisodes:
     def __init__(self, env: Any, last_row: Mapping[str, Any] | None = None):
         # From the last row that an earlier session wrote to `metrics.jsonl`.
         self._earlier = int((last_row or {}).get("lost_episodes") or 0)
-        self._counts = isinstance(env, host.HostEnvironment) and env.restarts > 0
+        self._is_counting = isinstance(env, host.HostEnvironment) and env.restarts > 0
         self._start = host.losses()
         self._failures = self._episodes = 0
 
     def row(self) -> dict[str, int]:
         """Counts, and returns the entry for a row of metrics. A collective: all processes call it."""
-        if not self._counts:
+        if not self._is_counting:
             return {}
         losses = host.losses()
         local_counts = losses.failures - self._start.failures, losses.episodes - self._start.episodes
@@ -173,7 +173,7 @@ class LostEpisodes:
 
     def summary(self) -> dict[str, int]:
         """The entry for `summary.json`, with the count at the last `row`."""
-        return {"lost_episodes": self._earlier + self._episodes} if self._counts else {}
+        return {"lost_episodes": self._earlier + self._episodes} if self._is_counting else {}
 
     def line(self) -> str:
         """The message at the end of this session, by the counts at the last `row`; "" if none was lost."""
@@ -231,7 +231,7 @@ class Recorder:
         self.iteration_s = 0.0  # seconds per iteration in the last recorded call
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
-        # The largest age in updates of tokens with a weight; empty without a stream or without staleness.
+        # The bound on the age of tokens with a weight, in updates; empty if no token can be older than 0.
         stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
         self._eta = {}

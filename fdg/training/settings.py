@@ -43,8 +43,8 @@ class Names:
     )
     preset: str | None = setting(
         None,
-        "tuned hyperparameters to start from: name of an environment or of a family of them; none: the"
-        " algorithm's defaults (None: the preset for the environment)",
+        "tuned hyperparameters to start from: name of an environment or of a family of them; none: no"
+        " preset, so the algorithm's defaults (if not given: the preset for the environment)",
         kept=False,
         flag=str,  # "none" is a name here, not None
     )
@@ -139,8 +139,8 @@ class Settings:
     )
     search: str | None = setting(
         None,
-        "search space of --optuna: choices, num_steps=64,128 (of tuples: hidden=64,64/128,128), or a range,"
-        " learning_rate=log:1e-4..1e-2 (None: nothing)",
+        "search space of --optuna. Choices: num_steps=64,128; choices of tuples: hidden=64,64/128,128;"
+        " a range: learning_rate=log:1e-4..1e-2 (None: nothing is searched)",
         words=True,
     )
     halving: bool = setting(

@@ -123,7 +123,7 @@ def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
             fits = all(batch_size % multiple == 0 for batch_size in sizes)
         except FdgError:
             fits = False
-        suffix = "" if fits else f", and --num-prompts whose batches are multiples of {size}"
+        suffix = "" if fits else f", and a --num-prompts that makes all batches multiples of {size}"
         return (
             f"{len(group)} of {num_devices} devices work in {listed(names, 'and')}, whose batch is the"
             f" micro-batch of {micro_batch}: give --micro-batch {size}{suffix}"

@@ -432,7 +432,7 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
 def test_an_environment_that_no_name_makes_is_said_to_be_the_reason(tmp_path):
     run = fitted(tmp_path / "run", algos.A2C(env=corridor(), num_envs=2), iterations=1)
     said = refused(lambda: fdg.load(run.path))
-    assert "(a2c in an environment of its own, 'corridor', which no name makes): give it" in said
+    assert "(a2c in an environment of its own, 'corridor', which envs.make does not know): give it" in said
 
 
 def test_a_tuple_that_is_the_only_choice():

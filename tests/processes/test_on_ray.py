@@ -197,7 +197,8 @@ def test_a_signal_reaches_all(run):
 
 def test_nodes_without_room(run):
     with pytest.raises(
-        FdgError, match=r"--nodes 3: 2 nodes .* at here:1 have room \(n0: 4 CPU, n1: 4 CPU\): use --nodes 2"
+        FdgError,
+        match=r"--nodes 3: 2 nodes .* at here:1 have room \(it has n0: 4 CPU, n1: 4 CPU\): use --nodes 2",
     ):
         run(Cluster(), nodes=3)
     with pytest.raises(FdgError, match=r"no node of the Ray cluster at here:1 has 8 CPUs"):

@@ -275,8 +275,8 @@ def _run(
     """Runs `fdg.train` in forks of this process, and sends them the signal.
 
     Returns:
-      The exit status, and the CPU seconds, as mean over processes. The status is that of the first process
-      with the signal that failed, else of the first process that failed, else 0; -1 if a process hangs.
+      The exit status, and the CPU seconds, as mean over processes. The status is that of the first failed
+      process among those that got the signal, else among all processes; 0 if none failed; -1 if one hangs.
     """
     cache = ["--program-cache", str(cache_folder.absolute())]
     children = [_fork([*flags, *cache], float64) for flags in flags_by_process]
