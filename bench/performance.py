@@ -41,7 +41,10 @@ def _peer_section(peers: Mapping[str, Figures], pictures_drawn: Sequence[Path]) 
     by_peer: dict[str, list[Figures]] = {}
     for figures in peers.values():
         by_peer.setdefault(figures["peer"], []).append(figures)
-    parts = ["## Compared with other trainers", _picture("ratios", "ratios to the speed of others", pictures_drawn)]
+    parts = [
+        "## Compared with other trainers",
+        _picture("ratios", "ratios to the speed of others", pictures_drawn),
+    ]
     parts += [
         _picture(path.stem, f"steps/s, {path.stem}", pictures_drawn)
         for path in pictures_drawn
