@@ -260,7 +260,7 @@ def initial_recollection(self: Any, num_envs: int) -> Any:
 
 
 def zero_actions(self: Any, num_envs: int) -> jax.Array:
-    """Zeros `[B, *action]` of the shape and dtype of actions between fragments."""
+    """Zero actions `[B, *action]`, with the shape and dtype in which fragments pass actions."""
     space = self.env.action_space
     return jnp.zeros((num_envs, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
 

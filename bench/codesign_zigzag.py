@@ -6,7 +6,8 @@
 
 This writes tests/codesign/zigzag.json, with which a test compares our model. Without --python, the command
 only compares our model with that file.
-ZigZag searches loop orders for the same arrays, with the same buffers, bandwidths and energies.
+ZigZag searches loop orders for the same grids of processing elements, with the same buffers, bandwidths and
+energies.
 """
 
 import json
@@ -23,7 +24,7 @@ from envs.codesign import cost, exports, layers, networks
 
 RESULTS = harness.ROOT / "tests/codesign/zigzag.json"
 MEMORY = {"buffer_bytes": 2**18, "noc_bytes_per_cycle": 64, "dram_bytes_per_cycle": 16}
-ARRAYS = {"dla": (64, 16), "shi": (16, 16), "rs": (12, 14)}
+PE_GRIDS = {"dla": (64, 16), "shi": (16, 16), "rs": (12, 14)}  # rows and columns, by dataflow template
 _DRIVER = """
 import json, logging, sys
 from zigzag.api import get_hardware_performance_zigzag as run
@@ -52,7 +53,7 @@ def sampled_layers() -> list[tuple[str, layers.Layer]]:
 
 def run_zigzag(python: str, template: str) -> list[dict]:
     """ZigZag's cost of each layer."""
-    chip, sample = exports.Chip(template, *ARRAYS[template], **MEMORY), sampled_layers()
+    chip, sample = exports.Chip(template, *PE_GRIDS[template], **MEMORY), sampled_layers()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for i, (_, layer) in enumerate(sample):
@@ -73,7 +74,7 @@ def compare_cases(cases_of_zigzag: list[dict]) -> list[dict]:
     """ZigZag's cases with the figures of our model, and the term that bounds our latency."""
     by_name = dict(sampled_layers())
     cases = []
-    for template, (rows, columns) in ARRAYS.items():
+    for template, (rows, columns) in PE_GRIDS.items():
         of_template = [case for case in cases_of_zigzag if case["template"] == template]
         chip = cost.sub_accelerator(template, rows=rows, columns=columns, **MEMORY)
         chips = jax.tree.map(lambda x: x[None], chip)
@@ -92,7 +93,7 @@ def compare_cases(cases_of_zigzag: list[dict]) -> list[dict]:
 
 
 def agreement(cases: list[dict]) -> dict[str, float]:
-    """Rank correlations, the median absolute error of latency, and the number of cases whose MACs differ."""
+    """Rank correlations, the median relative error of latency, and the number of cases whose MACs differ."""
     latency, energy = (
         np.asarray([[case[f"our_{key}"], case[key]] for case in cases]).T
         for key in ("latency_cycles", "energy_pj")
@@ -111,11 +112,11 @@ def main() -> None:
     parser.add_argument("--python", type=harness.interpreter, help="an interpreter with ZigZag")
     python = parser.parse_args().python
     if python:
-        results = [row for template in ARRAYS for row in run_zigzag(python, template)]
+        results = [row for template in PE_GRIDS for row in run_zigzag(python, template)]
         RESULTS.write_text("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
     cases = compare_cases(json.loads(RESULTS.read_text()))
     scores = {
-        name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*ARRAYS, "all")
+        name: agreement([x for x in cases if name in (x["template"], "all")]) for name in (*PE_GRIDS, "all")
     }
     head = ("arrays", "cases", "MACs differ", "Spearman: latency", "energy", "median error of latency")
     rows = [

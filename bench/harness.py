@@ -125,7 +125,7 @@ class Spread:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The entries of a ratio in files of results."""
+        """This spread, of ratios, as entries of a JSON file of results."""
         return {"ratio": self.median, "ratio_middle_half": [self.low, self.high]}
 
 

@@ -41,9 +41,9 @@ def logits(file: str) -> dict[str, np.ndarray]:
             if padded:
                 log_probs = torch.log_softmax(output[:, :-1], dim=-1)
                 log_probs = log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0]
-                continues = torch.from_numpy(mask[:, :-1])
+                has_next = torch.from_numpy(mask[:, :-1])  # padding is on the left
                 model.zero_grad()
-                (-(log_probs * continues).sum() / continues.sum()).backward()
+                (-(log_probs * has_next).sum() / has_next.sum()).backward()
                 for name, parameter in model.named_parameters():
                     results[f"{key} gradient {name}"] = projections(parameter.grad.numpy(), name)
     return results

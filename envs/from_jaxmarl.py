@@ -60,7 +60,7 @@ _COMMON_ARGUMENTS = ("max_steps", "dt", "damping", "contact_force", "contact_mar
 
 @dataclasses.dataclass(frozen=True)
 class ParticleEnvironment:
-    """A `SingleEnvironment` of several agents: JaxMARL's name and overrides."""
+    """A `SingleEnvironment` with several agents, by JaxMARL's name and overrides of its constructor."""
 
     name: str
     agent_identity: bool | None = None  # append the agent's one-hot index; None: if agents differ
@@ -204,7 +204,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _mpe() -> Any:
-    """JaxMARL's module of MPE; imports it, also while JAX traces."""
+    """JaxMARL's module of MPE; imports it, possibly during a trace."""
     with importing("environments 'MPE_...' need", "JaxMARL", "jaxmarl"):
         from jaxmarl.environments import mpe
         from jaxmarl.environments.mpe import simple_crypto
@@ -230,7 +230,7 @@ def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
         with converting_errors(f"environment '{name}'", "JaxMARL", overrides):
             env = constructor(**dict(overrides))
         replace_pytree_arrays(env)
-    # Not under ensure_compile_time_eval: JaxMARL's cached programs would keep the arrays allocated.
+    # In `ensure_compile_time_eval`, JaxMARL's jitted functions would capture arrays and keep them allocated.
     with jax.numpy_rank_promotion("allow"):
         observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     spaces = [env.action_space(agent) for agent in env.agents]

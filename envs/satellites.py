@@ -53,8 +53,8 @@ def trace(
             operands = closed.consts
         elif [x.shape for x in closed.consts] != [x.shape for x in operands]:
             raise FdgError(
-                f"environment '{name}': acts=True needs an actor whose arrays do not depend on the number of"
-                " environments, because each worker has only some of them: leave out acts=True"
+                f"environment '{name}': acts=True needs an actor whose constants have the same shapes for any"
+                " number of environments, because each worker runs some of them: leave out acts=True"
             )
 
         def run(operands: Any, *arguments: Any, jaxpr: Any = closed.jaxpr) -> Any:

@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Whether Ctrl-C ends this process."""
+    """Whether `install` was called, so that a thread of ours handles Ctrl-C."""
     return _installed
 
 

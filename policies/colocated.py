@@ -24,17 +24,20 @@ class Colocated(ShardsParameters):
     Attributes:
       generation_parallel: number of devices over which parameters are split in generation, a divisor of
         `model_parallel`; None: as many as in training, in one program.
-      rewards: number of devices for the role `reward`, from the first; 1 for a reward on the host; None: all.
+      rewards: number of devices for the role `reward`, from the first; None: all. Use 1 for a reward on the
+        host.
     """
 
     generation_parallel: int | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "devices that split parameters in generation, fewer than in training; None: as many"
+            "help": "devices over which parameters are split in generation, fewer than in training; None: as"
+            " many"
         },
     )
     rewards: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices that compute rewards, 1 for a reward on the host; None: all"}
+        default=None,
+        metadata={"help": "devices that compute rewards; None: all; use 1 for a reward on the host"},
     )
 
     def __post_init__(self) -> None:

@@ -24,13 +24,13 @@ class Split(Lags):
       staleness: age of the actors' parameters in iterations; 0 is synchronous.
 
     `lag` (`Lags`) is the staleness in micro-batches. `model_parallel` and `parameters` (`ShardsParameters`)
-    apply to the learners.
+    apply to the learners, and to the actors if `generation_parallel` is above 1.
     """
 
     actors: int | None = group_size(None, "devices that generate; None: the rest")
     learners: int = group_size(1, "devices that train")
     generation_parallel: int = dataclasses.field(
-        default=1, metadata={"help": "devices that split parameters to generate"}
+        default=1, metadata={"help": "devices over which parameters are split for generation"}
     )
     rewards: int | None = dataclasses.field(
         default=None, metadata={"help": "devices of the reward alone; None: those that generate"}

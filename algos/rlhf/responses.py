@@ -82,7 +82,7 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
-    If `judged` by a function or model, which may give no reward, a metric is the share without a reward.
+    `judged`: a function or model gives rewards, or none; then a metric is the share without a reward.
     """
     own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     rewarded = has_reward(responses)

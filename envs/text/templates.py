@@ -197,7 +197,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         def wrapper(*args: Any, **kwargs: Any) -> str:
             fields = list(string.Formatter().parse(value.__self__))
             if not all(_ALLOWED_FIELD.fullmatch(field[2] or "") for field in fields):
-                raise SecurityError("wide or computed fields are not supported")
+                raise SecurityError("str.format supports no widths above two digits or from arguments")
             before = self.units_left
             self.weigh(value.__self__, args, kwargs)
             self.pay(len(fields) * (before - self.units_left))

@@ -145,7 +145,10 @@ def _check_content(content: dict[str, Any], file: str) -> None:
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys and values of all leaves. Recursion is safe: `json_object` allows at most 64 levels."""
+    """The keys and values of all leaves. Keys of mappings, and lists, count as leaves too.
+
+    Recursion is safe: `json_object` allows at most 64 levels.
+    """
     if isinstance(node, dict):
         yield from itertools.chain.from_iterable(_leaves(value, name) for name, value in node.items())
         yield from (("", name) for name in node)
@@ -175,7 +178,8 @@ def _growth_bound(step: dict[str, Any], require: Any) -> float:
     kind, pattern = step.get("type"), step.get("pattern")
     content = step.get("content", step.get("prepend", ""))
     require(
-        isinstance(content, str) and len(content) <= _MAX_CONTENT, f"a {quoted(kind)} puts {quoted(content)}"
+        isinstance(content, str) and len(content) <= _MAX_CONTENT,
+        f"a {quoted(kind)} inserts {quoted(content)}, not a string of at most {_MAX_CONTENT} characters",
     )
     charsmap = step.get("precompiled_charsmap")
     if isinstance(charsmap, str):

@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
-        """The tokens of each row's prompt, up to the start of its answer, and of its answer.
+        """For each row, the tokens of its prompt, which ends where the answer begins, and of its answer.
 
         Args:
           rows: problems; an answer of None has no tokens.
@@ -75,7 +75,7 @@ class Tokenizer(Protocol):
         """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number, 0 for special tokens."""
 
     def opening_blanks(self) -> np.ndarray:
-        """`[V] int32`: the number of bytes that a token loses as the first token of a text."""
+        """`[V] int32`: the number of leading blanks that decoding drops from a token at a text's start."""
 
 
 @checked_names
@@ -219,7 +219,7 @@ class HuggingFaceTokenizer:
     @property
     def stops(self) -> tuple[int, ...]:
         """The tokenizer's end-of-sequence token, which also ends turns of its chat template, and the tokens
-        of `generation_config.json`.
+        of `generation_config.json` and `config.json`.
 
         Raises:
           FdgError: the checkpoint defines none.
@@ -262,8 +262,8 @@ class HuggingFaceTokenizer:
         without a template, one line per message after the library's begin tokens.
 
         Prompt and answer are encoded together as one text; the answer's tokens follow the prompt's. If the
-        encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded by itself
-        or after another character, whichever decodes to the same text.
+        encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded alone, or
+        after an anchor character that is then removed: the first way that decodes to the joint text.
         """
         has_template = self.chat_template is not None or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
@@ -303,7 +303,7 @@ class HuggingFaceTokenizer:
         return encoding.ids, encoding.offsets
 
     def _encode_after(self, before: list[int], joint: list[int], answer: str) -> list[int]:
-        """Encodes an answer after prompt tokens with which the joint encoding does not begin."""
+        """Encodes an answer if `joint`, the tokens of prompt and answer, does not begin with the prompt's."""
         text = self.decode(joint)
         for anchor in ("", "\n", "a", "1", "."):
             start, ids = self.encode(anchor), self.encode(anchor + answer)

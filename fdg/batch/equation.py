@@ -30,7 +30,7 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
         return gather_all
     rule = RULES.get(eqn.primitive.name)
     result = rule(eqn, list(operands)) if rule else None
-    if result is None or any(count % unit for count in result.divided):
+    if result is None or any(count % unit for count in result.multiples):
         return gather_all
     split_results = [(v, axis) for v, axis in zip(eqn.outvars, result.axes, strict=True) if axis is not None]
     if any(shape_of(v)[axis] % unit for v, axis in split_results):

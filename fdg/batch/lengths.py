@@ -47,7 +47,7 @@ def lengths_of(jaxpr: Any) -> frozenset[int]:
 def lengths_of_equation(eqn: Any) -> set[int]:
     """The lengths of all axes in one equation."""
     lengths = set(_axis_lengths((*eqn.invars, *eqn.outvars)))
-    # The numbers of groups, such as `feature_group_count`, which rules return as `divided`.
+    # The numbers of groups, such as `feature_group_count`, which rules return as `multiples`.
     lengths.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
     for body in jaxprs.bodies(eqn):
         lengths |= lengths_of(body.jaxpr)

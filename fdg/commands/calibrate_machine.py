@@ -106,8 +106,8 @@ def calibration_table(calibration: Calibration) -> str:
     fitted_rows = [
         (f"{group}: {name}", f"{value:.3g}", f"{defaults[name]:.3g}")
         for group, defaults, values in (
-            ("joined", JOINED[kind.platform], kind.joined),
-            ("lost", default_overheads, dataclasses.asdict(kind.overheads)),
+            ("after fusion", JOINED[kind.platform], kind.joined),
+            ("overhead", default_overheads, dataclasses.asdict(kind.overheads)),
         )
         for name, value in values.items()
         if value != defaults[name]

@@ -158,7 +158,7 @@ def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
         return ()
     if not isinstance(spec, str | tuple | list | PartitionSpec):
         raise PlanError(
-            f"parameters: rule '{pattern}' splits {quoted(spec)}: give '{BATCH}', '{MODEL}', or a"
+            f"parameters: rule '{pattern}' has the sharding {quoted(spec)}: give '{BATCH}', '{MODEL}', or a"
             " PartitionSpec"
         )
     entries = spec if isinstance(spec, str) else tuple(tuple(e) if isinstance(e, list) else e for e in spec)
@@ -205,8 +205,8 @@ def check_policy(policy: Any) -> None:
         raise PlanError(
             f"{policy.__name__} is a module, not a policy: use a value such as policies.GPUOnly()"
         )
-    if network := aliases.not_a_policy(policy):
-        raise PlanError(f"policy {network} (a policy says which devices each fragment runs on)")
+    if reason := aliases.not_a_policy(policy):
+        raise PlanError(f"policy {reason} (a policy says which devices each fragment runs on)")
     if isinstance(policy, str):
         try:
             importlib.import_module("fdg.policies").get(policy)
@@ -217,7 +217,9 @@ def check_policy(policy: Any) -> None:
             f" a value such as policies.GPUOnly()"
         )
     if not callable(getattr(policy, "place", None)):
-        by_name = "; give total_steps, say, by name" if isinstance(policy, int | float) else ""
+        by_name = (
+            f"; name other arguments, as in total_steps={policy}" if isinstance(policy, int | float) else ""
+        )
         if callable(getattr(policy, "iterate", None)):
             raise PlanError(f"{quoted(policy)} is an algorithm, not a policy: exchange the two arguments")
         raise PlanError(
@@ -248,8 +250,8 @@ def checked_devices(devices: Any) -> list[Any]:
         available = jax.devices()
         if not 1 <= devices <= len(available):
             raise PlanError(
-                f"devices={devices}: there are {len(available)}: on a CPU, call"
-                f" fdg.host_devices({max(1, devices)}) before JAX starts to have more"
+                f"devices={devices}: there are {len(available)}: to have more on a CPU, call"
+                f" fdg.host_devices({max(1, devices)}) before JAX starts"
             )
         return available[:devices]
     if isinstance(devices, str | bytes | os.PathLike) or not np.iterable(devices):

@@ -30,7 +30,7 @@ def upload(folder: Path, name: str) -> str:
         hub.HfApi().create_repo(name, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Add a packed run of fdg")
     except Exception as error:
-        raise _hub_error(f"--push {name} failed; {folder} is complete", error) from error
+        raise _hub_error(f"--push {name} failed; the packed folder {folder} is complete", error) from error
     return f"{SCHEME}{name}"
 
 

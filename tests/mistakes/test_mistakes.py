@@ -227,7 +227,7 @@ MISTAKES = {
     "steps as policy": (
         lambda: fdg.fit(ppo(), 10_000),
         "10000 is not a policy",
-        "give total_steps, say, by name",
+        "name other arguments, as in total_steps=",
     ),
     "a policy that places numbers": (lambda: place(policy=Roleless()), "returned {'actor': 0}", "fdg.Group"),
     "numbers as devices": (lambda: place(devices=[0, 1]), "devices[0] is 0", "jax.devices()[:2]"),

@@ -43,7 +43,7 @@ def test_rules(given, rules):
         ([frozenset(["a", "b"])], "is not a pair"),  # in no order
         ([("(", "batch")], "'(' is not a regular expression"),
         ([(None, "batch")], "None is not a regular expression"),
-        ([("a", 3)], "rule 'a' splits 3: give 'batch', 'model', or a PartitionSpec"),
+        ([("a", 3)], "rule 'a' has the sharding 3: give 'batch', 'model', or a PartitionSpec"),
         ([("a", "rows")], "splits over 'rows'"),
         ([("a", "batch+")], "splits over ''"),
         ([("a", (None, 2))], "splits over '2'"),

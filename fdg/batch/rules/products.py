@@ -55,7 +55,7 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         return None if has_unknown else _product(eqn, *roles)
     # `vmap` turns kernels that differ by row into groups: their axis is split, and so are the groups.
     if operands == [lhs[1] if features > 1 else lhs[0], rhs[0]]:
-        return RuleResult((out[1],), local=True, divided=(groups,))
+        return RuleResult((out[1],), local=True, multiples=(groups,))
     return RuleResult((out[0],)) if batches == 1 and operands == [lhs[0], None] else None
 
 

@@ -16,7 +16,8 @@ class RuleResult(NamedTuple):
     reduced: bool = False  # True if each device has a summand of the results, which are all-reduced
     # True to run each device's part in a `shard_map`, because XLA's partitioner would communicate needlessly
     local: bool = False
-    divided: tuple[int, ...] = ()  # values of parameters that the number of devices must divide
+    # numbers of the equation that must be multiples of the number of devices, such as `feature_group_count`
+    multiples: tuple[int, ...] = ()
 
 
 Rule = Callable[[Any, list[Axis]], RuleResult | None]
@@ -52,7 +53,10 @@ def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def except_axes(*names: str) -> Rule:
-    """Rule for operations that need the axes `params[name]` (or the last) whole, and keep other axes."""
+    """Rule for operations that cannot be split along some axes, and keep the others.
+
+    These axes are `params[name]` for the first of `names` that the equation has; without one, the last axis.
+    """
 
     def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         axes = next((eqn.params[name] for name in names if name in eqn.params), -1)

@@ -8,6 +8,8 @@ printed schedule has donated inputs in brackets:
     learners: learn([e], d) -> f
     learners -> actors: f, for the next iteration
     carry f to a on actors, c to b on actors, f to e on learners
+
+`lends to` in place of `->` frees the source's copy, which comes back after its last use (`unsharding`).
 """
 
 import collections
@@ -93,7 +95,7 @@ class Move:
     pairs: tuple[tuple[Value, Value], ...]
     sources: tuple[str, ...]  # the fragments that compute the values
     targets: tuple[str, ...]  # the fragments that use the values
-    delay: str = ""  # "" if used in the same trip; "step" or "iteration" if used in the next
+    delay: str = ""  # "step": used in the loop's next trip; "iteration": in the next one; "": in this trip
     freed: frozenset[int] = frozenset()  # positions of the values that the source does not use afterwards
     # the resharding of each pair if both groups are on the same devices; else empty
     changes: tuple[Change, ...] = ()
@@ -196,7 +198,7 @@ def _lines(steps: Sequence[Step], names: VariableNames) -> Iterable[str]:
         elif isinstance(step, Move):
             delay = f", for the next {step.delay}" if step.delay else ""
             values = names.listed(a.variable for a, _ in step.pairs)
-            verb = " lends " if step.donates else " -> "
+            verb = " lends to " if step.donates else " -> "
             yield f"{step.source}{verb}{step.target}: {values}{delay}"
         else:
             initial = (f"{names(b.variable)}={names(a.variable)}" for a, b in step.enter if a is not b)

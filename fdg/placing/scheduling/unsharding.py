@@ -9,9 +9,9 @@ iterations:
 If the parts can be gathered (`placing.resharding`), only the group with the smaller parts keeps the leaf. It
 lends the leaf to the other group for its use. Fully sharded data parallelism does the same for each pass:
 
-    training lends generation: w        gathered; the parts are freed
+    training lends to generation: w     gathered; the parts are freed
     generation: act(w)
-    generation lends training: w        sliced
+    generation lends to training: w     sliced
     training: learn([w]) -> w'
 """
 
