@@ -5,7 +5,7 @@
     python -m bench.costs fit            fits the model's constants to one half of the cells
     python -m bench.costs fit --machines also fits each machine's calibration to its jobs
     python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)
-    python -m bench.costs search         times the choice among 244 candidates
+    python -m bench.costs search         times the choice among 245 candidates
 
 A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. A cell of
 `--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in

@@ -36,7 +36,7 @@ class Rollout(NamedTuple):
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
     version: jax.Array  # int32, of the parameters at sampling: [N], in a stream [N, R]
     reward: Reward  # [N]
-    age: jax.Array | None  # [N, R] int32, a token's age in updates; None without a stream
+    age: jax.Array | None  # [N, R] int32, a token's age in iterations; None without a stream
 
 
 def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
@@ -166,7 +166,7 @@ def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
 
 
 def staleness(version: jax.Array, iteration: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of the data's age in updates: the mean, and for a stream also the maximum."""
+    """Metrics of the data's age in iterations: the mean, and for a stream also the maximum."""
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}

@@ -35,8 +35,8 @@ class Streams(Part):
     )
     ahead: int = hyperparameter(
         0,
-        "batches whose generation may start early (0: none); tokens are then up to this many updates"
-        " off-policy",
+        "batches whose generation may start early (0: none); tokens are then up to this many iterations"
+        " old",
     )
     order: Literal["finished", "prompt"] = hyperparameter(
         "finished",
@@ -45,11 +45,11 @@ class Streams(Part):
     )
     late: Literal["wait", "mask"] = hyperparameter(
         "wait",
-        "what to do about tokens that are too many updates old; wait: finish their responses before the"
-        " update; mask: give these tokens no weight in the loss",
+        "what to do about tokens that are too many iterations old; wait: finish their responses before"
+        " the update; mask: give these tokens no weight in the loss",
     )
     max_age: int | None = hyperparameter(
-        None, "largest age of a token in updates, with late='mask' (None: the value of ahead)"
+        None, "largest age of a token in iterations, with late='mask' (None: the value of ahead)"
     )
 
     def check_fits(self, algorithm: Any) -> None:
@@ -85,7 +85,7 @@ class Streams(Part):
             )
 
     def oldest(self) -> int:
-        """The largest age in updates of a token in the loss, without the distribution policy's staleness."""
+        """The largest age in iterations of a token in the loss, without the policy's staleness."""
         return oldest(self.ahead, self.order, self.late, self.max_age)
 
 
@@ -133,7 +133,7 @@ def sizes(agent: Any, count: int) -> dict[str, Any]:
 
 
 def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
-    """The largest age in updates of a token in the loss, without the distribution policy's staleness.
+    """The largest age in iterations of a token in the loss, without the policy's staleness.
 
     >>> oldest(2, "finished", "mask", 5), oldest(2, "prompt", "mask", 5), oldest(2, "prompt", "mask", 1)
     (5, 2, 1)

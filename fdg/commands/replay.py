@@ -39,7 +39,7 @@ ABOUT = (
     f" {FLAG.option}: {FLAG.help}."
 )
 _LAST_ITERATIONS = 20  # response lengths come from this many last iterations of a run
-_NUM_AGES = 32  # the simulation counts the tokens of this many ages, 0, 1, ... updates
+_NUM_AGES = 32  # the simulation counts the tokens of this many ages, 0, 1, ... iterations
 _LONGEST_STEPS = 256  # the longest response is simulated in about this many steps
 _NUM_LENGTHS = 4099  # size of the sample of lengths, which responses take in turn
 _FULL_SHARE = 0.9  # fraction of busy slots above which more slots help
@@ -164,8 +164,8 @@ class Replay:
 
     ticks: float  # per iteration
     busy: float  # mean share of busy slots
-    mean_age: float  # mean age of tokens in updates
-    oldest: int  # the largest age in updates
+    mean_age: float  # mean age of tokens in iterations
+    oldest: int  # the largest age in iterations
     masked: float  # share of tokens to which `late="mask"` gives weight 0
     rate: float  # trained tokens per tick
 
@@ -232,7 +232,7 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
 
 
 def eta(ahead: int, lag: int, micro_batches: int) -> int:
-    """The largest age of a token in updates, `ahead + ceil(lag / micro_batches)`.
+    """The largest age of a token in iterations, `ahead + ceil(lag / micro_batches)`.
 
     >>> eta(2, 3, 8), eta(2, 9, 8), eta(0, 0, 8)
     (3, 4, 0)
@@ -300,7 +300,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
             f"stream of {slots} slots: responses of {lengths.source}",
             f"eta = {eta_bound(ahead)} = {'ahead' if oldest == ahead else 'max_age'} {oldest} + ceil(lag"
             f" {lag} / {micro_batches} micro-batches):"
-            f" no token {'with a weight ' * masks}is older, in updates",
+            f" no token {'with a weight ' * masks}is older, in iterations",
             *table(header, rows, range(1, len(header))),
             f"limited by: {limit}",
         ]
