@@ -231,7 +231,7 @@ class Recorder:
         self.iteration_s = 0.0  # seconds per iteration in the last recorded call
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
-        # The bound on the age of tokens with a weight, in updates; empty if no token can be older than 0.
+        # The bound on the age of tokens with a weight, in iterations; empty if no token can be older than 0.
         stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
         self._eta = {}
