@@ -35,8 +35,7 @@ class Streams(Part):
     )
     ahead: int = hyperparameter(
         0,
-        "batches whose generation may start early (0: none); tokens are then up to this many iterations"
-        " old",
+        "batches whose generation may start early (0: none); tokens are then up to this many iterations old",
     )
     order: Literal["finished", "prompt"] = hyperparameter(
         "finished",
