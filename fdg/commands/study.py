@@ -71,7 +71,8 @@ class StudyCell:
     def command(self, seeds: range) -> list[str]:
         """The flags of `fdg train` for these seeds, without `--out`."""
         words = ["--algo", self.algo, "--env", self.env, "--total-steps", str(self.total_steps)]
-        return [*words, "--seed", str(seeds[0]), "--num-seeds", str(len(seeds)), *self.words]
+        several = ["--num-seeds", str(len(seeds))] if len(seeds) > 1 else []
+        return [*words, "--seed", str(seeds[0]), *several, *self.words]
 
 
 @dataclasses.dataclass(frozen=True)
