@@ -283,7 +283,7 @@ class Run:
                     "member('best') selects all agents of the best point: leave out the other arguments"
                 )
             return self.best
-        agents = self._sweep.select_agents(agent, seed, values, self.seed)
+        agents = self._sweep.chosen(agent, seed, values, self.seed)
         return self._select_agents(agents)
 
     @property

@@ -152,7 +152,7 @@ class Sweep:
             fields[name] = unrounded.get(number, float(number))
         return dataclasses.replace(self.algorithm, **fields)
 
-    def select_agents(
+    def chosen(
         self, agent: int | None, seed: int | None, values: Mapping[str, float], first: int = 0
     ) -> list[int]:
         """Selects agents of one point; returns their indices.
