@@ -84,8 +84,11 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     agent = core.jaxpr_as_fun(
         rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh)
     )
-    if graph.between_agents is None:
-        iterate = mapped(agent, together, together)
+    one_by_one = graph.between_agents is None and together == 1
+    if one_by_one:
+        iterate = _with_agent_axis_of_metrics(agent, len(graph.state_axes))
+    elif graph.between_agents is None:
+        iterate = jax.vmap(agent)
     else:
         state = algorithm_state(graph.state)
         axis = SEED if mesh.size > 1 else None
@@ -101,7 +104,12 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     def run(leaves: list, iterations: jax.Array, rows: int) -> tuple[list, list]:
         def run_all_of_device(leaves: list, iterations: jax.Array) -> tuple[list, list]:
             def run_chunk(leaves: list, buffers: list, first: Any) -> tuple[list, list]:
-                return _run_iterations(iterate, leaves, buffers, iterations, first)
+                if not one_by_one:
+                    return _run_iterations(iterate, leaves, buffers, iterations, first)
+                # If the loop's carry had an axis of one agent, XLA would copy a replay buffer per iteration.
+                leaves = [x[0] for x in leaves]
+                leaves, buffers = _run_iterations(iterate, leaves, buffers, iterations, first)
+                return [x[None] for x in leaves], buffers
 
             return in_chunks(run_chunk, num_agents, together)(leaves, _buffers(metrics, rows))
 
@@ -115,6 +123,16 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
     shardings = [NamedSharding(mesh, by_agent)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, replicated))
+
+
+def _with_agent_axis_of_metrics(agent: Callable, num_leaves: int) -> Callable:
+    """One agent's iteration, whose metrics get a leading axis of length 1; its state has none."""
+
+    def iterate(*leaves: Any) -> list[Any]:
+        results = agent(*leaves)
+        return [*results[:num_leaves], *(x[None] for x in results[num_leaves:])]
+
+    return iterate
 
 
 def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
