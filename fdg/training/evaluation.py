@@ -94,7 +94,7 @@ class Evaluation:
         text, means = "", self._without_failed(self.means)
         if self.several:
             low, high = format_numbers(means.min(), means.max()) if means.size else ("nan", "nan")
-            text = f" of each of {len(means)} agents (from {low} to {high})" if len(means) > 1 else ""
+            text = f" of each of {len(means)} agents (from {low} to {high})" if len(self.means) > 1 else ""
         if self.failed:
             seeds = listed([str(self.seeds[i]) for i in self.failed], "and")
             names = f"{'seed' if len(self.failed) == 1 else 'seeds'} {seeds}"

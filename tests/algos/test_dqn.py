@@ -148,8 +148,8 @@ class Spy:
     weight = staticmethod(lambda sample, beta: jnp.full(4, beta))
     prioritize = staticmethod(lambda old, indices, priority: priority + indices)
     has_priorities = True
-    cut = staticmethod(lambda memory, start, steps: steps)
-    seen = staticmethod(lambda see, minibatch: minibatch)
+    as_rows = staticmethod(lambda memory, start, steps: steps)
+    map_observations = staticmethod(lambda see, minibatch: minibatch)
     transitions = staticmethod(lambda minibatch, weight: (minibatch, weight))
     priority = staticmethod(lambda error: error)
 

@@ -167,7 +167,7 @@ ERRORS = {
     "--ray --num-processes 2": "--num-processes is for one machine: with --ray, give --nodes",
     "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0",
     "--nods 2 -- --seed 1": "unknown flag '--nods': did you mean '--nodes'?",
-    "--ray --ray-address ray://there:10001": "--ray-address ray://there:10001: start this on a machine of",
+    "--ray --ray-address ray://there:10001": "--ray-address ray://there:10001: addresses of Ray Client",
     "--ray --ray-address there": "--ray-address there: write HOST:PORT, such as 10.0.0.1:6379",
     "--ray --ray-address localhost:0": "--ray-address localhost:0: write HOST:PORT",
     "--ray --ray-address localhost:65536": "--ray-address localhost:65536: write HOST:PORT",

@@ -206,7 +206,7 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
 
 def test_the_documented_loop_over_a_memory_acts_as_the_run_does(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
-    (block,) = [one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "next_{name}" in one]
+    (block,) = [one for one in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "next_{name}" in one]
     algorithm = CASES["recurrent_ppo"]
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
     monkeypatch.chdir(tmp_path)
