@@ -171,7 +171,7 @@ def _character_tokenizer(file: Path) -> CharacterTokenizer | None:
 
 
 def _read_files(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
-    """The files of a checkpoint's tokenizer. Missing configurations are made anew."""
+    """The files of a checkpoint's tokenizer. Missing configurations are created."""
     folder = Path(tokenizer.path)
     names = [name for name in _FILES if os.path.lexists(folder / name)]
     if os.path.isdir(folder / _TEMPLATE_DIR):

@@ -135,7 +135,7 @@ class _TrainWords:
         """The words for `fdg.train`.
 
         `first` is the number of processes at the first start, and `count` the current one. Each process
-        keeps its number of devices. A restart begins anew if the run has not written its files yet.
+        keeps its number of devices. A restart begins from scratch if the run has not written its files yet.
         """
         try:
             config = read_config(self._directory) if is_restart else None
