@@ -177,7 +177,8 @@ def act(self, actor, statistics, is_learning, progress, observation, recollectio
 def learn(self, learned, statistics, minibatches, key, is_learning):
     """One gradient step on each of the minibatches `[U, N]` from replay.
 
-    Returns the changed `learned`, the samples' errors `[U, N]` (None without weights), and mean losses.
+    Returns the changed `learned`, the samples' errors `[U, N]` (None without weights), and mean losses. Until
+    learning starts, no step is taken: `learned` is unchanged, errors are zero, and losses are NaN.
     """
     normalize = functools.partial(self.normalizers.seen, statistics)
     updates = len(jax.tree.leaves(minibatches)[0])
@@ -187,14 +188,17 @@ def learn(self, learned, statistics, minibatches, key, is_learning):
         learned, error, losses = self._learn_from(learned, *minibatch_and_keys)
         return learned, (losses, error)
 
-    new, (losses, error) = jax.lax.scan(
-        one_step, learned, (self.buffer.map_observations(normalize, minibatches), keys)
-    )
-    # Before learning starts, gradient steps are computed and discarded: fragments inside a `cond` could not
-    # be placed on different devices.
-    learned = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), new, learned)
-    losses = jax.tree.map(lambda x: jnp.where(is_learning, jnp.mean(x, axis=0), jnp.nan), losses)
-    return learned, error, losses
+    def all_steps():
+        samples = self.buffer.map_observations(normalize, minibatches)
+        new, (losses, error) = jax.lax.scan(one_step, learned, (samples, keys))
+        return new, error, jax.tree.map(lambda x: jnp.mean(x, axis=0), losses)
+
+    def no_steps():
+        _, error, losses = jax.eval_shape(all_steps)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), error)
+        return learned, zeros, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), losses)
+
+    return jax.lax.cond(is_learning, all_steps, no_steps)
 
 
 def split_off_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None, dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import algos
@@ -148,6 +149,29 @@ def test_random_actions_fill_their_range():
     np.testing.assert_allclose(share / 4096, 0.25, atol=0.03)
     chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), None, jnp.zeros((4096, 1)), None, many)[0]
     np.testing.assert_allclose(chosen, np.tanh(5.0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3", "redq", "crossq"])
+def test_no_gradient_step_is_computed_until_learning_starts(kind, devices):
+    """Four steps an iteration, two updates: learning starts after 16 steps, in the fifth iteration."""
+    computed = []
+
+    def count(gradient, _parameters=None):
+        leaves, tree = jax.tree.flatten(gradient)
+        leaves[0] = jax.pure_callback(lambda x: computed.append(1) or x, leaves[0], leaves[0])
+        return tree.unflatten(leaves)
+
+    algorithm = algos.make(
+        kind, env=envs.make("probe:continuous"), num_envs=4, learning_starts=16, updates_per_step=0.5,
+        batch_size=8, buffer_size=64, hidden=(8,), total_steps=100,
+        optimizer=optax.chain(optax.stateless(count), optax.adam(1e-3)),
+    )  # fmt: skip
+    engine = fdg.compile(algorithm, policies.Central(), devices[:1])
+    state, metrics = jax.block_until_ready(engine.run(engine.init(0), 4))
+    assert not computed
+    assert all(np.isnan(loss).all() for name, loss in metrics.items() if "loss" in name)
+    jax.block_until_ready(engine.run(state, 1))
+    assert computed
 
 
 # --- probe environments ---

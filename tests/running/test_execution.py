@@ -110,6 +110,33 @@ def passing_carry(x, y):
     return (a + c, b), {}
 
 
+def branch(x, t):
+    """Taken in turns; one branch has a fragment of each group, and the other has none."""
+    x, rows = jax.lax.cond(t % 2 == 0, lambda x: (there(here(x)), jnp.sum(x)), lambda x: (x, 0.0), x)
+    return (x, t + 1), {"rows": rows}
+
+
+def switch(x, t):
+    """Indices from -1 to 4 for three branches, so that it is clamped; one is a constant."""
+    branches = [lambda x: there(x), lambda x: there(here(x)), lambda x: jnp.full_like(x, 0.25)]
+    return (here(jax.lax.switch(t, branches, x)), t + 1), {}
+
+
+def branch_in_a_scan(x, t):
+    """In a scan, within another branch, and with random keys among its results."""
+
+    def both(x, key):
+        return jax.lax.cond(x[0] > 0.4, lambda x: there(here(x)), lambda x: here(x) + 0.1, x), key
+
+    def step(carry, i):
+        x, key = carry
+        other = lambda x, key: (there(x) + here(x), jax.random.split(key)[0])  # noqa: E731
+        return jax.lax.cond((i + t) % 2 == 0, both, other, x, key), None
+
+    (x, key), _ = jax.lax.scan(step, (x, jax.random.key(0)), jnp.arange(3))
+    return (x + jax.random.uniform(key, x.shape), t + 1), {}
+
+
 def untouched(x, y):
     return (there(here(x)), y), {}
 
@@ -121,6 +148,9 @@ TRAPS = {
     no_trip: (X,),
     inside_calls: (X,),
     passing_carry: (X, X),
+    branch: (X, np.int32(0)),
+    switch: (X, np.int32(-1)),
+    branch_in_a_scan: (X, np.int32(0)),
     untouched: (X, np.arange(3, dtype=np.uint8)),
 }
 
@@ -148,12 +178,18 @@ def while_loop(x):
     return (jax.lax.while_loop(lambda x: jnp.max(x) > 0.1, lambda x: there(here(x)), x),), {}
 
 
-def branch(x):
-    return (jax.lax.cond(jnp.sum(x) > 1, here, there, x),), {}
+def branch_with_effects(x):
+    def noisy(x):
+        jax.debug.callback(lambda: None)
+        return there(x)
+
+    return (jax.lax.cond(jnp.sum(x) > 1, here, noisy, x),), {}
 
 
-@pytest.mark.parametrize(("body", "kind"), [(while_loop, "while loop"), (branch, "branch (cond)")])
-def test_loops_of_unknown_length_and_branches_are_refused(body, kind):
+@pytest.mark.parametrize(
+    ("body", "kind"), [(while_loop, "while loop"), (branch_with_effects, "branch (cond) with side effects")]
+)
+def test_loops_of_unknown_length_and_branches_with_effects_are_refused(body, kind):
     words = "Two() places fragments of one", kind, " on left", " on right", "together, or use jax.lax.scan"
     with refuses(*words, kind=fdg.PlanError):
         fdg.place(Trap((X,), body), Two(), 5)

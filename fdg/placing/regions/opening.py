@@ -116,10 +116,12 @@ class _Opener:
             (body, *others) = jaxprs.bodies(eqn)
             if eqn.primitive.name == "scan":
                 self._open_scan(eqn, body, names, region, group)
+            elif eqn.primitive.name == "cond" and not eqn.effects:
+                self._open_branches(eqn, names, region, group)
             elif others or not body.exact:
                 raise self._several_groups_error(eqn, fragments)
             else:
-                self._open_call(eqn, body, names, region, group)
+                self._open_call(eqn, names, region, group)
 
     def _append(
         self,
@@ -149,21 +151,41 @@ class _Opener:
 
     def _several_groups_error(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
-        kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
+        kind = {"while": "while loop", "cond": "branch (cond) with side effects"}.get(
+            eqn.primitive.name, eqn.primitive.name
+        )
         return PlanError(
-            f"{self.policy} places fragments of one {kind} on several groups ({where}): only code that"
-            f" always runs, and scans, can be split; place them together, or use jax.lax.scan"
+            f"{self.policy} places fragments of one {kind} on several groups ({where}): a while"
+            f" loop, or a branch with side effects, cannot be split; place them together, or use jax.lax.scan"
         )
 
-    def _open_call(
-        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _RegionBuilder, group: str | None
-    ) -> None:
+    def _open_call(self, eqn: core.JaxprEqn, names: dict, region: _RegionBuilder, group: str | None) -> None:
         """Appends the equations of a call's body."""
         (closed,) = jaxprs.closed_bodies(eqn)
-        inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
+        results = self._open_body(closed, jaxprs.renamed(eqn.invars, names), region, group)
+        names.update(zip(eqn.outvars, results, strict=True))
+
+    def _open_branches(
+        self, eqn: core.JaxprEqn, names: dict, region: _RegionBuilder, group: str | None
+    ) -> None:
+        """Appends the equations of all branches, and selects the results of one, as `vmap` does.
+
+        A schedule does not depend on values, so all branches run.
+        """
+        index, *operands = jaxprs.renamed(eqn.invars, names)
+        branches = [self._open_body(closed, operands, region, group) for closed in jaxprs.closed_bodies(eqn)]
+        for v, *results in zip(eqn.outvars, *branches, strict=True):
+            names[v] = region.emit(_select, index, *results)
+
+    def _open_body(
+        self, closed: Any, operands: Sequence[Any], region: _RegionBuilder, group: str | None
+    ) -> list[Any]:
+        """Appends the equations of a body for these operands; returns its results."""
+        jaxpr = jaxprs.open_jaxpr(closed)
+        inner = dict(zip(jaxpr.invars, operands, strict=True))
         self._name_constants(closed, inner)
-        self._walk(body.jaxpr, inner, region, group)
-        names.update(zip(eqn.outvars, jaxprs.renamed(body.jaxpr.outvars, inner), strict=True))
+        self._walk(jaxpr, inner, region, group)
+        return jaxprs.renamed(jaxpr.outvars, inner)
 
     # --- scans ---
 
@@ -250,6 +272,10 @@ def _unchanged_outputs(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
         for k, i in enumerate(source_of_output)
         if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
     ]
+
+
+def _select(index, *branches):
+    return jax.lax.select_n(jax.lax.clamp(0, index, len(branches) - 1), *branches)
 
 
 def _row(stacked, position):
