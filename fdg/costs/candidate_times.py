@@ -7,13 +7,16 @@ from typing import Any
 
 import jax
 
+from fdg import jaxprs
 from fdg.agents import of_seeds
 from fdg.costs.choosing import Choice, Row, feasible_rows
 from fdg.engine import compile as compile_engine
 from fdg.errors import FdgError
+from fdg.fragment import fragments_in
 from fdg.placing.policy import with_host
 from fdg.processes import distributed
 from fdg.profiling.measuring import Iterations
+from fdg.tracing.trace import trace
 
 _ROUND_SECONDS = 0.5  # the approximate duration of a round of iterations
 _NUM_ROUNDS = 3
@@ -57,9 +60,20 @@ def _with_variant(algorithm: Any, row: Row) -> Any:
 
 
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
-    """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap."""
-    engine = compile_engine(algorithm, policy, with_host(policy, devices))
+    """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap.
+
+    All branches around fragments run, because an early iteration may skip what later ones compute.
+    """
+    graph = trace(algorithm)
+    graph = dataclasses.replace(graph, jaxpr=jaxprs.rewrite(graph.jaxpr, _run_all_branches))
+    engine = compile_engine(algorithm, policy, with_host(policy, devices), graph=graph)
     return Iterations(engine, engine.init(0), _ROUND_SECONDS, min_iterations=2)
+
+
+def _run_all_branches(eqn: Any, inside: jaxprs.Inside) -> Any:
+    eqn = inside(eqn)
+    is_branch = eqn.primitive.name == "cond" and not eqn.effects and fragments_in([eqn])
+    return jaxprs.all_branches(eqn) if is_branch else eqn
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:

@@ -8,6 +8,7 @@ from fdg.jaxprs.read import (
     bodies,
     build,
     bytes_of,
+    call_of,
     closed_bodies,
     constants_of,
     inner_jaxprs,
@@ -15,6 +16,7 @@ from fdg.jaxprs.read import (
     is_jaxpr,
     is_literal,
     open_jaxpr,
+    placeholder,
     renamed,
     require_arrays,
     scan_sizes,
@@ -29,6 +31,7 @@ from fdg.jaxprs.read import (
 from fdg.jaxprs.rewrite import (
     Inside,
     Rewriter,
+    all_branches,
     copy_equations,
     inline,
     inputs_read,

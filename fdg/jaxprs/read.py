@@ -356,6 +356,24 @@ def as_call(
     return traced_equation(jax.jit(call), operands, results)
 
 
+def call_of(body: ClosedJaxpr, name: str, operands: Sequence[Any], results: Sequence[Any]) -> core.JaxprEqn:
+    """An equation that calls a jaxpr under the name `name`."""
+    return with_bodies(as_call(placeholder(body), name, operands, results), [body])
+
+
+# While an equation with a body is traced, this primitive stands for the body. Otherwise JAX would remove
+# results that the body returns unchanged, and the traced equation would have too few results.
+_body_p = core.Primitive("body")
+_body_p.multiple_results = True
+_body_p.def_abstract_eval(lambda *_, avals: list(avals))
+
+
+def placeholder(body: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A function with the results of `body`, to trace an equation whose body is then replaced by `body`."""
+    avals = tuple(v.aval for v in open_jaxpr(body).outvars)
+    return lambda *operands: _body_p.bind(*operands, avals=avals)
+
+
 def _same_shapes(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
     """Whether two lists of variables have the same shapes."""
     return len(inner) == len(outer) and all(

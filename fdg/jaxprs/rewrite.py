@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES, ClosedJaxpr
 from fdg.jaxprs.read import (
+    call_of,
     closed_bodies,
     inner_jaxprs,
     is_jaxpr,
@@ -182,6 +183,27 @@ def lowered(closed: Any) -> Any:
         return with_bodies(eqn, closed_bodies(eqn)) if eqn.primitive.name in HIGH_LEVEL_PRIMITIVES else eqn
 
     return rewrite(closed, lower_equation)
+
+
+def all_branches(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
+    """Equations that call every branch of a `cond` and select the results of one, as `jax.vmap` does.
+
+    The branches must have no side effects.
+    """
+    index, *operands = eqn.invars
+    calls = [
+        call_of(closed, f"branch_{i}", operands, [core.Var(v.aval) for v in eqn.outvars])
+        for i, closed in enumerate(closed_bodies(eqn))
+    ]
+    selections = [
+        traced(_select, [index, *results], [v])[0]
+        for v, *results in zip(eqn.outvars, *(call.outvars for call in calls), strict=True)
+    ]
+    return [*calls, *itertools.chain(*selections)]
+
+
+def _select(index: jax.Array, *branches: jax.Array) -> jax.Array:
+    return jax.lax.select_n(jax.lax.clamp(0, index, len(branches) - 1), *branches)
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -83,7 +83,7 @@ def _hoist_from_scan(eqn: Any, rule: HoistRule) -> list[Any] | None:
     stacks = [core.Var(aval) for aval in call_body.out_avals]
     loop_body = _close([*inputs, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _make_call(rule.name, call_body, operands, stacks),
+        jaxprs.call_of(call_body, rule.name, operands, stacks),
         _make_scan(eqn, loop_body, [*eqn.invars, *stacks], eqn.outvars),
     ]
 
@@ -148,8 +148,8 @@ def _split_call(eqn: Any, invariant_outside: set[Any], rule: HoistRule) -> list[
     first = _close([inner for inner, _ in inputs], parts.passed, parts.early, constants)
     second = _close([*body.jaxpr.invars, *parts.passed], body.jaxpr.outvars, parts.late, constants)
     return [
-        _make_call(eqn.params["name"], first, [outer for _, outer in inputs], passed),
-        _make_call(eqn.params["name"], second, [*eqn.invars, *passed], eqn.outvars),
+        jaxprs.call_of(first, eqn.params["name"], [outer for _, outer in inputs], passed),
+        jaxprs.call_of(second, eqn.params["name"], [*eqn.invars, *passed], eqn.outvars),
     ]
 
 
@@ -193,29 +193,12 @@ def _close(
     return jaxprs.build(inputs, outputs, equations, constvars, [constants[v] for v in constvars])
 
 
-# While an equation with a body is traced, this primitive stands for the body. Otherwise JAX would remove
-# results that the body returns unchanged, and the traced equation would have too few results.
-_body_p = core.Primitive("body")
-_body_p.multiple_results = True
-_body_p.def_abstract_eval(lambda *_, avals: list(avals))
-
-
-def _placeholder(avals: Sequence[Any]) -> Callable[..., list[Any]]:
-    return lambda *operands: _body_p.bind(*operands, avals=tuple(avals))
-
-
-def _make_call(name: str, body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """An equation that calls a jaxpr."""
-    avals = [v.aval for v in jaxprs.open_jaxpr(body).outvars]
-    return jaxprs.with_bodies(jaxprs.as_call(_placeholder(avals), name, invars, outvars), [body])
-
-
 def _make_scan(scan: Any, loop_body: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
     """A copy of `scan` with the body `loop_body` and more scanned inputs."""
     (body,) = jaxprs.bodies(scan)
     num_before_rows = len(scan.invars) - len(body.sliced)
     num_constants = num_before_rows - len(body.carry)
-    body_placeholder = _placeholder([v.aval for v in body.jaxpr.outvars])
+    body_placeholder = jaxprs.placeholder(loop_body)
 
     def loop(*operands: Any) -> list[Any]:
         constants, start = operands[:num_constants], operands[num_constants:num_before_rows]

@@ -261,3 +261,21 @@ def test_a_while_loop_that_counts_up_to_a_number_has_so_many_trips_at_most(bound
     either = lambda c: (c[0] < bound) | jnp.any(c[1] < 9)  # noqa: E731
     assert trips(0, 1, both) == {bound}
     assert trips(1, 1, both) == trips(0, 2, both) == trips(0, 1, either) == {1}
+
+
+@pytest.mark.parametrize("index", range(-1, 4))
+def test_all_branches_selects_the_results_of_one(index):
+    table = np.arange(3.0)
+    branches = [lambda x, y: (x, y), lambda x, y: (y + table, x * y), lambda x, y: (jnp.zeros(3), y)]
+    closed = jax.make_jaxpr(lambda i, x, y: jax.lax.switch(i, branches, x, y))(index, table, table + 1)
+
+    def rule(eqn, inside):
+        return jaxprs.all_branches(eqn) if eqn.primitive.name == "cond" else inside(eqn)
+
+    new = jaxprs.rewrite(closed, rule)
+    assert "cond" not in {eqn.primitive.name for eqn in jaxprs.walk(jaxprs.open_jaxpr(new).eqns)}
+    operands = index, table, table + 1
+    for expected, found in zip(
+        core.jaxpr_as_fun(closed)(*operands), core.jaxpr_as_fun(new)(*operands), strict=True
+    ):
+        np.testing.assert_array_equal(expected, found)

@@ -87,7 +87,7 @@ class _Opener:
         token = [core.Var(jax.typeof(START))] if any(map(has_effect, jaxpr.eqns)) else []
         region.token = token[0] if token else None
         self._name_constants(closed, names)
-        self._walk(jaxpr, names, region, None)
+        self._walk(jaxpr.eqns, names, region, None)
         outputs = [region.as_variable(v) for v in jaxprs.renamed(jaxpr.outvars, names)]
         if region.token is not None:
             outputs.insert(len(inputs), region.token)
@@ -102,9 +102,11 @@ class _Opener:
         for variable, value in zip(variables, jaxprs.constants_of(closed), strict=True):
             names[variable], _ = self.constants.setdefault(id(value), (core.Var(variable.aval), value))
 
-    def _walk(self, jaxpr: core.Jaxpr, names: dict, region: _RegionBuilder, inside: str | None) -> None:
-        """Appends a jaxpr's equations; `inside` is the group of the opened fragment around them."""
-        for eqn in jaxpr.eqns:
+    def _walk(
+        self, eqns: Sequence[core.JaxprEqn], names: dict, region: _RegionBuilder, inside: str | None
+    ) -> None:
+        """Appends equations; `inside` is the group of the opened fragment around them."""
+        for eqn in eqns:
             fragments = fragments_in([eqn])
             if len({self.assignment[name] for name in fragments}) <= 1:
                 self._append(eqn, fragments, names, region, inside)
@@ -117,11 +119,12 @@ class _Opener:
             if eqn.primitive.name == "scan":
                 self._open_scan(eqn, body, names, region, group)
             elif eqn.primitive.name == "cond" and not eqn.effects:
-                self._open_branches(eqn, names, region, group)
+                # A schedule does not depend on values, so all branches run.
+                self._walk(jaxprs.all_branches(eqn), names, region, group)
             elif others or not body.exact:
                 raise self._several_groups_error(eqn, fragments)
             else:
-                self._open_call(eqn, names, region, group)
+                self._open_call(eqn, body, names, region, group)
 
     def _append(
         self,
@@ -159,33 +162,15 @@ class _Opener:
             f" loop, or a branch with side effects, cannot be split; place them together, or use jax.lax.scan"
         )
 
-    def _open_call(self, eqn: core.JaxprEqn, names: dict, region: _RegionBuilder, group: str | None) -> None:
+    def _open_call(
+        self, eqn: core.JaxprEqn, body: jaxprs.Body, names: dict, region: _RegionBuilder, group: str | None
+    ) -> None:
         """Appends the equations of a call's body."""
         (closed,) = jaxprs.closed_bodies(eqn)
-        results = self._open_body(closed, jaxprs.renamed(eqn.invars, names), region, group)
-        names.update(zip(eqn.outvars, results, strict=True))
-
-    def _open_branches(
-        self, eqn: core.JaxprEqn, names: dict, region: _RegionBuilder, group: str | None
-    ) -> None:
-        """Appends the equations of all branches, and selects the results of one, as `vmap` does.
-
-        A schedule does not depend on values, so all branches run.
-        """
-        index, *operands = jaxprs.renamed(eqn.invars, names)
-        branches = [self._open_body(closed, operands, region, group) for closed in jaxprs.closed_bodies(eqn)]
-        for v, *results in zip(eqn.outvars, *branches, strict=True):
-            names[v] = region.emit(_select, index, *results)
-
-    def _open_body(
-        self, closed: Any, operands: Sequence[Any], region: _RegionBuilder, group: str | None
-    ) -> list[Any]:
-        """Appends the equations of a body for these operands; returns its results."""
-        jaxpr = jaxprs.open_jaxpr(closed)
-        inner = dict(zip(jaxpr.invars, operands, strict=True))
+        inner = dict(zip(body.jaxpr.invars, jaxprs.renamed(eqn.invars, names), strict=True))
         self._name_constants(closed, inner)
-        self._walk(jaxpr, inner, region, group)
-        return jaxprs.renamed(jaxpr.outvars, inner)
+        self._walk(body.jaxpr.eqns, inner, region, group)
+        names.update(zip(eqn.outvars, jaxprs.renamed(body.jaxpr.outvars, inner), strict=True))
 
     # --- scans ---
 
@@ -227,7 +212,7 @@ class _Opener:
                 inner[variable] = add_carried(around.as_variable(outer[i]))
             else:
                 inner[variable] = outer[i]
-        self._walk(body.jaxpr, inner, region, group)
+        self._walk(body.jaxpr.eqns, inner, region, group)
         body_outputs = jaxprs.renamed(body.jaxpr.outvars, inner)
         results: list[core.Var] = []
         next_carry: list[core.Var] = []
@@ -272,10 +257,6 @@ def _unchanged_outputs(eqn: core.JaxprEqn) -> list[tuple[int, int]]:
         for k, i in enumerate(source_of_output)
         if i is not None and not isinstance(eqn.outvars[k], core.DropVar)
     ]
-
-
-def _select(index, *branches):
-    return jax.lax.select_n(jax.lax.clamp(0, index, len(branches) - 1), *branches)
 
 
 def _row(stacked, position):
