@@ -50,7 +50,7 @@ def test_targets_by_hand():
     step 1 terminates: 2 * 5 = 10.
     step 0, next observation 0: 2 * 1 + (4 / 2 + 10 / 2) / 2 = 5.5.
 
-    Within an episode, the maximum for the next row comes from acting. Values of first rows of episodes, 100 here,
+    Within an episode, the maximum for the next row comes from acting. Values of first rows of episodes (100)
     must not be used for the previous step.
     """
     step = time_step(
