@@ -15,7 +15,7 @@ def check(algorithm, feature):
     result = matrix.run(algorithm, feature)
     assert result.kind == matrix.recorded()[algorithm, feature], (
         matrix.line(algorithm, feature),
-        result.said,
+        result.output,
     )
 
 
