@@ -1,4 +1,4 @@
-"""`precision="bfloat16"`: matrix products in networks use bfloat16; state and metrics keep their dtypes."""
+"""`precision="bfloat16"`: networks multiply matrices in it; the state keeps its dtypes."""
 
 import dataclasses
 
