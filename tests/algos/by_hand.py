@@ -1,4 +1,4 @@
-"""Networks of one number, by which losses and gradients are worked out by hand."""
+"""Networks with one parameter, for losses and gradients by hand."""
 
 import math
 
@@ -9,12 +9,12 @@ import algos
 import envs
 from algos.replay import Transition
 
-HALF = jnp.float32(math.atanh(0.5))  # an actor that does one half
-ONE = envs.make("probe:continuous")  # observations [1], actions [1] from -1 to 1
+HALF = jnp.float32(math.atanh(0.5))  # actor parameter: tanh of it is the action 1/2
+ONE = envs.make("probe:continuous")  # observations [1], actions [1] in [-1, 1]
 
 
 def of_action(c, observation, action):
-    """Critics: the value of critic i is `c_i * action`."""
+    """Value `c_i * action` for critic i."""
     return c[0] * action[:, 0], c[1] * action[:, 0]
 
 
@@ -39,7 +39,7 @@ GAUSSIAN = algos.Network(
     lambda key, observation: jnp.float32(0.0),
     lambda x, observation: jnp.stack([jnp.full(len(observation), x), jnp.zeros(len(observation))], 1),
 )
-NARROW = algos.Network(  # a mean, with almost no deviation
+NARROW = algos.Network(  # the mean is the parameter; the standard deviation is near 0
     lambda key, observation: jnp.float32(0.0),
     lambda x, observation: jnp.stack(
         [jnp.full(len(observation), x), jnp.full(len(observation), -99.0)], axis=-1

@@ -1,4 +1,4 @@
-"""Ensembles of critics of one number each, for the tests of REDQ, DroQ and TQC."""
+"""Ensembles of critics with one parameter each, for the tests of REDQ, DroQ and TQC."""
 
 import math
 
@@ -15,12 +15,12 @@ QUICK = {
 }  # fmt: skip
 
 
-def linear(numbers):
-    """Networks of one number each: critic `i` has the value `c_i * action`, or `numbers` that are alike."""
+def linear(width):
+    """Networks with one parameter each: critic `i` returns `c_i * action`, repeated `width` times."""
 
     def of_critics(c, observation, action):
         values = c[:, None] * action[None, :, 0]
-        return values if numbers == 1 else jnp.broadcast_to(values[..., None], (*values.shape, numbers))
+        return values if width == 1 else jnp.broadcast_to(values[..., None], (*values.shape, width))
 
     return {
         "actor_network": NARROW,

@@ -1,10 +1,10 @@
-"""Features and algorithms: which go together, and what the others are refused with.
+"""Table of features and algorithms: which combinations work, and the error messages of the others.
 
     python -m tests.algos.matrix                         # every cell; writes docs/matrix.md
-    python -m tests.algos.matrix --cells sac:memory ppo  # a cell, or those of an algorithm or a feature
+    python -m tests.algos.matrix --cells sac:memory ppo  # one cell, or all of an algorithm or a feature
 
-A cell is a command line: two small iterations of an algorithm, with the flags of a feature. It works, or is
-refused in one line; anything else is a bug, and so is a flag that changes nothing.
+A cell is a command line: two small iterations of an algorithm, with the flags of a feature. It works or
+ends in a one-line error. Anything else is a bug, as is a flag that changes no metric.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import tests.conftest  # noqa: F401  eight host devices, and programs that compile quickly
+import tests.conftest  # noqa: F401  eight host devices and fast compilation
 
 import jax  # isort: skip
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from tests.algos.offline.data import random_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 
-# Small sizes; and the environment that an algorithm is tried in, if the feature has none of its own.
+# Small sizes, and the kind of environment for each algorithm, unless the feature has its own.
 ROLLOUT = "--num-envs 4 --num-steps 8 --total-steps 64 --hidden 8"
 EPOCHS = f"{ROLLOUT} --num-epochs 1 --num-minibatches 2"
 REPLAY = (
@@ -95,14 +95,14 @@ ENVIRONMENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """What is tried with every algorithm.
+    """A feature that is tried with every algorithm.
 
     Attributes:
-      what: in a few words.
-      flags: those of the command line, in each kind of environment, or in all ("").
-      environments: in place of the usual one of a kind.
-      changes: whether metrics differ from those without the flags.
-      off: flags that switch it off, where it may be on by default.
+      what: short description.
+      flags: command-line flags for each kind of environment, or for all ("").
+      environments: replacements of the usual environment of a kind.
+      changes: the flags change metrics.
+      off: flags that switch it off, if it may be on by default.
     """
 
     what: str
@@ -112,7 +112,7 @@ class Feature:
     off: str = ""
 
 
-def _in_all(flags: str) -> dict[str, str]:
+def _for_all(flags: str) -> dict[str, str]:
     return {"": flags}
 
 
@@ -123,35 +123,35 @@ LONGER = {"discrete": "probe:parts?length=4", "continuous": "probe:parts?continu
 HERE = "tests.algos.matrix"
 SWEEP = "--sweep learning_rate=1e-4,1e-3"
 FEATURES: Mapping[str, Feature] = {
-    "plain": Feature("defaults", _in_all("")),
-    "bonus": Feature("a user-defined bonus on rewards", _in_all(f"--bonus {HERE}:BONUS"), changes=True),
-    # The one-step probes have nothing new in their observations, and rewards whose deviation is 1.
+    "plain": Feature("defaults", _for_all("")),
+    "bonus": Feature("a user-defined bonus on rewards", _for_all(f"--bonus {HERE}:BONUS"), changes=True),
+    # The one-step probes have no novelty in observations, and rewards with a deviation of 1.
     "rnd": Feature(
         "random network distillation",
-        _in_all("--rnd true"),
+        _for_all("--rnd true"),
         {"team": "MPE_simple_spread_v3"},
         changes=True,
     ),
     "observations": Feature(
         "observations normalised by running statistics",
-        _in_all("--normalize-observation true"),
+        _for_all("--normalize-observation true"),
         changes=True,
         off="--normalize-observation false",
     ),
     "rewards": Feature(
         "rewards normalised by running statistics",
-        _in_all("--normalize-reward true"),
+        _for_all("--normalize-reward true"),
         {"discrete": "CartPole-v1"},
         changes=True,
     ),
-    "memory": Feature("a network with a memory (GRU)", _in_all("--memory gru")),
+    "memory": Feature("a network with a memory (GRU)", _for_all("--memory gru")),
     "distributional": Feature(
         "categorical distributions of returns",
-        _in_all("--atoms 5 --value-min -2.0 --value-max 2.0"),
+        _for_all("--atoms 5 --value-min -2.0 --value-max 2.0"),
         changes=True,
     ),
-    "priorities": Feature("prioritised replay", _in_all("--priority-exponent 0.6"), changes=True),
-    "n_step": Feature("n-step returns from replay", _in_all("--n-step 2"), LONGER, changes=True),
+    "priorities": Feature("prioritised replay", _for_all("--priority-exponent 0.6"), changes=True),
+    "n_step": Feature("n-step returns from replay", _for_all("--n-step 2"), LONGER, changes=True),
     "explorer": Feature(
         "a user-defined exploration strategy",
         {"": f"--explore {HERE}:NOISE", "discrete": f"--explore {HERE}:BOLTZMANN"},
@@ -159,98 +159,98 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "transform": Feature(
         "a user-defined change of samples before learning",
-        _in_all(f"--transform {HERE}:doubled"),
+        _for_all(f"--transform {HERE}:doubled"),
         changes=True,
     ),
     "masks": Feature(
         "action masks",
-        _in_all(""),
+        _for_all(""),
         {"discrete": "probe:masked", "continuous": "probe:masked", "team": "MPE_simple_speaker_listener_v4",
          "text": "probe:masked"},
     ),
     "parts": Feature(
         "observations with several parts (a pytree)",
-        _in_all(""),
+        _for_all(""),
         {"discrete": "probe:parts", "continuous": "probe:parts?continuous=True", "game": "probe:parts",
          "team": "probe:unlike", "text": "probe:parts"},
     ),
     "bfloat16": Feature(
         "matrix products in bfloat16", {"": "--precision bfloat16", "text": "--dtype bfloat16"}
     ),
-    "rings": Feature("environments in several groups that take turns (rings)", _in_all("--rings 2")),
-    "seeds": Feature("several seeds in one program", _in_all("--num-seeds 2")),
-    "sweep": Feature("a sweep in one program", _in_all(SWEEP)),
-    "population": Feature("population-based training", _in_all(f"{SWEEP} --num-seeds 2 --exploit-every 1")),
+    "rings": Feature("environments in several groups that take turns (rings)", _for_all("--rings 2")),
+    "seeds": Feature("several seeds in one program", _for_all("--num-seeds 2")),
+    "sweep": Feature("a sweep in one program", _for_all(SWEEP)),
+    "population": Feature("population-based training", _for_all(f"{SWEEP} --num-seeds 2 --exploit-every 1")),
     "staleness": Feature(
         "actors with stale parameters",
         {"": "--policy single_learner_coarse --staleness 1", "text": "--policy split --staleness 1"},
     ),
-    "streaming": Feature("continuous batching, generation ahead", _in_all("--slots 2 --ahead 1")),
-    "onnx": Feature("export of the policy as an ONNX file", _in_all("")),
+    "streaming": Feature("continuous batching, generation ahead", _for_all("--slots 2 --ahead 1")),
+    "onnx": Feature("export of the policy as an ONNX file", _for_all("")),
 }  # fmt: skip
 
 NOISE = algos.explorers.correlated_noise()
 BOLTZMANN = algos.explorers.boltzmann()
 
 
-def _paid(count, time_step):
-    """One over the root of how many steps there were."""
+def _count_bonus(count, time_step):
+    """A bonus of 1 / sqrt(1 + number of steps)."""
     reward = jnp.broadcast_to(1 / jnp.sqrt(1 + count), time_step.reward.shape)
     return count + time_step.reward.size, reward
 
 
-BONUS = algos.Bonus(init=lambda observation: jnp.float32(0), apply=_paid)
+BONUS = algos.Bonus(init=lambda observation: jnp.float32(0), apply=_count_bonus)
 
 
 def doubled(rows, parameters, key):
-    """A transform: rewards twice as large."""
+    """A transform that doubles rewards."""
 
-    def changed(path, x):
+    def double(path, x):
         return 2 * x if getattr(path[-1], "name", "") == "reward" else x
 
-    return jax.tree_util.tree_map_with_path(changed, rows)
+    return jax.tree_util.tree_map_with_path(double, rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a cell ended: `works`, `refused` with the line, or `bug` with all that was said."""
+    """Outcome of a cell: `works`, `refused` with the error line, or `bug` with all output."""
 
     kind: str
-    said: str = ""
+    output: str = ""
 
 
 def cells(names: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Each cell's algorithm and feature; of names `ALGORITHM:FEATURE`, `ALGORITHM` or `FEATURE`, theirs."""
+    """Pairs (algorithm, feature), selected by names `ALGORITHM:FEATURE`, `ALGORITHM` or `FEATURE`."""
     wanted = set(names)
-    if unknown := [one for one in wanted if not set(one.split(":")) <= {*SMALL, *FEATURES}]:
+    if unknown := [name for name in wanted if not set(name.split(":")) <= {*SMALL, *FEATURES}]:
         raise SystemExit(f"no algorithm or feature: {', '.join(unknown)}")
-    every = itertools.product(SMALL, FEATURES)
-    return [(a, f) for a, f in every if not wanted or {a, f, f"{a}:{f}"} & wanted]
+    pairs = itertools.product(SMALL, FEATURES)
+    return [(a, f) for a, f in pairs if not wanted or {a, f, f"{a}:{f}"} & wanted]
 
 
 def line(algorithm: str, feature: str, without: bool = False) -> str:
-    """The flags of a cell, or all of them but those of the feature."""
+    """The command line of a cell; `without` leaves out the feature's flags."""
     kind, flags = SMALL[algorithm]
-    tried = FEATURES[feature]
-    env = tried.environments.get(kind, ENVIRONMENTS[kind])
+    entry = FEATURES[feature]
+    env = entry.environments.get(kind, ENVIRONMENTS[kind])
     policy = "--policy gpu_only"
-    own = tried.off if without else tried.flags.get(kind, tried.flags[""])
-    given = f"{'' if '--policy' in own else policy} --devices 1 --preset none --eval-episodes 0"
-    return " ".join(f"--algo {algorithm} --env {env} {flags} {own} {given}".split())
+    extra = entry.off if without else entry.flags.get(kind, entry.flags[""])
+    common = f"{'' if '--policy' in extra else policy} --devices 1 --preset none --eval-episodes 0"
+    return " ".join(f"--algo {algorithm} --env {env} {flags} {extra} {common}".split())
 
 
 def run(algorithm: str, feature: str) -> Result:
-    """Runs a cell in this process, in a folder of its own."""
+    """Runs a cell in this process, in a temporary folder."""
     words = _with_data(line(algorithm, feature))
     with tempfile.TemporaryDirectory() as folder:
         result = _command(train.main, [*words.split(), "--out", f"{folder}/run"])
         if result.kind == "works" and FEATURES[feature].changes:
             before, after = _plain(line(algorithm, feature, without=True)), _metrics(f"{folder}/run")
             if before == {name: after.get(name) for name in before}:
-                return Result("bug", "it works, and no metric is another")
+                return Result("bug", "it works, but no metric changes")
         if feature == "onnx" and result.kind == "works":
             result = _command(export.main, [f"{folder}/run", "--out", f"{folder}/policy.onnx"])
-        return dataclasses.replace(result, said=result.said.replace(folder, "FOLDER"))
+        return dataclasses.replace(result, output=result.output.replace(folder, "FOLDER"))
 
 
 def _with_data(words: str) -> str:
@@ -262,29 +262,29 @@ def _with_data(words: str) -> str:
 
 @functools.cache
 def _plain(words: str) -> dict[str, list[str]]:
-    """Metrics of a command line that is known to work."""
+    """Metrics of a command line that works."""
     with tempfile.TemporaryDirectory() as folder:
         assert _command(train.main, [*_with_data(words).split(), "--out", f"{folder}/run"]).kind == "works"
         return _metrics(f"{folder}/run")
 
 
 def _metrics(folder: str) -> dict[str, list[str]]:
-    """What a run has recorded, but for times, as text: NaN is equal to itself."""
+    """Metrics of a run except times, as text, since NaN is not equal to itself."""
     rows = [json.loads(row) for row in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     names = [name for name in rows[0] if not name.endswith(("_s", "_per_second"))]
     return {name: [repr(row.get(name)) for row in rows] for name in names}
 
 
 def _command(main, words: list[str]) -> Result:
-    out, said = io.StringIO(), io.StringIO()
+    out, output = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(output):
             status = main(words)
-    except BaseException:  # a bug, whatever it is
-        return Result("bug", f"{said.getvalue()}{traceback.format_exc()}")
+    except BaseException:  # every exception is a bug
+        return Result("bug", f"{output.getvalue()}{traceback.format_exc()}")
     if status == 0:
         return Result("works")
-    text = said.getvalue().strip()
+    text = output.getvalue().strip()
     in_one_line = status == 2 and text.startswith("error: ") and "\n" not in text
     return Result("refused", text.removeprefix("error: ")) if in_one_line else Result("bug", text)
 
@@ -293,7 +293,7 @@ def _command(main, words: list[str]) -> Result:
 
 
 def page(results: Mapping[tuple[str, str], Result]) -> str:
-    """`docs/matrix.md`, of the results of all cells."""
+    """Text of `docs/matrix.md` from the results of all cells."""
     counts = collections.Counter(result.kind for result in results.values())
     total = sum(counts.values())
     rows = [
@@ -303,9 +303,9 @@ def page(results: Mapping[tuple[str, str], Result]) -> str:
         for algorithm in SMALL
     ]
     legend = []
-    for feature, tried in FEATURES.items():
-        flags = " or ".join(f"`{flags}`" for flags in tried.flags.values() if flags)
-        legend.append(f"| {feature} | {tried.what} | {flags} |")
+    for feature, entry in FEATURES.items():
+        flags = " or ".join(f"`{flags}`" for flags in entry.flags.values() if flags)
+        legend.append(f"| {feature} | {entry.what} | {flags} |")
     head = f"""# Features and algorithms
 
 This table shows which features can be combined with which algorithm. {counts["works"]} of {total} pairs work
@@ -324,23 +324,23 @@ _SIGNS = {"works": "yes", "refused": "-", "bug": "BUG"}
 
 
 def _reasons(results: Mapping[tuple[str, str], Result]) -> list[str]:
-    """A line for each message of each feature, with the algorithms that gave it."""
+    """A line for each error message of each feature, with its algorithms."""
     lines = []
     for feature in FEATURES:
-        said: dict[str, list[str]] = {}
+        output: dict[str, list[str]] = {}
         for algorithm in SMALL:
             result = results[algorithm, feature]
             if result.kind != "works":
                 names = rf"\b({algorithm}|{algos.get(algorithm).__name__})\b"
-                text = re.sub(rf" under --algo {algorithm}", "", result.said)
+                text = re.sub(rf" under --algo {algorithm}", "", result.output)
                 text = re.sub(rf"^{names}:? ", "", text)
-                said.setdefault(text, []).append(algorithm)
-        lines += [f"- **{feature}**, {', '.join(names)}: {text}" for text, names in said.items()]
+                output.setdefault(text, []).append(algorithm)
+        lines += [f"- **{feature}**, {', '.join(names)}: {text}" for text, names in output.items()]
     return lines
 
 
 def recorded() -> dict[tuple[str, str], str]:
-    """The kind of each cell, as the page has it."""
+    """The outcome of each cell in `docs/matrix.md`."""
     kinds = {sign: kind for kind, sign in _SIGNS.items()}
     found = {}
     for row in PAGE.read_text().splitlines():
@@ -351,16 +351,16 @@ def recorded() -> dict[tuple[str, str], str]:
 
 
 def main() -> None:
-    """Runs the selected cells; writes the page if these are all."""
+    """Runs the selected cells; writes the page if all were run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", nargs="*", default=[], metavar="NAME")
     chosen = cells(parser.parse_args().cells)
     results = {}
     for number, (algorithm, feature) in enumerate(chosen):
-        began = time.monotonic()
+        start = time.monotonic()
         result = results[algorithm, feature] = run(algorithm, feature)
         print(
-            f"{time.monotonic() - began:5.1f} s  {result.kind:8} {algorithm}:{feature}  {result.said}",
+            f"{time.monotonic() - start:5.1f} s  {result.kind:8} {algorithm}:{feature}  {result.output}",
             flush=True,
         )
         if number % 20 == 19:

@@ -1,10 +1,10 @@
-"""Runs of an algorithm on a probe environment."""
+"""Training runs on probe environments."""
 
 import jax
 
 
 def trained(algorithm, iterations):
-    """The state after so many iterations, in one program."""
+    """The state after `iterations` iterations, run as one program."""
 
     @jax.jit
     def run(key):

@@ -1,7 +1,7 @@
-"""What every algorithm does when no flag says otherwise, and its presets, as `settings.json` has them.
+"""Default settings and presets of every algorithm, as stored in `settings.json`.
 
-The figures of docs/results.md belong to these settings. Whoever changes one on purpose runs
-`python -m tests.algos.settings`, and says in CHANGELOG.md what was measured.
+The results in docs/results.md belong to these settings. After an intended change, run
+`python -m tests.algos.settings` and describe the measurement in CHANGELOG.md.
 """
 
 import dataclasses
@@ -15,29 +15,29 @@ from algos import presets
 from algos.rlhf.variants import VARIANTS
 
 FILE = Path(__file__).parent / "settings.json"
-CHANGING = ("env", "shuffle")  # not settings, or on their way to another value
+IGNORED = ("env", "shuffle")  # not settings, or about to change
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The fields of an algorithm that have a value."""
+    """Default values of an algorithm's fields."""
     fields = dataclasses.fields(getattr(algos, name))
     given = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    return json.loads(json.dumps({key: value for key, value in given.items() if key not in CHANGING}))
+    return json.loads(json.dumps({key: value for key, value in given.items() if key not in IGNORED}))
 
 
 def entry(name: str, key: str, platform: str) -> dict[str, Any]:
-    """A preset by its key, as a machine with such devices has it."""
+    """A preset by its key, on devices of `platform`."""
     with mock.patch("jax.default_backend", lambda: platform):
         return json.loads(json.dumps(dict(presets.named(name, key).values)))
 
 
 def algorithms() -> list[str]:
-    """Names of the public classes that are algorithms."""
+    """Names of the public algorithm classes."""
     return sorted(name for name in algos.__all__ if hasattr(getattr(algos, name), "iterate"))
 
 
 def settings() -> dict[str, Any]:
-    """All of them, as JSON has them."""
+    """All settings as JSON values."""
     names = algorithms()
     known = json.loads(FILE.read_text())["presets"] if FILE.exists() else {}
     environments = sorted({env for found in known.values() for env in found} | {"CartPole-v1", "Pendulum-v1"})

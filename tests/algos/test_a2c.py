@@ -1,8 +1,8 @@
-"""A2C: probe environments, the loss and its gradient by hand, and the values that it refuses.
+"""A2C: the loss, its gradient and RMSprop by hand; memories of A2C and IMPALA.
 
 The loss is that of Mnih et al. 2016 (arXiv 1602.01783), section 4, "Asynchronous advantage actor-critic":
-the policy's gradient with its entropy term as displayed there; the value's, `d (R - V)^2`, and the returns
-R, from algorithm S3, its inner loop.
+the policy gradient with its entropy term as displayed there; the value gradient `d (R - V)^2` and the
+returns R from algorithm S3, its inner loop.
 """
 
 import math
@@ -35,7 +35,7 @@ LINEAR = algos.Network(
 
 
 def three_steps(log_prob=None):
-    """One environment: the first step goes on, the second is truncated, the third terminates."""
+    """One environment: the first step continues, the second is truncated, the third terminates."""
     column = lambda *numbers: jnp.asarray(numbers)[:, None]  # noqa: E731
     return Trajectory(
         observation=column(2.0, 4.0, 8.0)[..., None],
@@ -56,7 +56,7 @@ def three_steps(log_prob=None):
 def test_loss_by_hand():
     """Discount 1/2; V is the observation.
 
-    Returns: 3 (terminated); 2 + 6/2 = 5 (truncated: the value of its last observation); 1 + 5/2 = 3.5.
+    Returns: 3 (terminated); 2 + 6/2 = 5 (truncated: bootstrapped from the final observation); 1 + 5/2 = 3.5.
     Advantages: 3.5 - 2 = 1.5; 5 - 4 = 1; 3 - 8 = -5; their mean is -2.5 / 3.
     Policy: -(log 1/2) times that: -(2.5 / 3) log 2. Value: (1.5^2 + 1 + 5^2) / 3 = 28.25 / 3.
     """
@@ -72,11 +72,11 @@ def test_loss_by_hand():
 
 
 def test_gradient_by_hand():
-    """The advantage and the target are constants to it.
+    """Gradients do not flow through advantage and target.
 
     Weight: half the mean of 2 (V - target) V: half of (-2 * 1.5 * 2 - 2 * 1 * 4 + 2 * 5 * 8) / 3 = 22.
-    Bias: d log pi = 1/2 for action 1, -1/2 for action 0: -(1.5 / 2 - 1 / 2 - 5 / 2) / 3 = 0.75; the entropy,
-    highest where the probabilities are equal, adds nothing.
+    Bias: d log pi = 1/2 for action 1, -1/2 for action 0: -(1.5 / 2 - 1 / 2 - 5 / 2) / 3 = 0.75. The gradient
+    of the entropy is 0, since the probabilities are equal.
     """
     algorithm = algos.A2C(env=envs.make("probe:policy"), discount=0.5, network=LINEAR)
     gradient, _ = algorithm.gradient(LINEAR.init(None, None), three_steps())
@@ -85,7 +85,7 @@ def test_gradient_by_hand():
 
 
 def test_rmsprop_by_hand():
-    """Clipped to norm 5: (3, 4) of (6, 8). Mean squares, from 1 on: 0.99 + 0.01 * 9, and 0.99 + 0.01 * 16."""
+    """(6, 8) is clipped to (3, 4), norm 5. Mean squares start at 1: 0.99 + 0.01 * 9, and 0.99 + 0.01 * 16."""
     optimizer = optimizers.clipped_rmsprop(0.1, max_grad_norm=5.0, eps=0.01)
     parameters = jnp.zeros(2)
     state = optimizer.init(parameters)
@@ -99,8 +99,8 @@ def test_rmsprop_by_hand():
 
 
 @pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
-def test_a_network_without_memory_among_networks_with_one(kind):
-    """The same numbers as without, up to rounding: `as_recurrent` has an empty memory."""
+def test_as_recurrent_keeps_results(kind):
+    """`as_recurrent` adds an empty memory: results are equal up to rounding."""
     env, network = envs.make("probe:truncation", steps=3), None
     runs = []
     for wrapped in (False, True):
@@ -117,8 +117,8 @@ def test_a_network_without_memory_among_networks_with_one(kind):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
 
 
-def test_the_learner_remembers_what_the_actor_did():
-    """While parameters are equal, both have the same policy: at every step the divergence is zero."""
+def test_learner_and_actor_have_the_same_memory():
+    """With equal parameters, actor and learner have the same policy: the KL divergence is zero."""
     algorithm = algos.IMPALA(
         env=envs.make("probe:parts", length=3), memory="gru", memory_size=4, num_envs=4, num_steps=7,
         initial_log_std=-3.0, normalize_observation=True,
@@ -129,11 +129,11 @@ def test_the_learner_remembers_what_the_actor_did():
     assert any(np.any(x) for x in jax.tree.leaves(state.recollection.memory))
 
 
-def test_values_go_on_with_the_memory():
-    """The value counts the steps of an episode, which is cut off after 3; rewards 1, discount 1/2.
+def test_bootstrap_values_use_memory():
+    """The value is the step number within an episode, truncated after 3 steps; rewards 1, discount 1/2.
 
-    From steps 1, 2, 3, 1 the returns end with the value of the next observation, before any reset, 4 after a
-    truncation: 1 + (1 + (1 + 4/2)/2)/2 = 2.5, 2.5 ... of the last row, after one step, 1 + 2/2 = 2.
+    Episode steps are 1, 2, 3, 1. Bootstrap values are those of the next observation before a reset: 4 after
+    the truncation, 2 after the last row.
     """
     algorithm = algos.A2C(
         env=envs.make("probe:truncation", steps=3), network=COUNTING, num_envs=2, num_steps=4, discount=0.5
@@ -147,14 +147,14 @@ def test_values_go_on_with_the_memory():
 
 @pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
 def test_memory_probe(kind):
-    """What decides the reward was seen at the start of the episode only."""
+    """The cue that decides the reward is visible only at the start of an episode."""
     algorithm = kind(env=envs.make("probe:memory"), memory="gru", total_steps=100_000)
     state = trained(algorithm, algorithm.num_iterations)
     assert algorithm.evaluate(state, jax.random.key(1), episodes=64)["return"] > 0.95
 
 
-class Shaped(algos.A2C):
-    """A user's subclass that learns by itself, as the driver hands things on without a memory."""
+class Overriding(algos.A2C):
+    """A user's subclass that overrides `learn` with the signature for networks without memory."""
 
     @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory):
@@ -162,22 +162,22 @@ class Shaped(algos.A2C):
         return super().learn(learned, (returns, novelty), trajectory)
 
 
-def test_a_subclass_that_overrides_learn():
-    state = trained(Shaped(env=envs.make("probe:policy"), num_envs=4), 2)
+def test_subclass_overrides_learn():
+    state = trained(Overriding(env=envs.make("probe:policy"), num_envs=4), 2)
     assert int(state.iteration) == 2
 
 
-def test_a_normaliser_that_reduces_sees_no_empty_arrays():
-    """Not even for a burn-in of no steps."""
-    whole = algos.Normalizer(
+def test_normalizer_gets_no_empty_arrays():
+    """In particular, a burn-in of zero steps does not normalise an empty array."""
+    by_maximum = algos.Normalizer(
         lambda space: jnp.float32(1), lambda s, x: x / (1 + jnp.max(jnp.abs(x))), lambda s, x: s
     )
-    algorithm = algos.A2C(env=envs.make("probe:memory"), memory="gru", memory_size=4, normalize=whole)
+    algorithm = algos.A2C(env=envs.make("probe:memory"), memory="gru", memory_size=4, normalize=by_maximum)
     assert int(trained(algorithm, 2).iteration) == 2
 
 
 @pytest.mark.parametrize("kind", [algos.A2C, algos.DQN, algos.RecurrentPPO])
-def test_a_network_and_a_memory(kind):
+def test_network_and_memory_conflict(kind):
     env = envs.make("CartPole-v1")
     with pytest.raises(fdg.FdgError, match=r"memory=gru: a network of your own has its own memory, or none"):
         kind(env=env, network=COUNTING, memory="gru")

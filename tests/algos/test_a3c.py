@@ -1,7 +1,7 @@
-"""A3C: probe environments, its schedule against a plain loop, and the values that it refuses.
+"""A3C: its schedule against a plain loop, and A2C as the special case of one worker.
 
-The loss is A2C's (`test_a2c.py` has it by hand). The schedule is the asynchronous update that ends each
-pass of the loop in algorithm S3 of Mnih et al. 2016 (arXiv 1602.01783), made by the workers in turn.
+The loss is A2C's (by hand in `test_a2c.py`). The schedule is the asynchronous update at the end of each
+pass of the loop in algorithm S3 of Mnih et al. 2016 (arXiv 1602.01783); the workers take turns.
 """
 
 import jax
@@ -19,7 +19,7 @@ def small(**fields):
 
 
 def recorded(algorithm, state):
-    """The state after one iteration, and the arguments of its learner."""
+    """The state after one iteration, and the arguments of `learn`."""
 
     class Recording(algos.A3C):
         def learn(self, *arguments):
@@ -35,14 +35,14 @@ def recorded(algorithm, state):
     return iterate(state)
 
 
-def same(expected, actual):
+def assert_close(expected, actual):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), expected, actual)
 
 
-def test_gradients_are_applied_one_after_another():
-    """Two iterations, with a loop over workers that knows only A2C's gradient and the optimiser.
+def test_gradients_are_applied_sequentially():
+    """Two iterations against a loop over workers that uses only A2C's gradient and the optimiser.
 
-    The second takes its gradients at what the first left each worker: three different parameters.
+    In the second iteration the three workers compute gradients with different parameters.
     """
     algorithm = small()
     gradient = jax.jit(algos.A2C(env=algorithm.env, num_envs=2, num_steps=5, hidden=(4,)).gradient)
@@ -52,18 +52,18 @@ def test_gradients_are_applied_one_after_another():
     for _ in range(2):
         state, ((parameters, optimizer_state, *_), own, _, trajectory) = recorded(algorithm, state)
         for w in range(3):
-            same(workers[w], jax.tree.map(lambda x, w=w: x[w], own))
+            assert_close(workers[w], jax.tree.map(lambda x, w=w: x[w], own))
             one, _ = gradient(workers[w], jax.tree.map(lambda x, w=w: x[:, w], trajectory))
             parameters, optimizer_state = update(one, optimizer_state, parameters)
             workers[w] = parameters
-        same((parameters, optimizer_state), (state.parameters, state.optimizer_state))
-        same(jax.tree.map(lambda *w: jnp.stack(w), *workers), state.worker_parameters)
-    # A worker does not see the gradients of those after it.
+        assert_close((parameters, optimizer_state), (state.parameters, state.optimizer_state))
+        assert_close(jax.tree.map(lambda *w: jnp.stack(w), *workers), state.worker_parameters)
+    # A worker's parameters exclude the gradients of later workers.
     assert float(optax.tree.norm(optax.tree.sub(workers[0], workers[2]))) > 1e-4
 
 
-def test_each_worker_acts_with_its_own_parameters():
-    """Worker 1 alone has learned to push right."""
+def test_workers_act_with_their_parameters():
+    """Only the bias of worker 1 favours action 1 (push right)."""
     algorithm = small()
     state = jax.jit(algorithm.init)(jax.random.key(0))
     head = state.worker_parameters["actor"]["head"]
@@ -75,7 +75,7 @@ def test_each_worker_acts_with_its_own_parameters():
     assert 0.2 < float(jnp.mean(action[0])) < 0.8
 
 
-def test_one_worker_is_a2c():
+def test_one_worker_matches_a2c():
     fields = {"num_envs": 6, "normalize_observation": True, "normalize_reward": True}
     a3c = small(num_workers=1, **fields)
     a2c = algos.A2C(env=a3c.env, num_steps=5, hidden=(4,), **fields)
@@ -83,4 +83,4 @@ def test_one_worker_is_a2c():
     _, (learned, workers, running_return, trajectory) = recorded(a3c, state)
     new, _, running, metrics = jax.jit(a3c.learn)(learned, workers, running_return, trajectory)
     flat = jax.tree.map(lambda x: x[:, 0], trajectory)
-    same(jax.jit(a2c.learn)(learned, (running_return[0],), flat), (new, (running[0],), metrics))
+    assert_close(jax.jit(a2c.learn)(learned, (running_return[0],), flat), (new, (running[0],), metrics))

@@ -1,4 +1,4 @@
-"""Every algorithm says how it acts, and whatever is derived from that gives the same numbers."""
+"""The actor of every algorithm, and evaluation with it."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from tests.conformance.test_algorithms import SMALL
 
 
 @pytest.mark.parametrize("name", algos.names("environments"))
-def test_an_actor(name):
+def test_actor(name):
     algorithm = SMALL[name]()
     state = jax.jit(algorithm.init)(jax.random.key(0))
     env, actor, keys = algorithm.env, algorithm.actor(state), jax.random.split(jax.random.key(1), 6)
@@ -20,7 +20,7 @@ def test_an_actor(name):
     memory, start = actor.memory(6), jnp.ones(6, bool)
     agents = () if envs.num_agents(env) is None else (envs.num_agents(env),)
     act = jax.jit(actor.act, static_argnums=4)
-    drawn = []
+    actions = []
     for greedy in (True, False):
         action, after = act(memory, observation, start, keys, greedy)
         assert (
@@ -29,29 +29,29 @@ def test_an_actor(name):
         each = action.reshape(-1, *env.action_space.shape)
         assert all(env.action_space.contains(one) for one in each)
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, memory)
-        # Each environment draws from its own key and from nothing else.
-        turned, _ = act(memory, jax.tree.map(lambda x: x[::-1], observation), start, keys[::-1], greedy)
-        np.testing.assert_allclose(turned[::-1], action, rtol=1e-5, atol=1e-6)
-        drawn.append(action)
-    others, _ = act(memory, observation, start, jax.random.split(jax.random.key(2), 6), True)
-    np.testing.assert_array_equal(others, drawn[0])  # greedy actions draw nothing
+        # Each environment samples only with its key.
+        flipped, _ = act(memory, jax.tree.map(lambda x: x[::-1], observation), start, keys[::-1], greedy)
+        np.testing.assert_allclose(flipped[::-1], action, rtol=1e-5, atol=1e-6)
+        actions.append(action)
+    other_keys, _ = act(memory, observation, start, jax.random.split(jax.random.key(2), 6), True)
+    np.testing.assert_array_equal(other_keys, actions[0])  # greedy actions do not depend on keys
 
 
-def test_an_episode_begins_with_an_empty_memory():
+def test_episode_start_resets_memory():
     algorithm = SMALL["recurrent_ppo"]()
     state = jax.jit(algorithm.init)(jax.random.key(0))
     actor, keys = algorithm.actor(state), jax.random.split(jax.random.key(1), 2)
     observation = jnp.ones((2, *algorithm.env.observation_space.shape))
     first = actor.act(actor.memory(2), observation, jnp.ones(2, bool), keys, True)
-    full = jax.tree.map(lambda x: x + 3.0, actor.memory(2))
-    again = actor.act(full, observation, jnp.asarray([True, False]), keys, True)
+    nonzero = jax.tree.map(lambda x: x + 3.0, actor.memory(2))
+    again = actor.act(nonzero, observation, jnp.asarray([True, False]), keys, True)
     for before, after in zip(jax.tree.leaves(first[1]), jax.tree.leaves(again[1]), strict=True):
         np.testing.assert_array_equal(before[0], after[0])
         assert not np.allclose(before[1], after[1])
 
 
-def test_evaluate_is_a_loop_over_the_actor():
-    """Written out step by step, without the scan: the same returns."""
+def test_evaluate_matches_loop():
+    """Returns match a loop over steps without `scan`."""
     env = envs.make("probe:policy_of_observation")
     algorithm = algos.PPO(env=env, num_envs=4, num_steps=4, num_minibatches=2, hidden=(8,))
     state = jax.jit(algorithm.init)(jax.random.key(0))

@@ -1,5 +1,5 @@
-"""Gumbel AlphaZero: its loss is equation 1 of Silver et al. 2017 (arXiv 1712.01815), value targets the
-outcome for each player in turn (section "Methods" there), the policy's equation 11 of Danihelka et al. 2022.
+"""Gumbel AlphaZero: equation 1 of Silver et al. 2017 (arXiv 1712.01815) is the loss; value targets are each
+player's outcome ("Methods" there); policy targets are equation 11 of Danihelka et al. 2022.
 """
 
 import functools
@@ -24,7 +24,7 @@ def small(**fields):
     return algos.AlphaZero(env=envs.make("game:tic_tac_toe"), **{**settings, **fields})
 
 
-def moved(*actions):
+def after(*actions):
     position = GAME.init(jax.random.key(0))
     play = jax.jit(GAME.play)
     for action in actions:
@@ -33,27 +33,27 @@ def moved(*actions):
 
 
 def time_steps(reward, terminated):
-    """A rollout `[T, 1]` of observations that are their number."""
+    """A rollout `[T, 1]`; observation t is t + 1."""
     count = len(reward)
     column = lambda x, dtype: jnp.array(x, dtype)[:, None]  # noqa: E731
-    never = jnp.zeros((count, 1), bool)
+    no_ends = jnp.zeros((count, 1), bool)
     zeros = jnp.zeros((count, 1))
     number = jnp.arange(1.0, count + 1)[:, None]
     return envs.TimeStep(
-        None, column(reward, jnp.float32), column(terminated, bool), never, number, zeros, zeros
+        None, column(reward, jnp.float32), column(terminated, bool), no_ends, number, zeros, zeros
     )
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        # A game that the third move wins: 1 for its player, -1 for the other; then a game that goes on, whose
-        # last position has the value 0.5 for the player who does not move there.
+        # Move 3 wins: 1 for its player, -1 for the other. The next game continues; its last position has the
+        # value 0.5 for the player who is not to move.
         ({}, [1.0, -1.0, 1.0, 0.5, -0.5]),
         ({"discount": 0.5}, [0.25, -0.5, 1.0, 0.125, -0.25]),
-        # lambda 0: minus the search's value of the next position.
+        # lambda 0: minus the search value of the next position.
         ({"value_lambda": 0.0}, [-0.2, -0.3, 1.0, -0.9, -0.5]),
-        # lambda 0.5: of the second move, -(0.5 * 0.3 + 0.5 * 1); of the first, -(0.5 * 0.2 + 0.5 * -0.65).
+        # lambda 0.5: second move -(0.5 * 0.3 + 0.5 * 1); first move -(0.5 * 0.2 + 0.5 * -0.65).
         ({"value_lambda": 0.5}, [0.225, -0.65, 1.0, -0.2, -0.5]),
     ],
 )
@@ -67,8 +67,8 @@ def test_targets_by_hand(fields, expected):
     np.testing.assert_allclose(algorithm.targets({}, value, step)[:, 0], expected, rtol=1e-6)
 
 
-def test_the_loss_by_hand():
-    """Two legal moves with probabilities 3/4 and 1/4, a search that has 1/2 each, value 0.2 and target -1."""
+def test_loss_by_hand():
+    """Legal moves have probabilities 3/4 and 1/4, search policy 1/2 each, value 0.2, target -1."""
 
     def apply(parameters, observation):
         logits = jnp.array([jnp.log(3.0), 5.0, 0.0] + [9.0] * 6)
@@ -79,19 +79,19 @@ def test_the_loss_by_hand():
     policy = jnp.array([0.5, 0.0, 0.5] + [0.0] * 6)[None]
     observation = envs.MaskedObservation(jnp.zeros((1, 3, 3, 2)), mask)
     loss, parts = algorithm.loss({}, Sample(observation, policy, jnp.array([-1.0])))
-    cross = -0.5 * np.log(0.75) - 0.5 * np.log(0.25)
-    np.testing.assert_allclose(parts["policy_loss"], cross, rtol=1e-6)
+    cross_entropy = -0.5 * np.log(0.75) - 0.5 * np.log(0.25)
+    np.testing.assert_allclose(parts["policy_loss"], cross_entropy, rtol=1e-6)
     np.testing.assert_allclose(parts["value_loss"], 0.5 * 1.2**2, rtol=1e-6)
     np.testing.assert_allclose(parts["entropy"], np.log(2), rtol=1e-6)
-    np.testing.assert_allclose(loss, cross + 0.5 * 0.72, rtol=1e-6)
+    np.testing.assert_allclose(loss, cross_entropy + 0.5 * 0.72, rtol=1e-6)
 
 
-# --- searches, beside minimax ---
+# --- searches, compared with minimax ---
 
 
 @functools.cache
 def minimax(board, stone):
-    """Value for who moves, and the moves that have it; a board is a tuple of 1, -1 and 0."""
+    """Value for the player to move, and its optimal moves; a board is a tuple of 1, -1 and 0."""
     lines = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
     if any(all(board[i] == -stone for i in line) for line in lines):
         return -1, ()
@@ -107,16 +107,16 @@ POSITIONS = ((0, 3, 1), (4, 0, 8, 2), (0, 4, 8), (0, 1), (4, 1, 0, 8, 2))
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "playouts"])
-def test_a_long_search_finds_what_minimax_finds(kind):
-    # Random moves after 0, 4, 8 are won by who errs there: the playouts need thousands to see it.
+def test_long_search_matches_minimax(kind):
+    # After 0, 4, 8, random playouts favour a losing move: they would need thousands of simulations.
     chosen = POSITIONS if kind == "gumbel" else [one for one in POSITIONS if one != (0, 4, 8)]
-    positions = [moved(*actions) for actions in chosen]
+    positions = [after(*actions) for actions in chosen]
 
-    def nothing(parameters, key, position):
+    def evaluate(parameters, key, position):
         return jnp.zeros(9), jnp.float32(0)
 
     if kind == "gumbel":
-        player = algos.search.SearchPlayer(GAME, nothing, (), simulations=300)
+        player = algos.search.SearchPlayer(GAME, evaluate, (), simulations=300)
     else:
         player = algos.search.RandomPlayouts(GAME, simulations=300)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *positions)
@@ -127,13 +127,13 @@ def test_a_long_search_finds_what_minimax_finds(kind):
         assert action in minimax(board, stone)[1], board
 
 
-def test_a_search_knows_the_values_of_ends():
-    """Who wins by the next move has the value 1; who can only lose, -1."""
+def test_search_values_of_final_positions():
+    """An immediate win has value 1; a lost position has value -1."""
     algorithm = small(num_simulations=64)
     parameters = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(algorithm.init, jax.random.key(0)).parameters
     )
-    positions = jax.tree.map(lambda *x: jnp.stack(x), moved(0, 3, 1, 4), moved(0, 1, 4, 5, 6))
+    positions = jax.tree.map(lambda *x: jnp.stack(x), after(0, 3, 1, 4), after(0, 1, 4, 5, 6))
     found = jax.jit(algorithm.search)(parameters, positions, jax.random.split(jax.random.key(1), 2))
     assert found.action[0] == 2 and found.policy[0, 2] > 0.5
     np.testing.assert_allclose(jnp.sum(found.policy, axis=1), 1.0, rtol=1e-5)
@@ -142,8 +142,8 @@ def test_a_search_knows_the_values_of_ends():
 
 
 @pytest.mark.whole
-def test_it_learns_tic_tac_toe():
-    """The network alone does not lose to random moves; with search it draws with a greedy player or wins."""
+def test_learns_tic_tac_toe():
+    """The network beats random moves without search; with search it draws with a greedy player or wins."""
     algorithm = small(
         num_envs=64, num_steps=8, num_simulations=16, hidden=(64,), learning_rate=3e-3, total_steps=512 * 80
     )
@@ -155,7 +155,7 @@ def test_it_learns_tic_tac_toe():
     assert algorithm.evaluate(state, jax.random.key(2), 128)["return"] > 0.75
 
 
-def test_mistakes():
+def test_invalid_settings():
     with pytest.raises(FdgError, match=r"'CartPole-v1' is not a two-player game.*game:connect_four"):
         algos.AlphaZero(env=envs.make("CartPole-v1"))
     with pytest.raises(FdgError, match="num_simulations"):

@@ -18,8 +18,8 @@ from tests.algos.by_hand import GAUSSIAN, HALF, ONE, column
 from tests.algos.offline.data import random_steps
 
 
-def test_cloning_by_hand():
-    """Two logits, log 3 and 0, are odds of 3 to 1; of a Gaussian of deviation one only the error counts."""
+def test_loss_by_hand():
+    """Logits log 3 and 0: probabilities 3/4 and 1/4. A Gaussian with unit deviation: squared error only."""
 
     class Discrete(algos.BC):
         _actor = algos.Network(lambda key, o: jnp.zeros(2), lambda x, o: jnp.broadcast_to(x, (len(o), 2)))
@@ -40,13 +40,13 @@ def test_cloning_by_hand():
     assert float(gradient.actor) == pytest.approx(1.0 * 0.75, rel=1e-5)
 
 
-def test_a_sweep_over_a_data_set_has_the_numbers_of_runs_of_their_own(devices):
-    """`init` reads the data on the host, once for each point."""
+def test_sweep_matches_single_runs(devices):
+    """`init` reads the dataset on the host, once for each point."""
     env, data = envs.make("probe:continuous"), random_steps("probe:continuous")
     bc = algos.BC(env=env, dataset=data, num_envs=4, num_steps=1, batch_size=4, hidden=(4,))
     sweep = Sweep(bc, (("learning_rate", (1e-3, 0.1)),))
     engine = fdg.compile(sweep, policies.GPUOnly(), devices=devices[:1], num_seeds=sweep.agents)
     swept = engine.run(engine.init(0), 2)[0].state.learned.parameters
-    alone = fdg.compile(sweep.at(1), policies.GPUOnly(), devices=devices[:1])
-    own = alone.run(alone.init(0), 2)[0].learned.parameters
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6), swept, own)
+    single = fdg.compile(sweep.at(1), policies.GPUOnly(), devices=devices[:1])
+    expected = single.run(single.init(0), 2)[0].learned.parameters
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6), swept, expected)

@@ -1,6 +1,6 @@
-"""Replay buffers as values: what a user's own is asked for, and hindsight by hand.
+"""Replay buffers: hindsight experience replay by hand, and errors of user-defined buffers.
 
-Hindsight experience replay: Andrychowicz et al. 2017, arXiv 1707.01495.
+Hindsight experience replay is from Andrychowicz et al. 2017, arXiv 1707.01495.
 """
 
 import functools
@@ -24,19 +24,19 @@ SAC = {"num_envs": 2, "batch_size": 8, "hidden": (8,), "total_steps": 1000, "lea
 
 
 def episodes(ends, positions, goals):
-    """Steps of one environment; `positions` is one longer than the others."""
+    """Steps of one environment; `positions` has one more element than `goals`."""
     positions, goals = (jnp.asarray(x, jnp.float32)[:, None] for x in (positions, goals))
 
     def observed(position):
         return {"observation": position, "achieved_goal": position, "desired_goal": goals}
 
     reward = jax.vmap(REACH.single.compute_reward)(positions[1:], goals)
-    never = jnp.zeros(len(goals), bool)
+    no_ends = jnp.zeros(len(goals), bool)
     action = jnp.arange(len(goals))[:, None].astype(jnp.float32)
-    return Step(observed(positions[:-1]), action, reward, never, jnp.asarray(ends), observed(positions[1:]))
+    return Step(observed(positions[:-1]), action, reward, no_ends, jnp.asarray(ends), observed(positions[1:]))
 
 
-def drawn(make, steps, window=1, count=400):
+def sample(make, steps, window=1, count=400):
     spec = BufferSpec(REACH, length=len(steps.reward), num_windows=count, window=window)
     buffer = make(spec)
     state = buffer.add(buffer.init(jax.tree.map(lambda x: x[0], steps)), steps)
@@ -51,12 +51,12 @@ STEPS = episodes(
 )
 
 
-def test_goals_in_hindsight_are_what_the_same_episode_reached_later():
-    rows = drawn(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS)
-    later = {0: (0.2, 0.4, 0.0), 1: (0.4, 0.0), 2: (0.0,), 3: (0.2, 0.1, 0.0, -0.2)}  # by the first step
-    for step in later:  # the last three steps have no window of four rows
-        here = rows.action[:, 0, 0] == step
-        goals = np.unique(np.round(rows.observation["desired_goal"][here, 0, 0], 3))
+def test_hindsight_goals_are_later_in_the_episode():
+    rows = sample(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS)
+    later = {0: (0.2, 0.4, 0.0), 1: (0.4, 0.0), 2: (0.0,), 3: (0.2, 0.1, 0.0, -0.2)}  # by first step
+    for step in later:  # no window of four rows starts at the last three
+        rows_of_step = rows.action[:, 0, 0] == step
+        goals = np.unique(np.round(rows.observation["desired_goal"][rows_of_step, 0, 0], 3))
         np.testing.assert_allclose(goals, sorted(set(later[step])), atol=1e-6)
     reached = (
         jnp.abs(rows.final_observation["achieved_goal"] - rows.observation["desired_goal"])[..., 0] <= 0.1
@@ -65,41 +65,41 @@ def test_goals_in_hindsight_are_what_the_same_episode_reached_later():
     np.testing.assert_array_equal(rows.final_observation["desired_goal"], rows.observation["desired_goal"])
 
 
-def test_the_share_of_other_goals_is_as_given():
-    none = drawn(functools.partial(buffers.hindsight, share=0.0, horizon=4), STEPS)
-    np.testing.assert_array_equal(none.reward[:, 0], STEPS.reward[none.action[:, 0, 0].astype(int)])
-    some = drawn(functools.partial(buffers.hindsight, share=0.75, horizon=4), STEPS, count=2000)
-    first = some.action[:, 0, 0] == 0  # whose own goal, 0.9, was never reached
-    share = np.mean(some.observation["desired_goal"][first, 0, 0] < 0.8)
+def test_hindsight_share():
+    original = sample(functools.partial(buffers.hindsight, share=0.0, horizon=4), STEPS)
+    np.testing.assert_array_equal(original.reward[:, 0], STEPS.reward[original.action[:, 0, 0].astype(int)])
+    relabelled = sample(functools.partial(buffers.hindsight, share=0.75, horizon=4), STEPS, count=2000)
+    first = relabelled.action[:, 0, 0] == 0  # its original goal, 0.9, was never reached
+    share = np.mean(relabelled.observation["desired_goal"][first, 0, 0] < 0.8)
     assert share == pytest.approx(0.75, abs=0.06)
 
 
-def test_a_window_of_several_steps_has_one_goal():
-    rows = drawn(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS, window=2)
+def test_window_has_one_goal():
+    rows = sample(functools.partial(buffers.hindsight, share=1.0, horizon=4), STEPS, window=2)
     assert rows.reward.shape == (400, 2)
     goals = rows.observation["desired_goal"][..., 0]
     np.testing.assert_array_equal(goals[:, 0], goals[:, 1])
 
 
-def test_an_environment_may_end_episodes_at_a_goal():
-    ends = functools.partial(
+def test_terminated_function():
+    make = functools.partial(
         buffers.hindsight,
         share=1.0,
         horizon=4,
         reward=lambda achieved, desired: jnp.where(achieved[0] == desired[0], 1.0, 0.0),
         terminated=lambda achieved, desired: achieved[0] == desired[0],
     )
-    rows = drawn(ends, STEPS)
+    rows = sample(make, STEPS)
     np.testing.assert_array_equal(rows.terminated, rows.reward == 1.0)
-    last = rows.action[:, 0, 0] == 2  # the only goal of the third step is where it led
-    assert np.all(rows.terminated[last]) and not np.any(rows.truncated[last])
+    third = rows.action[:, 0, 0] == 2  # its only possible goal is its next position
+    assert np.all(rows.terminated[third]) and not np.any(rows.truncated[third])
 
 
-def test_an_episode_that_ended_by_its_own_goal_ends_in_hindsight_too():
-    """What follows in the buffer is of another episode, so no reward of it may be summed up."""
+def test_original_terminal_step_ends_window():
+    """Rows after the terminal step belong to another episode: n-step returns must stop there."""
     steps = STEPS._replace(terminated=STEPS.truncated, truncated=STEPS.terminated)
-    never = functools.partial(buffers.hindsight, share=1.0, horizon=4, terminated=lambda *_: False)
-    rows = drawn(never, steps, window=2)
+    make_buffer = functools.partial(buffers.hindsight, share=1.0, horizon=4, terminated=lambda *_: False)
+    rows = sample(make_buffer, steps, window=2)
     assert not np.any(rows.terminated)
     np.testing.assert_array_equal(rows.truncated, steps.terminated[rows.action[..., 0].astype(int)])
 
@@ -117,13 +117,13 @@ def hindsight(**settings):
         ({"terminated": lambda achieved, desired: 0.5}, "returned float: return a bool"),
     ],
 )
-def test_functions_of_goals_return_one_value(settings, words):
+def test_goal_functions_return_scalars(settings, words):
     algorithm = algos.SAC(envs.make("probe:reach"), **{**SAC, "replay": hindsight(**settings)})
     with pytest.raises(fdg.FdgError, match=re.escape(words)):
         fdg.trace(algorithm)
 
 
-def test_learning_starts_with_a_full_buffer_if_it_keeps_fewer_steps():
+def test_full_buffer_is_ready():
     buffer = algos.DQN(envs.make("probe:memory"), memory="gru").buffer  # keeps 9,984 of 10,000 steps
     rows = jnp.int32(buffer.length)
     assert buffer.is_ready(ReplayState((), rows)) and not buffer.is_ready(ReplayState((), rows - 1))
@@ -155,12 +155,12 @@ def test_learning_starts_with_a_full_buffer_if_it_keeps_fewer_steps():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(env, fields, words):
+def test_invalid_settings(env, fields, words):
     with pytest.raises(fdg.FdgError, match=re.escape(words)):
         algos.SAC(envs.make(env), **{**SAC, **fields})
 
 
-def test_the_reaching_probe_by_hand():
+def test_reach_probe_by_hand():
     """A goal 0.75 away is within 0.1 after four moves of 0.2, so the optimal return is -3."""
     single = envs.make("probe:reach", dimensions=2).single
     state, _ = single.reset(jax.random.key(0))
@@ -171,13 +171,13 @@ def test_the_reaching_probe_by_hand():
         assert not terminated
     assert rewards == [-1, -1, -1, 0, -1]
     np.testing.assert_allclose(observation["achieved_goal"], [0.6, -0.2], atol=1e-6)
-    # Of one dimension: at most one move with probability 0.3, two 0.5, three 0.7, four 0.9.
+    # One dimension: one move at most with probability 0.3, two 0.5, three 0.7, four 0.9.
     assert envs.make("probe:reach", dimensions=1).single.optimal_return == pytest.approx(-1.6)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("replay", [None, "hindsight"])
-def test_hindsight_reaches_goals_that_are_hardly_ever_met_by_chance(replay):
+def test_hindsight_solves_sparse_rewards(replay):
     env = envs.make("probe:reach")
     algorithm = algos.SAC(
         env=env, replay=replay, num_envs=8, num_steps=25, hidden=(64, 64), batch_size=64, total_steps=20_000,

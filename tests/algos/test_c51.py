@@ -1,6 +1,6 @@
-"""C51: projections and the loss by hand, and what it refuses.
+"""C51: projections and the loss by hand, and unsupported action spaces.
 
-Of Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
+Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
 """
 
 import jax
@@ -13,7 +13,7 @@ import envs
 from algos.replay import Transition
 from fdg.errors import FdgError
 
-# Two actions, three atoms (-1, 0 and 1), the same for every observation: the parameters are the logits.
+# Two actions, three atoms (-1, 0 and 1), equal for every observation: the parameters are the logits.
 TABLE = algos.Network(
     init=lambda key, observation: jnp.zeros(6),
     apply=lambda table, observation: jnp.broadcast_to(table[None], (len(observation), 6)),
@@ -40,21 +40,21 @@ STEPS = transition([0, 1, 0], [0.0, 1.0, 0.25], [1.0, 0.5, 0.0])
 
 
 def test_targets_by_hand():
-    """The target's best action in the mean is the second, of probabilities 1/4, 1/4, 1/2.
+    """The target network prefers the second action, with probabilities 1/4, 1/4, 1/2.
 
-    Reward 0, discount 1: as they are. Reward 1, discount 1/2: the atoms lead to 1/2, 1 and 3/2, which is held
-    at 1: 1/8 for 0, the rest for 1, and 1/2 lay outside. Terminated with 1/4: 3/4 for 0, 1/4 for 1.
+    Reward 0, discount 1: unchanged. Reward 1, discount 1/2: the atoms move to 1/2, 1 and 3/2 (clipped to 1):
+    1/8 for 0, the rest for 1; 1/2 was outside. Terminated with reward 1/4: 3/4 for 0, 1/4 for 1.
     """
     target, outside = algorithm()._project_target(ONLINE, TARGET, STEPS)
     np.testing.assert_allclose(target, [[0.25, 0.25, 0.5], [0, 0.125, 0.875], [0, 0.75, 0.25]], atol=1e-6)
     np.testing.assert_allclose(outside, [0.0, 0.5, 0.0], atol=1e-6)
-    # Double: the online network's best is the first, of which the target says 1/2, 1/2, 0: 1/2 and 1.
+    # Double: the online network prefers the first action, with target probabilities 1/2, 1/2, 0 at 1/2 and 1.
     target, _ = algorithm(double=True)._project_target(ONLINE, TARGET, STEPS)
     np.testing.assert_allclose(target[:2], [[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], atol=1e-6)
 
 
 class Rounded(algos.C51):
-    """Gives all of a return to the atom below it: a projection that keeps no mean."""
+    """Moves all probability to the most likely atom: a projection that changes the mean."""
 
     def _project_target(self, parameters, target_parameters, transition):
         target, outside = super()._project_target(parameters, target_parameters, transition)
@@ -62,8 +62,8 @@ class Rounded(algos.C51):
 
 
 @pytest.mark.parametrize(("kind", "keeps"), [(algos.C51, True), (Rounded, False)])
-def test_a_projection_keeps_the_mean(kind, keeps):
-    """Of what lies within the grid: rewards up to 1/2 and a discount of 1/2."""
+def test_projection_keeps_mean(kind, keeps):
+    """For targets within the grid: rewards up to 1/2 and a discount of 1/2."""
     reward = np.linspace(-0.5, 0.5, 7)
     steps = transition(np.zeros(7, int), reward, np.full(7, 0.5))
     target, outside = algorithm(kind)._project_target(ONLINE, TARGET, steps)
@@ -71,19 +71,19 @@ def test_a_projection_keeps_the_mean(kind, keeps):
     assert not np.any(outside)
 
 
-def test_the_loss_by_hand():
-    """Of what was done: 1/4, 1/4, 1/2, then 1/2, 1/4, 1/4, then the first again; weights 1, 1 and 2."""
+def test_loss_by_hand():
+    """Predictions 1/4, 1/4, 1/2; 1/2, 1/4, 1/4; and the first again; weights 1, 1 and 2."""
     loss, (error, parts) = algorithm().loss(ONLINE, TARGET, STEPS, jnp.array([1.0, 1.0, 2.0]))
     log = np.log(2.0)
-    crossed = np.array([1.5 * log, 2 * log, 0.75 * 2 * log + 0.25 * log])
-    assert float(loss) == pytest.approx(float(crossed @ [1, 1, 2]) / 3, rel=1e-5)
-    # The divergence is nothing where the target is what was predicted.
+    cross_entropy = np.array([1.5 * log, 2 * log, 0.75 * 2 * log + 0.25 * log])
+    assert float(loss) == pytest.approx(float(cross_entropy @ [1, 1, 2]) / 3, rel=1e-5)
+    # The error is the KL divergence: cross-entropy minus the target's entropy.
     entropy = [1.5 * log, -(np.log(0.125) / 8 + 7 / 8 * np.log(0.875)), 2 * log - 0.75 * np.log(3.0)]
-    np.testing.assert_allclose(error, crossed - entropy, atol=1e-5)
+    np.testing.assert_allclose(error, cross_entropy - entropy, atol=1e-5)
     assert float(parts["value"]) == pytest.approx((0.25 - 0.25 + 0.25) / 3, rel=1e-5)
 
 
-def test_several_choices_are_refused_and_who_takes_them_is_said():
+def test_multi_discrete_actions_raise():
     with pytest.raises(
         FdgError,
         match=r"C51: cannot act in the action space MultiDiscrete.*: use A2C, .* PQN or RecurrentPPO",

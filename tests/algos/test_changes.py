@@ -1,4 +1,4 @@
-"""Algorithms that a user changed (`tests/user_changes.py`): the same numbers under every policy."""
+"""Algorithms changed by a user (`tests/user_changes.py`) give the same results under every policy."""
 
 import functools
 import importlib.util
@@ -86,31 +86,31 @@ POLICIES = {
 
 
 @pytest.fixture(autouse=True)
-def as_users_write():
-    """Users broadcast over axes in front, which is refused in our own code (tests/conftest.py)."""
+def allow_rank_promotion():
+    """Allows rank promotion for user code; tests/conftest.py makes it an error elsewhere."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
 
 @functools.cache
-def in_plain_jax(change):
-    """The algorithm, and what plain calls of `iterate` make of it."""
+def plain_result(change):
+    """The algorithm, and its state and metrics after plain calls of `iterate`."""
     algorithm = CHANGES[change]()
     return algorithm, plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 3)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_has_the_same_numbers_under_every_policy(change, policy):
-    algorithm, expected = in_plain_jax(change)
+def test_changes_agree_under_every_policy(change, policy):
+    algorithm, expected = plain_result(change)
     engine = fdg.compile(algorithm, POLICIES[policy], jax.devices()[:4])
     state, metrics = engine.run(engine.init(0), 3)
     assert_same(expected, (engine.algorithm_state(state), metrics))
 
 
 @pytest.mark.parametrize("change, target", [("a penalty that adapts", 1e-4), ("a penalty on torques", 0.01)])
-def test_a_penalty_follows_the_kl(change, target):
-    _, (state, metrics) = in_plain_jax(change)
+def test_adaptive_penalty_follows_kl(change, target):
+    _, (state, metrics) = plain_result(change)
     penalty, expected = 1.0, []
     for kl in np.asarray(metrics["kl"]):
         penalty *= 2 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1
@@ -120,28 +120,28 @@ def test_a_penalty_follows_the_kl(change, target):
     assert float(state.penalty) == penalty
 
 
-def test_a_histogram_counts_every_sample_within_its_range():
-    _, (_, metrics) = in_plain_jax("a histogram")
+def test_histogram_counts_samples_in_range():
+    _, (_, metrics) = plain_result("a histogram")
     counts = [metrics[f"advantage_{i}"] for i in range(4)]
-    assert 0 < np.min(np.sum(counts, axis=0)) <= 16  # of 16 samples those within the range
+    assert 0 < np.min(np.sum(counts, axis=0)) <= 16  # of 16 samples; those out of range are not counted
 
 
-def test_frozen_parameters_stay():
-    algorithm, (state, _) = in_plain_jax("frozen parameters")
+def test_frozen_parameters():
+    algorithm, (state, _) = plain_result("frozen parameters")
     first = jax.jit(algorithm.init)(jax.random.key(0)).parameters
     jax.tree.map(np.testing.assert_array_equal, state.parameters["critic"], first["critic"])
     assert np.any(state.parameters["actor"]["head"]["kernel"] != first["actor"]["head"]["kernel"])
 
 
-def test_a_part_of_ones_own_takes_the_settings_of_the_one_it_replaces():
+def test_replaced_part_gets_settings():
     algorithm = user_changes.CosineDQN(**REPLAYED, epsilon_end=0.5)
     half = algorithm.exploration.epsilon(jnp.int32(5), 10)
     assert float(half) == pytest.approx(0.5 + 0.5 * np.cos(np.pi / 4), rel=1e-6)
     assert isinstance(algorithm.exploration, user_changes.Cosine)
 
 
-def test_a_bonus_pays_by_what_it_knows():
-    """Visits of sixteen cells: all steps are counted, and the mean is that of the rewards by hand."""
+def test_count_bonus_by_hand():
+    """Counts of 16 cells: each step is counted once, and the mean bonus is 0.1 / sqrt(count) by hand."""
     algorithm = algos.PPO(**PPO, bonus=user_changes.by_visits)
     state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
     state, _ = iterate(state)
@@ -149,25 +149,25 @@ def test_a_bonus_pays_by_what_it_knows():
     state, metrics = iterate(state)
     counts = np.asarray(state.bonus)
     assert counts.sum() == 2 * algorithm.steps_per_iteration
-    paid = np.sum((counts - before) * 0.1 / np.sqrt(np.maximum(counts, 1))) / algorithm.steps_per_iteration
-    assert float(metrics["bonus"]) == pytest.approx(paid, rel=1e-5)
+    mean = np.sum((counts - before) * 0.1 / np.sqrt(np.maximum(counts, 1))) / algorithm.steps_per_iteration
+    assert float(metrics["bonus"]) == pytest.approx(mean, rel=1e-5)
 
 
-def test_a_copy_of_ppo_is_ppo(tmp_path, monkeypatch):
-    """In a project of a user's own the file runs as it is: presets, flags and numbers."""
+def test_copy_of_ppo_matches_ppo(tmp_path, monkeypatch):
+    """A copy of algos/ppo.py outside this repository has the same presets and results."""
     copy = tmp_path / "my_ppo.py"
     copy.write_text(Path(algos.PPO.__module__.replace(".", "/") + ".py").read_text())
     spec = importlib.util.spec_from_file_location("my_ppo", copy)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "my_ppo", module)
     spec.loader.exec_module(module)
-    mine, ours = (one(**PPO) for one in (module.PPO, algos.PPO))
+    copied, original = (algorithm(**PPO) for algorithm in (module.PPO, algos.PPO))
     assert module.PPO.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
-    one, other = (plain(each, jax.jit(each.init)(jax.random.key(0)), 2) for each in (mine, ours))
-    assert_same(jax.tree.leaves(one), jax.tree.leaves(other))
+    first, second = (plain(each, jax.jit(each.init)(jax.random.key(0)), 2) for each in (copied, original))
+    assert_same(jax.tree.leaves(first), jax.tree.leaves(second))
 
 
-def test_a_network_by_one_value_is_its_settings():
+def test_network_values_set_fields():
     gru = algos.RecurrentPPO(env=ENV, network=networks.gru(64, 32))
     assert gru == algos.RecurrentPPO(env=ENV, memory="gru", memory_size=64, hidden=(32,))
     mlp = algos.DQN(env=ENV, network=networks.mlp(32, 32, activation="tanh"))
@@ -185,7 +185,7 @@ def test_a_network_by_one_value_is_its_settings():
         ("tests.user_changes:nothing", "--bonus"),
     ],
 )
-def test_what_is_no_bonus_is_refused(bonus, words):
+def test_invalid_bonus(bonus, words):
     with pytest.raises(fdg.FdgError, match=words):
         algos.PPO(env=ENV, bonus=bonus)
 
@@ -200,6 +200,6 @@ def test_what_is_no_bonus_is_refused(bonus, words):
         (lambda step_size: 3, "returns int for a step size: it must return an optax.GradientTransformation"),
     ],
 )
-def test_what_makes_no_optimiser_is_refused(optimizer, words):
+def test_invalid_optimizer(optimizer, words):
     with refuses(words):
         algos.PPO(**PPO, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""Critics that give distributions: targets beside a plain loop, the loss by hand, and who uses them.
+"""Distributional critics: targets against a plain loop, the loss by hand, and SAC, TD3 and CrossQ with them.
 
 The loop is algorithm 1 of Bellemare, Dabney and Munos 2017 (arXiv 1707.06887).
 """
@@ -19,19 +19,19 @@ from algos.replay import Transition
 GRID = Distributions(5, -2.0, 2.0)  # -2, -1, 0, 1, 2
 
 
-def projected_by_loop(probability, reward, discount, cost):
-    """One sample: its probabilities on the grid, shared out to the neighbours below and above."""
-    made = np.zeros(5)
+def projected(probability, reward, discount, cost):
+    """Projects one sample: each atom's probability is split between the nearest grid points."""
+    result = np.zeros(5)
     for j, z in enumerate(np.linspace(-2.0, 2.0, 5)):
         at = (np.clip(reward + discount * (z - cost), -2.0, 2.0) + 2.0) / 1.0
         below, above = math.floor(at), math.ceil(at)
-        made[below] += probability[j] * (1.0 if below == above else above - at)
-        made[above] += probability[j] * (0.0 if below == above else at - below)
-    return made
+        result[below] += probability[j] * (1.0 if below == above else above - at)
+        result[above] += probability[j] * (0.0 if below == above else at - below)
+    return result
 
 
-def test_targets_are_those_of_a_plain_loop():
-    """Of the critic whose mean is lower, sample by sample; within the grid, and beyond both of its ends."""
+def test_targets_match_plain_loop():
+    """The target uses the critic with the lower mean per sample; values lie within and beyond the grid."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 6, 5)).astype(np.float32)
     reward, cost = rng.normal(0.0, 1.5, size=(2, 6)).astype(np.float32)
@@ -41,16 +41,16 @@ def test_targets_are_those_of_a_plain_loop():
     lower = np.argmin(probability @ np.linspace(-2.0, 2.0, 5), axis=0)
     assert 0 < lower.sum() < 6
     for i in range(6):
-        expected = projected_by_loop(probability[lower[i], i], reward[i], discount[i], cost[i])
+        expected = projected(probability[lower[i], i], reward[i], discount[i], cost[i])
         np.testing.assert_allclose(found[i], expected, atol=1e-5)
 
 
-def test_the_value_and_the_loss_by_hand():
-    """Odds 1 : 1 : 2 : 0 : 0 of -2, -1, 0: mean -0.75. Against certainty of 0: -log 1/2."""
-    numbers = jnp.log(jnp.array([[0.25, 0.25, 0.5, 1e-30, 1e-30]]))
-    assert float(GRID.value(numbers)[0]) == pytest.approx(-0.75)
+def test_value_and_loss_by_hand():
+    """Probabilities 1/4, 1/4, 1/2 of -2, -1, 0: mean -0.75. Cross-entropy with a certain 0: -log 1/2."""
+    logits = jnp.log(jnp.array([[0.25, 0.25, 0.5, 1e-30, 1e-30]]))
+    assert float(GRID.value(logits)[0]) == pytest.approx(-0.75)
     certain = jnp.array([[0.0, 0.0, 1.0, 0.0, 0.0]])
-    assert float(GRID.error(numbers, certain)) == pytest.approx(math.log(2.0), rel=1e-5)
+    assert float(GRID.error(logits, certain)) == pytest.approx(math.log(2.0), rel=1e-5)
     assert Values().value(jnp.ones(2)).tolist() == [1.0, 1.0]
 
 
@@ -58,46 +58,46 @@ SIZES = {"num_envs": 2, "batch_size": 4, "buffer_size": 16, "hidden": (4,), "upd
 
 
 @pytest.mark.parametrize("kind", [algos.SAC, algos.TD3, algos.CrossQ])
-def test_an_update_moves_the_value_of_what_pays_towards_what_it_pays(kind):
-    """Reward 2 at the end of an episode: the first target is certain, and the critics' values rise."""
+def test_updates_move_values_towards_reward(kind):
+    """Terminal transitions with reward 2: the critics' values rise towards it."""
     narrow = {"critic_hidden": (4,)} if kind is algos.CrossQ else {}
     algorithm = kind(
         env=envs.make("probe:continuous"), atoms=5, value_min=-2.0, value_max=2.0, learning_rate=0.05,
         learning_starts=0, **SIZES, **narrow,
     )  # fmt: skip
     learned = jax.jit(algorithm.init)(jax.random.key(0)).learned
-    seen, action = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
-    transition = Transition(seen, action, jnp.full(4, 2.0), jnp.zeros(4), seen)
+    observation, action = jnp.ones((4, 1)), jnp.full((4, 1), 0.5)
+    transition = Transition(observation, action, jnp.full(4, 2.0), jnp.zeros(4), observation)
     update = jax.jit(algorithm._learn_from)
     values = []
     for time in range(3):
-        given = algorithm._critic_output(learned, seen, action)
-        assert [one.shape for one in given] == [(4, 5), (4, 5)]
-        values.append(float(jnp.mean(algorithm.grid.reading.lower(given))))
+        output = algorithm._critic_output(learned, observation, action)
+        assert [one.shape for one in output] == [(4, 5), (4, 5)]
+        values.append(float(jnp.mean(algorithm.grid.reading.lower(output))))
         keys = jax.random.split(jax.random.key(time), (2, 4))
         learned, _, losses = update(learned, transition, keys)
         assert losses["critic_loss"] > 0
     assert values[0] < values[1] < values[2] < 2.0
 
 
-def test_weights_and_errors_of_samples():
-    """Values 3 and 1 of targets 1 and 2, weights 1/2 and 1: 0.5 * mean(0.5 * 4, 1 * 1) = 0.75 a critic."""
-    given, target = (jnp.array([3.0, 1.0]), jnp.array([1.0, 5.0])), jnp.array([1.0, 2.0])
+def test_weighted_errors_by_hand():
+    """Values 3 and 1, targets 1 and 2, weights 1/2 and 1: a loss of 0.5 * mean(0.5 * 4, 1 * 1) = 0.75."""
+    output, target = (jnp.array([3.0, 1.0]), jnp.array([1.0, 5.0])), jnp.array([1.0, 2.0])
     weight = jnp.array([0.5, 1.0])
-    loss, found = algos.SAC.grid.reading.errors(given, target, weight)
-    assert float(loss) == pytest.approx(0.75 + 0.5 * 4.5)  # of the other critic errors 0 and 3
+    loss, found = algos.SAC.grid.reading.errors(output, target, weight)
+    assert float(loss) == pytest.approx(0.75 + 0.5 * 4.5)  # the other critic has errors 0 and 3
     assert found["error"].tolist() == [1.0, 2.0]
-    assert algos.SAC.grid.reading.errors(given, target)[1] == {}
+    assert algos.SAC.grid.reading.errors(output, target)[1] == {}
     probability = jnp.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
-    even = jnp.zeros((2, 3))  # of three atoms log 3, less the entropy of the target
+    uniform = jnp.zeros((2, 3))  # KL divergence: log 3 - entropy of the target
     expected = [math.log(3.0) - 1.5 * math.log(2.0), math.log(3.0)]
-    distance = Distributions(3, 0.0, 1.0).distance(even, probability)
+    distance = Distributions(3, 0.0, 1.0).distance(uniform, probability)
     np.testing.assert_allclose(distance, expected, rtol=1e-5)
-    halved = Distributions(3, 0.0, 1.0).error(even, probability, jnp.array([0.5, 0.5]))
+    halved = Distributions(3, 0.0, 1.0).error(uniform, probability, jnp.array([0.5, 0.5]))
     assert float(halved) == pytest.approx(0.5 * math.log(3.0))
 
 
-def test_critics_of_ones_own_give_as_many_numbers_as_there_are_atoms():
+def test_critic_network_output_size():
     values = algos.Network(lambda *_: (), lambda _, x, a: (a[:, 0], a[:, 0]))
     algorithm = algos.SAC(env=envs.make("probe:continuous"), atoms=5, critic_network=values, **SIZES)
     with pytest.raises(fdg.FdgError, match=r"critic_network gives a distribution as .*\[2, 5\], 5 numbers"):

@@ -1,7 +1,7 @@
-"""CrossQ: batch renormalisation by hand and compared with Flax's, its losses by hand, its delay.
+"""CrossQ: batch renormalisation by hand and against Flax, its losses by hand, and its policy delay.
 
 Batch renormalisation: Ioffe 2017 (arXiv 1702.03275), algorithm 1. CrossQ: Bhatt et al. 2024 (arXiv
-1902.05605), section 3: no target network, one minibatch for both values, normalised critics.
+1902.05605), section 3: no target network, one forward pass for both values, normalised critics.
 """
 
 import math
@@ -19,13 +19,13 @@ from algos.replay import Transition
 from algos.sac import Parameters
 from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
-HALF = jnp.float32(math.atanh(0.5))  # a mean whose action is one half
+HALF = jnp.float32(math.atanh(0.5))  # actor parameter: tanh of it is the action 1/2
 
 # --- batch renormalisation ---
 
 
-def renormed(x, mean=0.0, var=1.0, in_training=True, renormalize=True, decay=0.99):
-    """What a layer with these running statistics gives, and those after it; its scale is 1 and its bias 0."""
+def renormalized(x, mean=0.0, var=1.0, in_training=True, renormalize=True, decay=0.99):
+    """Outputs of a layer with these running statistics, and the new statistics; scale 1, bias 0."""
     one = jnp.ones(1)
     variables = {
         "params": {"scale": one, "bias": 0 * one},
@@ -37,29 +37,29 @@ def renormed(x, mean=0.0, var=1.0, in_training=True, renormalize=True, decay=0.9
 
 
 def test_renormalisation_by_hand():
-    """Mean 200 and deviation 100, where mean 0 and deviation 1 were known: ratio and shift are cut off."""
-    y, after = renormed([100.0, 300.0])
+    """Batch mean 200 and deviation 100, running mean 0 and deviation 1: ratio and shift are clipped."""
+    y, after = renormalized([100.0, 300.0])
     np.testing.assert_allclose(y, [-1.0 * 3.0 + 5.0, 1.0 * 3.0 + 5.0], rtol=1e-5)
     assert after == pytest.approx({"mean": 2.0, "var": 0.99 + 100.0}, rel=1e-5)
-    y, _ = renormed([100.0, 300.0], renormalize=False)
+    y, _ = renormalized([100.0, 300.0], renormalize=False)
     np.testing.assert_allclose(y, [-1.0, 1.0], rtol=1e-5)
-    # Hardly any deviation, 0.005 = 0.156 * sqrt(0.005**2 + 0.001), where it is one: a third of it is taken.
-    y, _ = renormed([100.0, 100.01], mean=100.0)
+    # Batch deviation 0.005 = 0.156 * sqrt(0.005**2 + 0.001), running deviation 1: ratio is clipped to 1/3.
+    y, _ = renormalized([100.0, 100.01], mean=100.0)
     np.testing.assert_allclose(y, [0.005 - 0.156 / 3, 0.005 + 0.156 / 3], atol=1e-3)
 
 
-def test_within_the_bounds_a_renormalised_minibatch_is_as_in_acting():
-    """That is what it is for; plain batch normalisation gives other numbers."""
+def test_unclipped_training_matches_acting():
+    """In training and in acting, results are equal; plain batch normalisation differs."""
     x = np.random.default_rng(0).normal(1.5, 1.3, size=16).astype(np.float32)
-    acting, still = renormed(x, mean=1.0, var=2.0, in_training=False)
+    acting, after = renormalized(x, mean=1.0, var=2.0, in_training=False)
     np.testing.assert_allclose(acting, (x - 1.0) / np.sqrt(2.001), rtol=1e-5)
-    assert still == pytest.approx({"mean": 1.0, "var": 2.0})
-    np.testing.assert_allclose(renormed(x, mean=1.0, var=2.0)[0], acting, atol=1e-5)
-    plain = renormed(x, mean=1.0, var=2.0, renormalize=False)[0]
+    assert after == pytest.approx({"mean": 1.0, "var": 2.0})
+    np.testing.assert_allclose(renormalized(x, mean=1.0, var=2.0)[0], acting, atol=1e-5)
+    plain = renormalized(x, mean=1.0, var=2.0, renormalize=False)[0]
     assert float(jnp.max(jnp.abs(plain - acting))) > 0.1
 
 
-def test_without_correction_it_is_flaxs_batch_normalisation():
+def test_no_renormalisation_matches_flax():
     """Values, gradients and running statistics."""
     x = jnp.asarray(np.random.default_rng(0).normal(1.5, 1.3, size=(8, 3)), jnp.float32)
     weight = jnp.asarray(np.random.default_rng(1).normal(size=(8, 3)), jnp.float32)
@@ -80,13 +80,13 @@ def test_without_correction_it_is_flaxs_batch_normalisation():
     )
 
 
-# --- the losses, with networks of one number each ---
+# --- losses, with networks of one parameter ---
 
-ONE_NUMBER = {"actor_network": NARROW, "critic_network": CRITICS}
+SCALAR = {"actor_network": NARROW, "critic_network": CRITICS}
 
 
 def gradients(is_due, log_temperature=-math.inf):
-    algorithm = algos.CrossQ(env=envs.make("probe:continuous"), **ONE_NUMBER)
+    algorithm = algos.CrossQ(env=envs.make("probe:continuous"), **SCALAR)
     parameters = Parameters(HALF, jnp.array([3.0, 2.0]), jnp.float32(log_temperature))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
     empty = jax.jit(algorithm.init)(jax.random.key(0)).learned.statistics
@@ -97,7 +97,7 @@ def gradients(is_due, log_temperature=-math.inf):
 
 
 def test_gradients_by_hand():
-    """Without entropy (temperature 0). No gradient flows into targets, though live critics give them."""
+    """Temperature 0. Gradients do not flow into targets, although there are no target critics."""
     gradient, losses = gradients(is_due=True)
     # The next action is 1/2: targets 1 + 1/2 * min(3, 2) * 1/2 = 1.5, and 2 where the episode terminated.
     # Critic 1: values 3 and -1.5, errors 1.5 and -3.5, gradient (1.5 * 1 + -3.5 * -0.5) / 2 = 1.625.
@@ -108,7 +108,7 @@ def test_gradients_by_hand():
     assert float(gradient.actor) == pytest.approx(-1.5, rel=1e-5)
 
 
-def test_the_temperature_enters_targets_and_both_losses():
+def test_temperature_in_targets_and_losses():
     """A deviation of exp(-20): entropy -20 + (1 + log 2 pi) / 2 + log(1 - 1/4) nats, about -19; target -1."""
     gradient, losses = gradients(is_due=True, log_temperature=math.log(0.25))
     entropy = float(losses["entropy"])
@@ -120,13 +120,13 @@ def test_the_temperature_enters_targets_and_both_losses():
     assert float(gradient.critics[0]) == pytest.approx(first / 2, abs=0.2)
 
 
-def test_an_actor_that_is_not_due_has_no_gradient():
+def test_delayed_actor_has_no_gradient():
     gradient, _ = gradients(is_due=False, log_temperature=0.0)
     assert float(gradient.actor) == float(gradient.log_temperature) == 0.0
     assert float(gradient.critics[0]) != 0.0
 
 
-# --- both values in one minibatch, and what moves when ---
+# --- joint forward pass, and the order of updates ---
 
 SMALL = {
     "num_envs": 4, "batch_size": 8, "buffer_size": 64, "learning_starts": 0,
@@ -134,7 +134,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_third_time():
+def test_joint_normalisation_and_policy_delay():
     algorithm = algos.CrossQ(env=envs.make("Pendulum-v1"), **SMALL)
     learned = jax.jit(algorithm.init)(jax.random.key(0)).learned
     observation, following = np.random.default_rng(0).normal([1.0, 5.0], 1.0, size=(8, 3, 2)).T.swapaxes(1, 2)
@@ -156,7 +156,7 @@ def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_t
                 strict=True,
             )
         ))  # fmt: skip
-        if time == 0:  # the running mean of the inputs: a hundredth of that of both minibatches together
+        if time == 0:  # running mean of the inputs: 0.01 of the mean over both minibatches
             mean = learned.statistics.critics["critic_1"]["BatchRenorm_0"]["mean"]
             both = np.concatenate([observation, following]).mean(axis=0)
             np.testing.assert_allclose(mean[:3], 0.01 * both, rtol=1e-4)
@@ -164,12 +164,12 @@ def test_both_values_are_normalised_in_one_minibatch_and_the_actor_moves_every_t
     assert moved == [not_due, not_due, due] * 2
 
 
-def test_who_acts_sees_running_statistics():
-    """An action does not depend on what else is asked."""
+def test_acting_uses_running_statistics():
+    """An action does not depend on the other rows of the batch."""
     algorithm = algos.CrossQ(env=envs.make("Pendulum-v1"), **SMALL)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    actor, many = algorithm.actor(state), jax.random.normal(jax.random.key(1), (5, 3))
+    actor, batch = algorithm.actor(state), jax.random.normal(jax.random.key(1), (5, 3))
     act = lambda x: actor.act(  # noqa: E731
         actor.memory(len(x)), x, jnp.ones(len(x), bool), jax.random.split(jax.random.key(0), len(x)), True
     )[0]
-    np.testing.assert_allclose(act(many)[2:3], act(many[2:3]), rtol=1e-5)
+    np.testing.assert_allclose(act(batch)[2:3], act(batch[2:3]), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""DroQ: dropout, and critics of an ensemble compared with single ones, and what is refused.
+"""DroQ: dropout, and ensembles of critics compared with single critics.
 
 Hiraoka et al. 2022 (arXiv 2110.02034), section 3.
 """
@@ -17,8 +17,8 @@ from algos.redq import Ensemble
 from algos.values import Layers
 
 
-def test_an_ensemble_is_single_critics_side_by_side():
-    """Each with the parameters of its row; rows differ."""
+def test_ensemble_matches_single_critics():
+    """Critic i uses row i of the parameters; rows differ."""
     space, layers = envs.Box(-1.0, 1.0, (3,)), Layers(hidden=(8, 4), activation="relu")
     network = Ensemble(num_critics=4, critic_layer_norm=True).network(space, layers)
     x, action = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones((5, 2))
@@ -26,34 +26,34 @@ def test_an_ensemble_is_single_critics_side_by_side():
     found = jax.jit(network.apply)(parameters, x, action)
     single = Trunk(Layers((8, 4), "relu", layer_norm=True), 1, 1.0)
     for i in range(4):
-        own = jax.tree.map(lambda p, i=i: p[i], parameters["critics"])
-        alone = jax.jit(single.apply)({"params": own}, x, action)[:, 0]
-        np.testing.assert_allclose(found[i], alone, rtol=1e-5)
+        row = jax.tree.map(lambda p, i=i: p[i], parameters["critics"])
+        expected = jax.jit(single.apply)({"params": row}, x, action)[:, 0]
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5)
     assert len(np.unique(np.asarray(found).round(5))) == 20
 
 
-def test_dropout_keeps_the_mean_and_draws_for_each_sample_feature_critic_and_layer():
-    many = jax.random.split(jax.random.key(0), 500)
-    x = apply_dropout(jnp.ones((500, 20)), 0.25, many)
+def test_dropout():
+    keys = jax.random.split(jax.random.key(0), 500)
+    x = apply_dropout(jnp.ones((500, 20)), 0.25, keys)
     np.testing.assert_allclose(np.unique(x), [0.0, 1 / 0.75], rtol=1e-6)
     assert float(jnp.mean(x)) == pytest.approx(1.0, abs=0.03)
-    assert not jnp.array_equal(x, apply_dropout(jnp.ones((500, 20)), 0.25, many, 1))
+    assert not jnp.array_equal(x, apply_dropout(jnp.ones((500, 20)), 0.25, keys, 1))
     np.testing.assert_array_equal(
-        apply_dropout(jnp.ones((2, 20)), 0.25, many[7:9]), x[7:9]
-    )  # whoever else is there
+        apply_dropout(jnp.ones((2, 20)), 0.25, keys[7:9]), x[7:9]
+    )  # independent of the other rows
     space = envs.Box(-1.0, 1.0, (1,))
     network = Ensemble(num_critics=2, dropout=0.5).network(space, Layers(hidden=(64,), activation="relu"))
     ones = jnp.ones((500, 1))
     parameters, apply = jax.jit(network.init)(jax.random.key(0), ones, ones), jax.jit(network.apply)
-    twice = jax.tree.map(lambda p: jnp.stack([p[0], p[0]]), parameters)  # one critic, two draws
-    first, second = apply(twice, ones, ones, many)
-    plain = apply(twice, ones, ones)[0]
+    copies = jax.tree.map(lambda p: jnp.stack([p[0], p[0]]), parameters)  # one critic, two dropout masks
+    first, second = apply(copies, ones, ones, keys)
+    plain = apply(copies, ones, ones)[0]
     assert float(jnp.mean(first == second)) < 0.05
     np.testing.assert_allclose(jnp.mean(first), plain[0], atol=4 * float(jnp.std(first)) / 500**0.5)
 
 
-def test_its_layers_are_those_of_the_paper():
-    """Dense, dropout, normalisation, ReLU: what is off before the normalisation is not off after it."""
+def test_order_of_layers():
+    """Dense, dropout, layer norm, ReLU: dropped units are not zero after the layer norm."""
     x, keys = jnp.ones((1, 1)), jax.random.split(jax.random.key(3), 1)
     trunk = Trunk(Layers((16,), "relu", layer_norm=True), 16, 1.0, dropout=0.5)
     kernel = jnp.arange(1.0, 17.0)[None]
@@ -69,8 +69,8 @@ def test_its_layers_are_those_of_the_paper():
     np.testing.assert_allclose(found, np.maximum(normal, 0.0), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_on_whenever_critics_are_evaluated_in_training():
-    """Values of two draws differ; without dropout they do not."""
+def test_dropout_in_training():
+    """Values with two keys differ; without dropout they are equal."""
     algorithm = algos.DroQ(env=envs.make("probe:continuous"), dropout=0.5, hidden=(16,))
     one = jnp.ones((1, 1))
     critics = jax.jit(algorithm._critics.init)(jax.random.key(0), one, one)

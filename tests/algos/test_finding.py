@@ -1,4 +1,4 @@
-"""Relatives of SAC and TD3 find the one action that is rewarded."""
+"""Variants of SAC and TD3 learn `probe:continuous`."""
 
 import jax
 import pytest
@@ -31,7 +31,7 @@ RUNS = {
 
 @pytest.mark.whole
 @pytest.mark.parametrize("cls", RUNS)
-def test_it_finds_the_action_that_is_rewarded(cls):
+def test_learns_probe(cls):
     iterations, fields = RUNS[cls]
     algorithm = cls(env=envs.make("probe:continuous"), **fields)
 

@@ -1,4 +1,4 @@
-"""SimbaV2's layers: lengths of one, a block by hand, weights after updates, and who takes them.
+"""SimbaV2's layers: unit-length features, a block by hand, projection of weights, and settings.
 
 Lee et al. 2025 (arXiv 2502.15280), section 4.
 """
@@ -35,46 +35,46 @@ class Embedding(nn.Module):
         return layers.embed_inputs(x, self.width)
 
 
-def length(x, axis=-1):
+def norm(x, axis=-1):
     return np.linalg.norm(np.asarray(x), axis=axis)
 
 
-def numpy_unit(x):
+def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def test_an_embedding_by_hand():
-    """Inputs join the number 3, so that 4 and 3 become 0.8 and 0.6: their size is not lost on the sphere."""
+def test_embedding_by_hand():
+    """The constant 3 is appended to inputs: 4 and 3 become 0.8 and 0.6, so the norm is not lost."""
     scale = jnp.array([2.0, 1.0])
     parameters = {
         "UnitDense_0": {"unit_kernel": jnp.eye(2)},
         "Scaler_0": {"scale": scale},
     }
     found = Embedding(2).apply({"params": parameters}, jnp.array([[4.0], [-4.0]]))
-    np.testing.assert_allclose(found, numpy_unit(np.array([[1.6, 0.6], [-1.6, 0.6]])), rtol=1e-5)
+    np.testing.assert_allclose(found, unit(np.array([[1.6, 0.6], [-1.6, 0.6]])), rtol=1e-5)
 
 
-def test_a_block_by_hand():
-    """Width 2, 8 within: in NumPy, from parameters as they are drawn."""
+def test_block_by_hand():
+    """Width 2, inner width 8: compared with NumPy, for initial parameters."""
     x = to_unit_length(jax.random.normal(jax.random.key(1), (5, 2)))
     parameters = jax.jit(Block(depth=2).init)(jax.random.key(0), x)["params"]
     up, down = (np.asarray(parameters[f"UnitDense_{i}"]["unit_kernel"]) for i in range(2))
     assert up.shape == (2, 8) and down.shape == (8, 2)
-    # Scales: sqrt(2 / 8) within; towards what it makes, 1 / (2 blocks + 1), of a parameter of 1 / sqrt(2).
+    # Scales: sqrt(2 / 8) inside; 1 / (2 blocks + 1) for the residual, by a parameter of 1 / sqrt(2).
     np.testing.assert_allclose(parameters["Scaler_0"]["scale"], 0.5, rtol=1e-6)
     np.testing.assert_allclose(parameters["Scaler_1"]["scale"], math.sqrt(0.5), rtol=1e-6)
     inner = np.maximum(0.5 * (np.asarray(x) @ up), 0.0)
-    expected = numpy_unit(np.asarray(x) + (numpy_unit(inner @ down) - np.asarray(x)) / 3.0)
+    expected = unit(np.asarray(x) + (unit(inner @ down) - np.asarray(x)) / 3.0)
     np.testing.assert_allclose(Block(depth=2).apply({"params": parameters}, x), expected, rtol=1e-4)
 
 
-def test_features_that_are_all_off_have_a_gradient():
-    """Zero has no direction: no NaN comes of it."""
+def test_gradient_of_zero_features():
+    """The gradient of a zero vector is finite."""
     gradient = jax.grad(lambda x: jnp.sum(to_unit_length(x)))(jnp.zeros((2, 3)))
     assert jnp.all(jnp.isfinite(gradient))
 
 
-def test_columns_have_length_one_at_first_and_after_a_projection():
+def test_projected_kernels_have_unit_columns():
     trunk = Trunk(Layers(hidden=(6, 6), activation="relu", torso="simba"), 3, 0.01)
     x = 100.0 * jax.random.normal(jax.random.key(1), (4, 5))
     parameters = jax.jit(trunk.init)(jax.random.key(0), x)["params"]
@@ -85,20 +85,20 @@ def test_columns_have_length_one_at_first_and_after_a_projection():
     ]
     assert len(kernels) == 1 + 2 * 2 + 2  # embedding, two blocks, head
     for kernel in kernels:
-        np.testing.assert_allclose(length(kernel, axis=0), 1.0, rtol=1e-5)
+        np.testing.assert_allclose(norm(kernel, axis=0), 1.0, rtol=1e-5)
     moved = jax.tree.map(lambda p: p + 0.3, parameters)
     after = project_kernels(moved)
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(moved), jax.tree.leaves(after), strict=True
     ):
         if path[-1].key == "unit_kernel":
-            np.testing.assert_allclose(new, old / length(old, axis=0)[None], rtol=1e-5)
+            np.testing.assert_allclose(new, old / norm(old, axis=0)[None], rtol=1e-5)
         else:
             assert new is old
     assert float(jnp.max(jnp.abs(trunk.apply({"params": parameters}, x)))) <= math.sqrt(6.0) + 1e-5
 
 
-def test_the_head_has_a_bias():
+def test_head_has_bias():
     head, x = UnitHead(2), jnp.ones((1, 3))
     parameters = jax.jit(head.init)(jax.random.key(0), x)["params"]
     moved = {**parameters, "bias": jnp.array([1.0, 2.0])}
@@ -109,12 +109,12 @@ def test_the_head_has_a_bias():
 SMALL = {"num_envs": 4, "batch_size": 8, "buffer_size": 64, "learning_starts": 0, "updates_per_step": 0.25}
 
 
-def test_a_value_stands_for_the_settings():
+def test_network_value_sets_fields():
     env = envs.make("Pendulum-v1")
     plain = algos.SAC(env=env, hidden=(32, 32), torso="simba")
     assert algos.SAC(env=env, actor_network=networks.simba(32, 2)) == plain
-    both = algos.TQC(env=env, actor_network=networks.simba(16, 1, critic=(32, 2)))
-    assert (both.hidden, both.critic_hidden, both.torso) == ((16,), (32, 32), "simba")
+    tqc = algos.TQC(env=env, actor_network=networks.simba(16, 1, critic=(32, 2)))
+    assert (tqc.hidden, tqc.critic_hidden, tqc.torso) == ((16,), (32, 32), "simba")
     ppo = algos.PPO(env=env, network=networks.simba(8, 1))
     parameters = jax.eval_shape(ppo.init, jax.random.key(0)).parameters
     assert set(parameters["actor"]) == {"UnitDense_0", "Scaler_0", "UnitDense_1", "Scaler_1", "UnitDense_2",
@@ -132,7 +132,7 @@ def test_a_value_stands_for_the_settings():
         (algos.CrossQ, {}, "torso='simba': CrossQ normalises dense layers only: set torso='dense'"),
     ],
 )
-def test_what_has_no_blocks_is_refused(kind, fields, words):
+def test_invalid_settings(kind, fields, words):
     with pytest.raises(fdg.FdgError, match=words):
         fdg.trace(kind(env=envs.make("probe:continuous"), torso="simba", **SMALL, **fields))
     with pytest.raises(fdg.FdgError, match=r"critic_hidden=.*: use"):

@@ -1,8 +1,8 @@
-"""MAPPO: a central value function explains what no agent's own can; agents that remember.
+"""Presets of MAPPO and IPPO.
 
-The losses L(theta) of the actor and L(phi) of the critic are those of Yu et al. 2022 (arXiv 2103.01955),
-appendix A, "MAPPO details": PPO's, with its clipped value, as means over the batch and its agents
-(`test_ppo.py` has them by hand). What the critic sees is section 4's "concatenation of local observations".
+MAPPO's losses L(theta) of the actor and L(phi) of the critic are those of Yu et al. 2022 (arXiv 2103.01955),
+appendix A, "MAPPO details": PPO's, with its clipped value, as means over the batch and the agents
+(by hand in `test_ppo.py`). The critic's input is section 4's "concatenation of local observations".
 """
 
 import algos

@@ -1,4 +1,4 @@
-"""Kinds of memory: a sequence is its steps one by one, episodes keep apart, and formulas by hand."""
+"""Kinds of memory: sequences match single steps, episodes are independent, and formulas by hand."""
 
 import functools
 import math
@@ -17,50 +17,50 @@ START = jnp.zeros((STEPS, COUNT), bool).at[3, 1].set(True).at[0, 2].set(True)
 
 
 @functools.cache
-def made(kind):
-    remembers = MemoryKind(kind, size=WIDTH, window=3, layers=1, heads=2)
-    module = remembers.module()
+def build(kind):
+    config = MemoryKind(kind, size=WIDTH, window=3, layers=1, heads=2)
+    module = config.module()
     inputs = jax.random.normal(jax.random.key(1), (STEPS, COUNT, 2))
-    parameters = jax.jit(module.init)(jax.random.key(0), remembers.empty((COUNT,)), inputs, START)
+    parameters = jax.jit(module.init)(jax.random.key(0), config.empty((COUNT,)), inputs, START)
     leaves, structure = jax.tree.flatten(parameters)
-    keys = jax.random.split(jax.random.key(2), len(leaves))  # so that nothing is zero
+    keys = jax.random.split(jax.random.key(2), len(leaves))  # no parameter is zero
     leaves = [x + 0.3 * jax.random.normal(keys[i], x.shape) for i, x in enumerate(leaves)]
-    return remembers, inputs, jax.jit(functools.partial(module.apply, jax.tree.unflatten(structure, leaves)))
+    return config, inputs, jax.jit(functools.partial(module.apply, jax.tree.unflatten(structure, leaves)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_is_its_steps_one_by_one(kind):
-    remembers, inputs, apply = made(kind)
-    memory = remembers.empty((COUNT,))
-    output, memories = apply(memory, inputs, START)
+def test_sequence_matches_single_steps(kind):
+    config, inputs, unroll = build(kind)
+    memory = config.empty((COUNT,))
+    output, memories = unroll(memory, inputs, START)
     assert output.shape == (STEPS, COUNT, WIDTH)
     assert [x.shape[2:] for x in jax.tree.leaves(memories)] == [x.shape[1:] for x in jax.tree.leaves(memory)]
     for t in range(STEPS):
-        one, after = apply(memory, inputs[t][None], START[t][None])
+        one, after = unroll(memory, inputs[t][None], START[t][None])
         memory = jax.tree.map(lambda x: x[0], after)
         np.testing.assert_allclose(one[0], output[t], atol=1e-5)
         jax.tree.map(lambda x, y, t=t: np.testing.assert_allclose(x[t], y, atol=1e-5), memories, memory)
-    for first, last in zip(jax.tree.leaves(remembers.empty((COUNT,))), jax.tree.leaves(memory), strict=True):
-        assert (first.shape, first.dtype) == (last.shape, last.dtype)
+    for initial, last in zip(jax.tree.leaves(config.empty((COUNT,))), jax.tree.leaves(memory), strict=True):
+        assert (initial.shape, initial.dtype) == (last.shape, last.dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_crosses_the_start_of_an_episode(kind):
-    remembers, inputs, apply = made(kind)
-    full = jax.tree.map(jnp.ones_like, remembers.empty((COUNT,)))
-    here = apply(full, inputs, START)
-    there = apply(remembers.empty((COUNT,)), inputs.at[:3].add(1.0), START)
-    changed = jax.tree.map(lambda x, y: jnp.abs(x.astype(jnp.float32) - y), here, there)
+def test_episode_start_resets_memory(kind):
+    config, inputs, unroll = build(kind)
+    ones = jax.tree.map(jnp.ones_like, config.empty((COUNT,)))
+    first = unroll(ones, inputs, START)
+    second = unroll(config.empty((COUNT,)), inputs.at[:3].add(1.0), START)
+    changed = jax.tree.map(lambda x, y: jnp.abs(x.astype(jnp.float32) - y), first, second)
     for x in jax.tree.leaves(changed):
         assert float(x[3:, 1].max()) == 0
     assert float(changed[0][3, 0].max()) > 1e-4
 
 
-def test_a_transformer_sees_its_window_and_no_more():
-    remembers, inputs, apply = made("transformer")
+def test_transformer_window():
+    config, inputs, unroll = build("transformer")
     start = jnp.zeros((STEPS, COUNT), bool)
-    first, _ = apply(remembers.empty((COUNT,)), inputs, start)
-    other, _ = apply(remembers.empty((COUNT,)), inputs.at[2].add(1.0), start)
+    first, _ = unroll(config.empty((COUNT,)), inputs, start)
+    other, _ = unroll(config.empty((COUNT,)), inputs.at[2].add(1.0), start)
     moved = jnp.abs(first - other).max((1, 2)) > 1e-6
     assert moved.tolist() == [False, False, True, True, True, False, False]
 
@@ -81,7 +81,7 @@ def test_lstm_by_hand():
 
 
 def test_mingru_by_hand():
-    """z = sigmoid(0) = 0.5, n = x: each step is the mean of x and what was before, and 0.5 x at a start."""
+    """z = sigmoid(0) = 0.5, n = x: each output is the mean of x and the memory; 0.5 x at an episode start."""
     unit = MinGRU(1)
     given = (
         jnp.full((1, 1), 8.0),
@@ -94,8 +94,8 @@ def test_mingru_by_hand():
     assert unit.apply({"params": parameters}, *given)[0].ravel().tolist() == [5.0, 4.0, 3.0]
 
 
-def test_attention_is_that_of_the_formula():
-    """One step after the other and one head after the other, in NumPy."""
+def test_attention_matches_numpy():
+    """Compares with a NumPy loop over steps and heads."""
     size, heads, window = 4, 2, 3
     block = GatedBlock(size, heads)
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_attention_is_that_of_the_formula():
     for t in range(4):
         for n in range(2):
             seen = [s for s in range(6) if visible[t, s, n]]
-            together = []
+            outputs = []
             for h in range(heads):
                 part = slice(h * 2, h * 2 + 2)
                 query = dense(norm(x[t, n], "norm_1"), "query")[part]
@@ -138,14 +138,14 @@ def test_attention_is_that_of_the_formula():
                 ]
                 weights = np.exp(scores) / np.exp(scores).sum()
                 values = [dense(norm(history[s, n], "norm_1"), "key_and_value")[size:][part] for s in seen]
-                together.append(sum(w * v for w, v in zip(weights, values, strict=True)))
-            a = gate(x[t, n], np.maximum(dense(np.concatenate(together), "attended"), 0), "gate_1")
+                outputs.append(sum(w * v for w, v in zip(weights, values, strict=True)))
+            a = gate(x[t, n], np.maximum(dense(np.concatenate(outputs), "attended"), 0), "gate_1")
             y = np.maximum(dense(norm(a, "norm_2"), "dense_1"), 0)
             expected[t, n] = gate(a, np.maximum(dense(y, "dense_2"), 0), "gate_2")
     np.testing.assert_allclose(block.apply({"params": p}, *given), expected, atol=1e-5)
 
 
-def test_a_gate_passes_its_input_on_at_first():
+def test_initial_gate_passes_its_input():
     x, y = jnp.full((1, 1, 2), 3.0), jnp.zeros((1, 1, 2))
     parameters = Gate(2).init(jax.random.key(0), x, y)["params"]
     zeros = {**jax.tree.map(jnp.zeros_like, parameters), "bias": parameters["bias"]}
@@ -155,6 +155,6 @@ def test_a_gate_passes_its_input_on_at_first():
     )
 
 
-def test_an_unknown_kind_is_refused():
+def test_unknown_memory():
     with pytest.raises(FdgError, match="unknown memory 'lstn': did you mean 'lstm'"):
         MemoryKind("lstn")

@@ -1,4 +1,4 @@
-"""Networks of Linen, NNX and Equinox in the place of the default ones."""
+"""Linen, NNX and Equinox modules as networks, compared with direct calls of their libraries."""
 
 import functools
 import pickle
@@ -19,7 +19,7 @@ from envs.spaces import Box, Discrete
 from fdg.errors import FdgError
 from fdg.settings import foreign
 
-SEEN, ACTIONS = Box(-1.0, 1.0, (3,)), Discrete(2)
+SPACE, ACTIONS = Box(-1.0, 1.0, (3,)), Discrete(2)
 
 
 class Linen(nn.Module):
@@ -70,14 +70,14 @@ class Normalising(nn.Module):
 
 
 def for_spaces(observation_space, action_space):
-    assert (observation_space, action_space) == (SEEN, ACTIONS)
+    assert (observation_space, action_space) == (SPACE, ACTIONS)
     return functools.partial(Equinox, 5)
 
 
 NOTHING = 3
 X = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 KEY = jax.random.key(7)
-GIVEN = {  # what is given, when it is asked for; how its own library makes it; how that calls it
+CASES = {  # the `network` argument; the module made by its library; the library's call of it
     "linen": (lambda: Linen(), lambda: Linen().init(KEY, X), lambda v, x: Linen().apply(v, x)),
     "nnx": (lambda: Nnx, lambda: Nnx(rngs=nnx.Rngs(KEY)), lambda module, x: module(x)),
     "nnx partial": (
@@ -96,11 +96,11 @@ GIVEN = {  # what is given, when it is asked for; how its own library makes it; 
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_it_computes_what_its_own_library_does(name):
-    given, make, apply = GIVEN[name]
+@pytest.mark.parametrize("name", CASES)
+def test_module_matches_its_library(name):
+    given, make, apply = CASES[name]
     given = foreign.make_hashable(given())
-    network = resolve_network(given, SEEN, ACTIONS)
+    network = resolve_network(given, SPACE, ACTIONS)
     parameters = network.init(KEY, X)
 
     @jax.jit
@@ -110,17 +110,17 @@ def test_it_computes_what_its_own_library_does(name):
         return value.sum() + policy.std(), (policy, value)
 
     gradient, results = gradient_and_results(parameters)
-    for mine, theirs in zip(results, apply(make(), X), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    for ours, theirs in zip(results, apply(make(), X), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
     assert jax.tree.structure(gradient) == jax.tree.structure(parameters)
-    pickle.dumps(jax.tree.map(np.asarray, parameters))  # plain dictionaries: a checkpoint knows them
+    pickle.dumps(jax.tree.map(np.asarray, parameters))  # checkpoints store plain dictionaries
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_an_algorithm_takes_it(name):
-    class Observed(envs.probe.Value):
-        observation_space, action_space = SEEN, ACTIONS
+@pytest.mark.parametrize("name", CASES)
+def test_algorithm_accepts_module(name):
+    class Env(envs.probe.Value):
+        observation_space, action_space = SPACE, ACTIONS
 
         def reset(self, key):
             return (), jnp.ones(3)
@@ -128,7 +128,7 @@ def test_an_algorithm_takes_it(name):
         def step(self, key, state, action):
             return (), jnp.ones(3), jnp.float32(1), jnp.bool_(True), jnp.bool_(False)
 
-    fields = {"env": envs.vectorize(Observed()), "num_envs": 2, "num_steps": 2, "network": GIVEN[name][0]()}
+    fields = {"env": envs.vectorize(Env()), "num_envs": 2, "num_steps": 2, "network": CASES[name][0]()}
     algorithm = algos.A2C(**fields)
     assert hash(algorithm) == hash(algorithm) and algorithm == algorithm
     assert {f.role for f in fdg.trace(algorithm).fragments} >= {"actor", "learner"}
@@ -144,20 +144,20 @@ def test_an_algorithm_takes_it(name):
         ("no_such_module:Net", "--network 'no_such_module:Net': there is no module"),
     ],
 )
-def test_what_is_no_network_is_said(network, message):
+def test_invalid_network(network, message):
     with pytest.raises(FdgError, match=message):
-        resolve_network(network, SEEN, ACTIONS).init(KEY, X)
+        resolve_network(network, SPACE, ACTIONS).init(KEY, X)
 
 
-def test_an_actor_does_not_see_what_is_privileged():
+def test_actor_does_not_see_privileged_observations():
     space = envs.Dict({"a": Box(0.0, 1.0, (1,)), "b": Box(0.0, 1.0, (1,))}, privileged=("b",))
-    total = algos.Network(
+    network = algos.Network(
         lambda key, *x: (), lambda p, x, *action: (x["a"] + 10 * x["b"], (x["a"] + 10 * x["b"])[:, 0])
     )
     observation = {"a": jnp.ones((2, 1)), "b": jnp.ones((2, 1))}
 
     def applied(sees):
-        return resolve_network(total, space, ACTIONS, sees=sees).apply((), observation)
+        return resolve_network(network, space, ACTIONS, sees=sees).apply((), observation)
 
     assert applied("both")[0].max() == applied("actor")[0].max() == 1
     assert applied("both")[1].min() == applied("critic")[0].min() == 11

@@ -1,5 +1,5 @@
 """Gumbel MuZero: targets, unrolled samples and the loss of Schrittwieser et al. 2020 (arXiv 1911.08265,
-section 3 and appendix G) by hand; searches in a model whose best actions are known; probe environments.
+section 3 and appendix G) by hand; searches in known models; probe environments.
 """
 
 import flax.linen as nn
@@ -22,8 +22,8 @@ pytest.importorskip("mctx")
 KEY = jax.random.key(0)
 
 
-class Line(nn.Module):
-    """A model of numbers: an observation is multiplied by a parameter, an action adds to it."""
+class ScalarModel(nn.Module):
+    """A scalar model: the latent is `w * observation`; an action is added to the latent."""
 
     def setup(self):
         self.w = self.param("w", nn.initializers.ones_init(), ())
@@ -41,20 +41,20 @@ class Line(nn.Module):
         return jnp.zeros((latent.shape[0], 2)), latent[:, 0]
 
 
-class OnALine(algos.MuZero):
-    """MuZero with that model."""
+class ScalarMuZero(algos.MuZero):
+    """MuZero with the scalar model."""
 
-    model = property(lambda self: Line())
+    model = property(lambda self: ScalarModel())
 
 
-def on_a_line(**fields):
+def scalar_muzero(**fields):
     settings = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "rescale": False, "discount": 0.5}
-    return OnALine(env=envs.make("CartPole-v1"), **{**settings, **fields})
+    return ScalarMuZero(env=envs.make("CartPole-v1"), **{**settings, **fields})
 
 
-def column(*numbers):
-    """`[T]` as `[T, B = 2]`: the second environment has the same."""
-    return jnp.stack([jnp.array(numbers)] * 2, axis=1)
+def column(*values):
+    """`[T]` repeated to `[T, B = 2]`."""
+    return jnp.stack([jnp.array(values)] * 2, axis=1)
 
 
 def time_step(reward, terminated, truncated, final):
@@ -68,40 +68,40 @@ def time_step(reward, terminated, truncated, final):
 # The second step terminates, the fourth is truncated.
 ENDS = column(False, True, False, False, False), column(False, False, False, True, False)
 STEP = time_step(column(1.0, 5.0, 2.0, 1.0, 3.0), *ENDS, final=column(0.0, 0.0, 0.0, -6.0, 4.0))
-SEARCHED = column(10.0, 20.0, 30.0, 40.0, 50.0)
+SEARCH_VALUES = column(10.0, 20.0, 30.0, 40.0, 50.0)
 PARAMETERS = {"w": jnp.float32(1)}
 
 
 @pytest.mark.parametrize(
     ("n_step", "expected"),
     [
-        # The search's value of the next observation; none after the end; the model's, -6 and 4, after the
-        # truncation and the rollout.
+        # The search's value of the next observation; 0 after a termination; the model's values -6 and 4 after
+        # the truncation and the rollout.
         (1, [1 + 20 / 2, 5, 2 + 40 / 2, 1 - 6 / 2, 3 + 4 / 2]),
-        # Two rewards: of step 0 to the termination, of step 2 to the truncation.
+        # Two rewards: step 0 up to the termination, step 2 up to the truncation.
         (2, [1 + 5 / 2, 5, 2 + 1 / 2 - 6 / 4, 1 - 6 / 2, 3 + 4 / 2]),
         (9, [1 + 5 / 2, 5, 2 + 1 / 2 - 6 / 4, 1 - 6 / 2, 3 + 4 / 2]),
     ],
 )
 def test_value_targets_by_hand(n_step, expected):
-    found = on_a_line(n_step=n_step).targets(PARAMETERS, SEARCHED, STEP)
+    found = scalar_muzero(n_step=n_step).targets(PARAMETERS, SEARCH_VALUES, STEP)
     np.testing.assert_allclose(found, column(*map(float, expected)), rtol=1e-6)
 
 
-def test_the_models_value_is_rescaled():
-    """After the rollout: 3 + h^-1(4) / 2."""
-    found = on_a_line(rescale=True, n_step=1).targets(PARAMETERS, SEARCHED, STEP)
+def test_model_value_is_rescaled():
+    """The bootstrap value after the rollout: 3 + h^-1(4) / 2."""
+    found = scalar_muzero(rescale=True, n_step=1).targets(PARAMETERS, SEARCH_VALUES, STEP)
     np.testing.assert_allclose(found[4], 3 + unrescaled(jnp.float32(4)) / 2, rtol=1e-6)
 
 
 def test_unrolled_samples_by_hand():
-    """Three steps from each row: none of another episode counts, and what follows a termination is zero."""
+    """Three steps from each row: other episodes are masked, and values after a termination are zero."""
     policy = column(*np.arange(5.0))[..., None]
     trajectory = Trajectory(
         observation=column(*np.arange(5.0))[..., None], action=column(*range(5)),
-        decision=Search(column(*range(5)), policy, SEARCHED), time_step=STEP,
+        decision=Search(column(*range(5)), policy, SEARCH_VALUES), time_step=STEP,
     )  # fmt: skip
-    found = on_a_line(unroll_steps=3, n_step=1).samples(PARAMETERS, trajectory)
+    found = scalar_muzero(unroll_steps=3, n_step=1).samples(PARAMETERS, trajectory)
     assert found.action.shape == (5, 2, 3) and found.policy.shape == (5, 2, 4, 1)
     playing = [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
     known = [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
@@ -114,16 +114,16 @@ def test_unrolled_samples_by_hand():
         np.testing.assert_array_equal(found.value[0, of_env], [11.0, 5.0, 22.0, -2.0])
 
 
-def test_the_loss_and_its_gradient_by_hand():
-    """An observation of 2, actions 1 and 0, of which the second terminates: latent states 2, 3 and 3.
+def test_loss_and_gradient_by_hand():
+    """Observation 2, actions 1 and 0, the second terminates: latent states 2, 3 and 3.
 
-    Values 2, 3 and 3 have targets 1, 1 and 0 (7 does not count): 0.5 * (1 + (4 + 9) / 2) = 3.75. Rewards
-    predicted are 4 and 6, those found 1 and 4: 0.5 * (9 + 4) / 2 = 3.25. Policies of two even logits cost
-    log 2 each, the first and half of the second.
+    Values 2, 3 and 3 have targets 1, 1 and 0 (7 is ignored): 0.5 * (1 + (4 + 9) / 2) = 3.75. Predicted
+    rewards are 4 and 6, targets 1 and 4: 0.5 * (9 + 4) / 2 = 3.25. Policies with equal logits have a loss of
+    log 2 each: the first, and half of the second.
 
-    By the parameter, 1, the derivative of the first latent state is 2, of the second 1 and of the third 1/2,
-    as each of the dynamics halves it: of values 1 * 2 + (2 * 1 + 3 / 2) / 2 = 3.75; of rewards, each twice
-    the halved state before, (3 * 2 * 1 + 2 * 2 / 2) / 2 = 4.
+    Derivatives by the parameter, 1: of the first latent state 2, of the second 1 and of the third 1/2, since
+    dynamics halve gradients. Values: 1 * 2 + (2 * 1 + 3 / 2) / 2 = 3.75. Rewards, each twice the previous
+    latent with its halved gradient: (3 * 2 * 1 + 2 * 2 / 2) / 2 = 4.
     """
     sample = Sample(
         observation=jnp.array([[2.0]]),
@@ -134,7 +134,7 @@ def test_the_loss_and_its_gradient_by_hand():
         playing=jnp.array([[True, True, False]]),
         known=jnp.array([[True, True, True]]),
     )
-    algorithm = on_a_line(unroll_steps=2, value_coefficient=0.5, reward_coefficient=2.0)
+    algorithm = scalar_muzero(unroll_steps=2, value_coefficient=0.5, reward_coefficient=2.0)
     gradient, losses = algorithm.gradient(PARAMETERS, sample)
     np.testing.assert_allclose(losses["policy_loss"], 1.5 * np.log(2), rtol=1e-6)
     np.testing.assert_allclose(losses["value_loss"], 3.75, rtol=1e-6)
@@ -146,42 +146,42 @@ def test_the_loss_and_its_gradient_by_hand():
     np.testing.assert_allclose(algorithm.loss(PARAMETERS, unknown)[1]["value_loss"], 0.5 * (1 + 4 / 2))
     targets = rescaled(jnp.array([1.0, 1.0, 0.0, 1.0, 4.0]))
     expected = 0.5 * np.square(np.array([2, 3, 3, 4, 6]) - targets)
-    losses = on_a_line(unroll_steps=2, rescale=True).loss(PARAMETERS, sample)[1]
+    losses = scalar_muzero(unroll_steps=2, rescale=True).loss(PARAMETERS, sample)[1]
     np.testing.assert_allclose(losses["value_loss"], expected[0] + expected[1:3].mean(), rtol=1e-6)
     np.testing.assert_allclose(losses["reward_loss"], expected[3:].mean(), rtol=1e-6)
 
 
 def test_value_rescaling_and_its_inverse():
-    """h(3) = sqrt(4) - 1 + 0.003, h is odd, and the inverse gives back what it was given."""
+    """h(3) = sqrt(4) - 1 + 0.003; h is odd; unrescaled inverts rescaled."""
     np.testing.assert_allclose(rescaled(jnp.array([-3.0, 0.0, 3.0])), [-1.003, 0.0, 1.003], rtol=1e-6)
-    numbers = jnp.array([-1e4, -7.0, -1e-3, 0.0, 1e-3, 0.5, 300.0, 1e5])
-    np.testing.assert_allclose(unrescaled(rescaled(numbers)), numbers, rtol=2e-5, atol=2e-7)
+    values = jnp.array([-1e4, -7.0, -1e-3, 0.0, 1e-3, 0.5, 300.0, 1e5])
+    np.testing.assert_allclose(unrescaled(rescaled(values)), values, rtol=2e-5, atol=2e-7)
 
 
 # --- searches ---
 
-# Four states, two actions: where they lead, and what they pay. From state 0, action 0 pays nothing, and 4
-# after it; action 1 pays 1, and nothing after it.
+# Four states, two actions: next states and rewards. From state 0, action 0 has reward 0 and then up to 4;
+# action 1 has reward 1 and then 0.
 NEXT = jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]])
 REWARD = jnp.array([[0.0, 1.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
-    ("discount", "allowed", "pays", "best"),
+    ("discount", "allowed", "reward_scale", "best"),
     [
         (0.5, (True, True), 1.0, 0),  # 0.5 * 4 is more than 1
         (0.2, (True, True), 1.0, 1),  # 0.2 * 4 is less
         (0.5, (False, True), 1.0, 1),
-        (0.5, (True, True), 0.0, None),  # without rewards, there is nothing to choose by
+        (0.5, (True, True), 0.0, None),  # without rewards, all actions are equal
     ],
 )
-def test_a_search_finds_the_best_action_of_a_known_model(discount, allowed, pays, best):
+def test_search_in_known_model(discount, allowed, reward_scale, best):
     def evaluate(parameters, latent):
         return jnp.zeros((latent.shape[0], 2)), jnp.zeros(latent.shape[0])
 
     def imagine(parameters, latent, action):
         state = latent[:, 0].astype(jnp.int32)
-        return NEXT[state, action].astype(jnp.float32)[:, None], pays * REWARD[state, action]
+        return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
 
     found = latent_search(
         evaluate, imagine, (), KEY, jnp.zeros(1), jnp.array(allowed), 32, scale=0.0, discount=discount
@@ -192,7 +192,7 @@ def test_a_search_finds_the_best_action_of_a_known_model(discount, allowed, pays
         return
     assert found.action == best and found.policy[best] > 0.9
     np.testing.assert_allclose(jnp.sum(found.policy), 1.0, rtol=1e-6)
-    # The mean of what was visited: at most what the best is worth.
+    # The mean over visits is at most the best action's value.
     assert 0.5 < found.value <= max(4 * discount, 1.0) + 1e-6
 
 
@@ -209,34 +209,34 @@ def mean_return(algorithm, iterations):
     return float(jax.jit(lambda state: algorithm.evaluate(state, KEY, 64, False)["return"])(state))
 
 
-def test_it_learns_what_an_observation_asks_for():
+def test_learns_policy_of_observation():
     env = envs.make("probe:policy_of_observation")
     assert mean_return(algos.MuZero(env=env, total_steps=128 * 60, **SMALL), 60) > 0.9
 
 
 @pytest.mark.parametrize("name", ["probe:masked", "probe:parts?length=4"])
-def test_it_learns_a_probe(name):
+def test_learns_probes(name):
     name, options = envs.parse(name)
     env = envs.make(name, **options)
     found = mean_return(algos.MuZero(env=env, total_steps=128 * 150, **SMALL), 150)
     assert found > 0.9 * env.optimal_return
 
 
-def test_without_rewards_in_the_search_it_learns_nothing():
-    """Nor, in mctx's own way, if the least difference of values is stretched to the whole range."""
+def test_no_learning_without_rewards_in_search():
+    """Nor with mctx's own rescaling, which stretches the smallest difference of values to the full range."""
 
-    class Unpaid(algos.MuZero):
+    class NoReward(algos.MuZero):
         def _imagine(self, parameters, latent, action):
             latent, reward = super()._imagine(parameters, latent, action)
             return latent, jnp.zeros_like(reward)
 
     env = envs.make("probe:policy_of_observation")
-    assert mean_return(Unpaid(env=env, total_steps=128 * 60, **SMALL), 60) < 0.7
+    assert mean_return(NoReward(env=env, total_steps=128 * 60, **SMALL), 60) < 0.7
     stretched = algos.MuZero(env=env, total_steps=128 * 60, least_range=1e-8, **SMALL)
     assert mean_return(stretched, 60) < 0.7
 
 
-def test_mistakes():
+def test_invalid_settings():
     with pytest.raises(FdgError, match=r"cannot act in the action space Box.*use .*SAC"):
         algos.MuZero(env=envs.make("Pendulum-v1"))
     for name in ("n_step", "unroll_steps", "num_simulations", "max_considered", "latent_size"):

@@ -40,7 +40,7 @@ OBSERVATIONS = {
     "discrete": Discrete(5),
     "multi-discrete": MultiDiscrete((3, 2)),
 }
-FRAMES = box(36, 44, 4, dtype="uint8")  # large enough for the convolutions of DQN, which are slow to compile
+FRAMES = box(36, 44, 4, dtype="uint8")  # large enough for DQN's convolutions, which compile slowly
 ACTIONS = {
     "discrete": Discrete(3),
     "multi-discrete": MultiDiscrete((2, 5)),
@@ -52,7 +52,7 @@ every_observation = pytest.mark.parametrize("observation_space", OBSERVATIONS.va
 
 
 def observe(space: Space, batch: int = BATCH, seed: int = 0) -> jax.Array:
-    """Observations that differ enough from each other: `[batch, *space.shape]` of the space's dtype."""
+    """Random observations: `[batch, *space.shape]` with the space's dtype."""
     rng = np.random.default_rng(seed)
     match space:
         case Discrete(n):
@@ -85,7 +85,7 @@ def test_shapes_and_dtypes(observation_space, action_space):
         output, value = network.apply(parameters, observation)
         return parameters, output, value, parameterization.distribution(output).sample(key)
 
-    # Shapes only: the arithmetic is tested below, once per observation.
+    # Only shapes: other tests check the arithmetic.
     parameters, output, value, action = jax.eval_shape(forward, jax.random.key(0), observe(observation_space))
     assert output.shape == (BATCH, parameterization.size) and output.dtype == jnp.float32
     assert value.shape == (BATCH,) and value.dtype == jnp.float32
@@ -94,7 +94,7 @@ def test_shapes_and_dtypes(observation_space, action_space):
 
 
 @every_observation
-def test_each_row_depends_on_its_own_observation_only(observation_space):
+def test_rows_are_independent(observation_space):
     network = actor_critic(observation_space, ACTIONS["box"], hidden=(8,))
     observation, others = (np.array(observe(observation_space, seed=seed)) for seed in range(2))
     others[2] = observation[2]
@@ -102,15 +102,15 @@ def test_each_row_depends_on_its_own_observation_only(observation_space):
     @jax.jit
     def outputs(observation, others):
         parameters = network.init(jax.random.key(0), observation)
-        return [network.apply(parameters, seen) for seen in (observation, others, observation[2:3])]
+        return [network.apply(parameters, x) for x in (observation, others, observation[2:3])]
 
-    for outputs_of, changed, alone in zip(*outputs(observation, others), strict=True):
+    for outputs_of, changed, single in zip(*outputs(observation, others), strict=True):
         np.testing.assert_allclose(outputs_of[2], changed[2], rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(outputs_of[2], alone[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs_of[2], single[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar"])
-def test_kernels_are_orthogonal_of_the_stated_scale_and_biases_zero(observation):
+def test_orthogonal_initialisation(observation):
     space = OBSERVATIONS[observation]
     parameters = jax.jit(actor_critic(space, ACTIONS["discrete"]).init)(jax.random.key(0), observe(space))
     kernels = {name: leaf for name, leaf in leaves(parameters).items() if name.endswith("['kernel']")}
@@ -120,7 +120,7 @@ def test_kernels_are_orthogonal_of_the_stated_scale_and_biases_zero(observation)
         if "head" in name:
             scale = 0.01 if "actor" in name else 1.0
         matrix = np.asarray(kernel.reshape(-1, kernel.shape[-1]), np.float64)
-        # Whichever of rows and columns are fewer are orthogonal, each of length `scale`.
+        # The shorter of rows and columns are orthogonal, each of length `scale`.
         gram = matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix.T @ matrix
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5 * scale**2, err_msg=name)
     for name, leaf in leaves(parameters).items():
@@ -135,9 +135,9 @@ def dense(inputs: int, outputs: int) -> int:
 @pytest.mark.parametrize(
     "observation, action, hidden, expected",
     [
-        # two trunks 4 -> 64 -> 64, heads of 3 logits and 1 value
+        # two torsos 4 -> 64 -> 64, heads of 3 logits and 1 value
         ("vector", "discrete", None, 2 * (dense(4, 64) + dense(64, 64)) + dense(64, 3) + dense(64, 1)),
-        # heads of 2 means and 1 value, and 2 logs of standard deviations
+        # heads of 2 means and 1 value, and 2 log standard deviations
         ("vector", "box", (8,), 2 * dense(4, 8) + dense(8, 2) + dense(8, 1) + 2),
         # 16 filters of 3 x 3 x 4; 8 x 8 positions remain
         ("MinAtar", "discrete", None, 2 * (dense(36, 16) + dense(1024, 128)) + dense(128, 3) + dense(128, 1)),
@@ -155,14 +155,14 @@ def dense(inputs: int, outputs: int) -> int:
         ("matrix", "discrete", (), dense(15, 3) + dense(15, 1)),
     ],
 )
-def test_the_number_of_parameters(observation, action, hidden, expected):
+def test_number_of_parameters(observation, action, hidden, expected):
     space = OBSERVATIONS.get(observation, FRAMES)
     network = actor_critic(space, ACTIONS[action], hidden=hidden)
     parameters = jax.eval_shape(network.init, jax.random.key(0), observe(space))
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == expected
 
 
-def test_log_std_is_the_same_for_all_observations_and_starts_where_told():
+def test_log_std_is_a_parameter():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, box(2, 3), initial_log_std=-0.5)
     observation = observe(space)
@@ -172,7 +172,7 @@ def test_log_std_is_the_same_for_all_observations_and_starts_where_told():
     np.testing.assert_array_equal(output[:, 6:], np.tile(np.arange(6.0) - 0.5, (BATCH, 1)))
 
 
-def test_the_forward_pass_is_the_one_written_by_hand():
+def test_actor_critic_matches_numpy():
     space = OBSERVATIONS["vector"]
     network = actor_critic(space, ACTIONS["discrete"], hidden=(8, 7))
     observation = observe(space)
@@ -189,7 +189,7 @@ def test_the_forward_pass_is_the_one_written_by_hand():
     np.testing.assert_allclose(value, trunk(parameters["critic"])[:, 0], rtol=1e-4, atol=1e-6)
 
 
-def test_pixels_are_divided_by_255_and_booleans_are_not():
+def test_pixels_are_scaled():
     for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
         space = box(4, 4, 2, dtype=dtype)
         network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
@@ -202,15 +202,15 @@ def test_pixels_are_divided_by_255_and_booleans_are_not():
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_codes_are_one_hot_and_other_integers_lie_between_0_and_1():
-    """Of a map each channel has a channel for each of its codes; two codes are one number, 0 or 1."""
-    cells = Box(((((-1, 0),) * 3),) * 3, ((((1, 1),) * 3),) * 3, (3, 3, 2), "int32")
+def test_integer_features():
+    """In a grid, each channel has one channel per code; with two codes, one channel of 0 and 1."""
+    space = Box(((((-1, 0),) * 3),) * 3, ((((1, 1),) * 3),) * 3, (3, 3, 2), "int32")
     seen = jnp.zeros((2, 3, 3, 2), jnp.int32).at[1, 2, 0].set(jnp.array([-1, 1]))
-    found = features(seen, cells)
+    found = features(seen, space)
     assert found.shape == (2, 3, 3, 4) and found[1, 2, 0].tolist() == [1, 0, 0, 1]
     assert found[0, 0, 0].tolist() == [0, 1, 0, 0]
-    assert features(seen, cells, convolve=False).shape == (2, 36)
-    board = Box(0.0, 2.0, (3, 4), "uint8")  # a map of one channel, which is convolved too
+    assert features(seen, space, convolve=False).shape == (2, 36)
+    board = Box(0.0, 2.0, (3, 4), "uint8")  # a grid of one channel is convolved too
     assert features(jnp.ones((1, 3, 4), jnp.uint8), board)[0, 2, 3].tolist() == [0, 1, 0]
     assert features(jnp.array([[0, 2]]), Box(0.0, 2.0, (2,), "int32")).tolist() == [[1, 0, 0, 0, 0, 1]]
     amounts = Box((-100.0, 0.0), (100.0, 200.0), (2,), "int32")
@@ -220,7 +220,7 @@ def test_codes_are_one_hot_and_other_integers_lie_between_0_and_1():
     assert features(jnp.array([[1234]]), anything).tolist() == [[1234.0]]
 
 
-def test_an_image_below_the_limit_keeps_the_small_convolution():
+def test_small_images_use_one_convolution():
     network = actor_critic(box(35, 84, 4, dtype="uint8"), ACTIONS["discrete"])
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 35, 84, 4), jnp.uint8))
     assert shapes["actor"]["Convolution_0"]["kernel"].shape == (3, 3, 4, 16)
@@ -228,7 +228,7 @@ def test_an_image_below_the_limit_keeps_the_small_convolution():
 
 
 @pytest.mark.parametrize("height, width, size, stride", [(10, 7, 3, 1), (23, 20, 8, 4), (9, 12, 4, 2)])
-def test_a_convolution_is_that_of_flax(height, width, size, stride):
+def test_convolution_matches_flax(height, width, size, stride):
     images = jax.random.normal(jax.random.key(1), (2, height, width, 3))
     ours = Convolution(5, size, stride)
     theirs = nn.Conv(5, (size, size), (stride, stride), padding="VALID")
@@ -240,7 +240,7 @@ def test_a_convolution_is_that_of_flax(height, width, size, stride):
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar", "discrete"])
-def test_a_gaussian_actor_depends_on_the_observation_in_both_parts(observation):
+def test_gaussian_actor(observation):
     space = OBSERVATIONS[observation]
     network = gaussian_actor(space, box(2, 3))
     seen = observe(space)
@@ -248,12 +248,12 @@ def test_a_gaussian_actor_depends_on_the_observation_in_both_parts(observation):
     output = network.apply(parameters, seen)
     assert output.shape == (BATCH, 12) and output.dtype == jnp.float32
     assert bool(jnp.all(jnp.std(output, axis=0) > 0.0)) or observation == "discrete"
-    assert bool(jnp.all(jnp.abs(output) < 0.2))  # the first standard deviations are close to one
+    assert bool(jnp.all(jnp.abs(output) < 0.2))  # initial standard deviations are close to 1
     assert network == gaussian_actor(space, box(2, 3), hidden=None)
 
 
 @pytest.mark.parametrize("observation", ["vector", "MinAtar"])
-def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
+def test_twin_critics(observation):
     space = OBSERVATIONS[observation]
     network = twin_critics(space, hidden=(8,))
     seen, action = observe(space), observe(box(2))
@@ -269,7 +269,7 @@ def test_twin_critics_see_observation_and_action_and_share_nothing(observation):
         assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
 
 
-def test_networks_of_equal_arguments_are_equal_and_others_are_not():
+def test_equality():
     def make(**changes):
         return actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], **changes)
 
@@ -279,7 +279,7 @@ def test_networks_of_equal_arguments_are_equal_and_others_are_not():
         assert make() != make(**changes)
 
 
-def test_an_observation_of_another_shape_is_refused_with_the_fix():
+def test_observation_shape():
     network = actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"])
     parameters = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 4)))
     for wrong in (jnp.zeros(4), jnp.zeros((3, 5)), jnp.zeros((2, 3, 4))):
@@ -287,19 +287,19 @@ def test_an_observation_of_another_shape_is_refused_with_the_fix():
             network.apply(parameters, wrong)
 
 
-# --- values of actions ---
+# --- Q-networks ---
 
 
 @every_observation
-def test_a_q_network_values_every_action(observation_space):
+def test_q_network_shape(observation_space):
     observation = observe(observation_space)
     network = q_network(observation_space, ACTIONS["discrete"], dueling=True, layer_norm=True)
     values = network.apply(jax.jit(network.init)(jax.random.key(0), observation), observation)
     assert values.shape == (BATCH, 3) and values.dtype == jnp.float32
 
 
-def test_the_forward_pass_of_a_q_network_is_the_one_written_by_hand():
-    """Dense, normalised over the features, relu; then a value and three advantages less their mean."""
+def test_q_network_matches_numpy():
+    """Dense, layer norm, relu; then a value and three advantages minus their mean."""
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,), dueling=True, layer_norm=True)
     observation = observe(space)
@@ -311,7 +311,7 @@ def test_the_forward_pass_of_a_q_network_is_the_one_written_by_hand():
     np.testing.assert_allclose(network.apply({"q": layers}, observation), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_plain_q_network_has_one_head_and_no_norms():
+def test_plain_q_network():
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,))
     parameters = jax.jit(network.init)(jax.random.key(0), observe(space))
@@ -319,7 +319,7 @@ def test_a_plain_q_network_has_one_head_and_no_norms():
     assert network == q_network(space, ACTIONS["discrete"], hidden=[8]) != q_network(space, Discrete(2))
 
 
-def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
+def test_masked_q_values():
     space = OBSERVATIONS["vector"]
     network = q_network(space, ACTIONS["discrete"], hidden=(8,))
     features = observe(space, batch=2)
@@ -339,13 +339,13 @@ def test_actions_that_are_not_allowed_have_no_value_and_no_gradient():
         assert np.all(np.isfinite(leaf))
 
 
-def test_values_of_continuous_actions_are_refused():
+def test_q_network_needs_discrete_actions():
     with pytest.raises(FdgError, match=r"of Discrete\(n\) or MultiDiscrete\(nvec\), not of Box"):
         q_network(OBSERVATIONS["vector"], ACTIONS["box"])
 
 
-def test_a_policy_takes_no_action_that_its_observation_forbids():
-    """Logits 0, 0, 0: half for each of the two that are allowed. The network sees the features alone."""
+def test_masked_policy():
+    """Equal logits: 1/2 for each of two allowed actions. The network's input excludes the mask."""
     network = Network(
         init=lambda key, observation: {}, apply=lambda _, features: (jnp.zeros((2, 3)), features[:, 0])
     )
@@ -360,23 +360,23 @@ def test_a_policy_takes_no_action_that_its_observation_forbids():
 @pytest.mark.parametrize(
     "network",
     [
-        lambda space, **how: actor_critic(space, ACTIONS["discrete"], **how),
-        lambda space, **how: q_network(space, Discrete(3), **how),
-        lambda space, **how: gaussian_actor(space, box(2), **how),
-        lambda space, **how: twin_critics(space, **how),
+        lambda space, **settings: actor_critic(space, ACTIONS["discrete"], **settings),
+        lambda space, **settings: q_network(space, Discrete(3), **settings),
+        lambda space, **settings: gaussian_actor(space, box(2), **settings),
+        lambda space, **settings: twin_critics(space, **settings),
     ],
     ids=["actor_critic", "q_network", "gaussian_actor", "twin_critics"],
 )
-def test_images_can_be_flattened_instead(network):
-    """`convolve=False` is the network of the flattened image, parameter for parameter."""
+def test_flattened_images(network):
+    """`convolve=False` matches the network for the flattened image, with equal parameters."""
     image, flat = box(5, 5, 2), box(50)
     observation = observe(image)
     actions = (jnp.zeros((BATCH, 2)),) if network(flat) == twin_critics(flat) else ()
     flattened, plain = network(image, convolve=False), network(flat)
     parameters = jax.jit(flattened.init)(jax.random.key(0), observation, *actions)
     rows = observation.reshape(BATCH, 50)
-    same = jax.jit(plain.init)(jax.random.key(0), rows, *actions)
-    assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, same)
+    plain_parameters = jax.jit(plain.init)(jax.random.key(0), rows, *actions)
+    assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, plain_parameters)
     results = flattened.apply(parameters, observation, *actions), plain.apply(parameters, rows, *actions)
     for ours, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)

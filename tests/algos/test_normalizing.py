@@ -1,6 +1,6 @@
-"""Agents that normalise: what their losses see and their statistics become, in NumPy; and who acts on them.
+"""Normalisation of observations and rewards in algorithms: learners, minibatches and actors against NumPy.
 
-`algos/normalize.py` has tests of its own (`test_normalize.py`); PPO's learner is replayed in `test_ppo.py`.
+`test_normalize.py` tests `algos/normalize.py`; `test_ppo.py` compares PPO's learner.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ ON_POLICY = {"num_envs": ENVIRONMENTS, "num_steps": STEPS, "hidden": (4,)}
 BOTH = {"normalize_observation": True, "normalize_reward": True}
 
 
-def a_rollout(rng):
-    """Some steps of Pendulum-v1 that nobody took, with ends of both kinds inside."""
+def random_rollout(rng):
+    """A random rollout with Pendulum-v1's shapes, with terminations and truncations."""
     observation, final = rng.normal(1.0, 3.0, size=(2, STEPS, ENVIRONMENTS, 3)).astype(np.float32)
     terminated, truncated = rng.uniform(size=(2, STEPS, ENVIRONMENTS)) < 0.2
     reward = rng.normal(1.0, 30.0, size=(STEPS, ENVIRONMENTS)).astype(np.float32)
@@ -36,11 +36,11 @@ def a_rollout(rng):
     return jax.tree.map(jnp.asarray, Trajectory(observation, action, log_prob, time_step))
 
 
-def test_the_learner_against_numpy():
-    """Two updates: they are those of plain agents, on what NumPy makes of observations and rewards.
+def test_on_policy_learner_matches_numpy():
+    """Two updates of IMPALA match a plain IMPALA that gets observations and rewards normalised by NumPy.
 
-    Observations are normalised by what was seen before this rollout, rewards scaled by the returns of this
-    one too; either is cut off at ten.
+    Observations are normalised by statistics of earlier rollouts, rewards scaled by returns that include this
+    rollout; both are clipped to 10.
     """
     plain = algos.IMPALA(env=envs.make("Pendulum-v1"), **ON_POLICY)
     algorithm = algos.IMPALA(env=plain.env, **ON_POLICY, **BOTH)
@@ -48,13 +48,13 @@ def test_the_learner_against_numpy():
     learned = tuple(start[:4])
     expected, running_return = (*learned[:2], None, None), (start.running_return,)
     learn, learn_plainly = jax.jit(algorithm.learn), jax.jit(plain.learn)
-    rng, seen, returns, running = np.random.default_rng(0), [], [], np.zeros(ENVIRONMENTS)
+    rng, earlier, returns, running = np.random.default_rng(0), [], [], np.zeros(ENVIRONMENTS)
     for _ in range(2):
-        rollout = a_rollout(rng)
+        rollout = random_rollout(rng)
         learned, running_return, metrics = learn(learned, running_return, rollout)
 
         step = rollout.time_step
-        mean, std = (np.mean(seen, axis=0), np.std(seen, axis=0)) if seen else (0.0, 1.0)
+        mean, std = (np.mean(earlier, axis=0), np.std(earlier, axis=0)) if earlier else (0.0, 1.0)
         for reward, done in zip(np.asarray(step.reward), np.asarray(step.done), strict=True):
             running = 0.99 * running + reward
             returns.extend(running)
@@ -68,13 +68,13 @@ def test_the_learner_against_numpy():
             observation=observation, time_step=step._replace(reward=reward, final_observation=final)
         )
         expected, _, losses = learn_plainly(expected, (None,), by_hand)
-        seen.extend(np.asarray(rollout.observation).reshape(-1, 3))
+        earlier.extend(np.asarray(rollout.observation).reshape(-1, 3))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], learned[:2]
         )
         np.testing.assert_allclose(metrics["policy_loss"], losses["policy_loss"], rtol=1e-4)
-    np.testing.assert_allclose(learned[2].mean, np.mean(seen, axis=0), rtol=1e-4)
-    np.testing.assert_allclose(learned[2].var, np.var(seen, axis=0), rtol=1e-4)
+    np.testing.assert_allclose(learned[2].mean, np.mean(earlier, axis=0), rtol=1e-4)
+    np.testing.assert_allclose(learned[2].var, np.var(earlier, axis=0), rtol=1e-4)
     np.testing.assert_allclose(learned[3].var, np.var(returns), rtol=1e-4)
     np.testing.assert_allclose(running_return[0], running, rtol=1e-4, atol=1e-4)
 
@@ -85,38 +85,38 @@ OFF_POLICY = {
 }  # fmt: skip
 
 
-def test_minibatches_against_numpy():
-    """Of two updates off policy: those of a plain agent, on what NumPy makes of the minibatches.
+def test_off_policy_learner_matches_numpy():
+    """Two updates of TD3 match a plain TD3 that gets minibatches normalised by NumPy.
 
-    Statistics are those before this iteration's steps, which join them afterwards, once each.
+    The statistics exclude this iteration's steps, which are added afterwards, once each.
     """
     plain = algos.TD3(env=envs.make("Pendulum-v1"), **OFF_POLICY)
     algorithm = algos.TD3(env=plain.env, **OFF_POLICY, normalize_observation=True)
     rng = np.random.default_rng(0)
-    seen, observed = rng.normal(1.0, 3.0, size=(2, STEPS, ENVIRONMENTS, 3)).astype(np.float32)
-    statistics = normalize.update(normalize.init((3,)), jnp.asarray(seen))
+    earlier, observed = rng.normal(1.0, 3.0, size=(2, STEPS, ENVIRONMENTS, 3)).astype(np.float32)
+    statistics = normalize.update(normalize.init((3,)), jnp.asarray(earlier))
     observation, following = rng.normal(1.0, 3.0, size=(2, 2, 8, 3)).astype(np.float32)
     action, ones = np.float32(rng.uniform(-1.0, 1.0, size=(2, 8, 1))), np.ones((2, 8), np.float32)
-    drawn = Transition(*map(jnp.asarray, (observation, action, -ones, 0.9 * ones, following)))
+    minibatch = Transition(*map(jnp.asarray, (observation, action, -ones, 0.9 * ones, following)))
     learned, key, now = jax.jit(plain.init)(jax.random.key(1)).learned, jax.random.key(2), jnp.bool_(True)
-    new, _, losses = jax.jit(algorithm.learn)(learned, statistics, drawn, key, now)
+    new, _, losses = jax.jit(algorithm.learn)(learned, statistics, minibatch, key, now)
     after = algorithm.observe(statistics, jnp.asarray(observed))
 
-    mean, std = seen.mean(axis=(0, 1)), seen.std(axis=(0, 1))
+    mean, std = earlier.mean(axis=(0, 1)), earlier.std(axis=(0, 1))
     observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
-    by_hand = drawn._replace(observation=observation, next_observation=following)
-    expected, _, told = jax.jit(plain.learn)(learned, (None,), by_hand, key, now)
+    by_hand = minibatch._replace(observation=observation, next_observation=following)
+    ref, _, ref_losses = jax.jit(plain.learn)(learned, (None,), by_hand, key, now)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (expected, told), (new, losses)
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (ref, ref_losses), (new, losses)
     )
-    both = np.concatenate([seen, observed]).reshape(-1, 3)
-    np.testing.assert_allclose(after.mean, both.mean(axis=0), rtol=1e-4)
-    np.testing.assert_allclose(after.var, both.var(axis=0), rtol=1e-4)
+    combined = np.concatenate([earlier, observed]).reshape(-1, 3)
+    np.testing.assert_allclose(after.mean, combined.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(after.var, combined.var(axis=0), rtol=1e-4)
 
 
 @pytest.mark.parametrize("agents", [False, True])
-def test_rewards_of_replay_against_numpy(agents):
-    """Rewards are stored as they are, and divided by the deviation of returns for learning."""
+def test_replay_reward_scaling_matches_numpy(agents):
+    """Replay stores unscaled rewards; learning divides them by the standard deviation of returns."""
     given = {"normalize_reward": True, "buffer_size": 400}
     if agents:
         algorithm = algos.VDN(env=envs.make("probe:unlike"), **{**TEAM, **given})
@@ -138,11 +138,11 @@ def test_rewards_of_replay_against_numpy(agents):
     np.testing.assert_allclose(statistics.var, np.var(returns), rtol=1e-4)
     np.testing.assert_allclose(running_now, running, rtol=1e-4, atol=1e-4)
 
-    drawn = jax.tree.map(lambda x: x[None, :2], rows)
-    given = stored._replace(steps=drawn) if agents else drawn
+    minibatch = jax.tree.map(lambda x: x[None, :2], rows)
+    given = stored._replace(steps=minibatch) if agents else minibatch
     after = replaying.transform_and_scale(algorithm, state, given, state.learned, jax.random.key(0))
     found = (after.steps if agents else after).reward
-    np.testing.assert_allclose(found, np.clip(drawn.reward / np.std(returns), -10, 10), rtol=1e-4)
+    np.testing.assert_allclose(found, np.clip(minibatch.reward / np.std(returns), -10, 10), rtol=1e-4)
 
 
 VALUES = {**OFF_POLICY, "num_steps": 4, "learning_starts": 8, "updates_per_step": 0.0625}
@@ -150,38 +150,38 @@ TEAM = {**VALUES, "num_updates": 1, "sequence_length": 2}
 del TEAM["updates_per_step"]
 
 
-def test_minibatches_of_values_against_numpy():
-    """An update of DQN: that of a plain agent on what NumPy makes of the minibatch. And QMIX's sequences."""
+def test_dqn_learner_matches_numpy():
+    """An update of DQN matches a plain DQN with a minibatch normalised by NumPy. Also QMIX's statistics."""
     plain = algos.DQN(env=envs.make("CartPole-v1"), **VALUES)
     algorithm = algos.DQN(env=plain.env, **VALUES, normalize_observation=True)
     rng = np.random.default_rng(0)
-    seen, observation, following = rng.normal(1.0, 3.0, size=(3, 8, 4)).astype(np.float32)
-    statistics = normalize.update(normalize.init((4,)), jnp.asarray(seen))
+    earlier, observation, following = rng.normal(1.0, 3.0, size=(3, 8, 4)).astype(np.float32)
+    statistics = normalize.update(normalize.init((4,)), jnp.asarray(earlier))
     ones = np.ones(8, np.float32)
-    drawn = Transition(*map(jnp.asarray, (observation, np.arange(8) % 2, -ones, 0.9 * ones, following)))
+    minibatch = Transition(*map(jnp.asarray, (observation, np.arange(8) % 2, -ones, 0.9 * ones, following)))
     learned, now = jax.jit(plain.init)(jax.random.key(1)).learned, jnp.bool_(True)
-    found = jax.jit(algorithm.learn)(learned, statistics, drawn, jnp.asarray(ones), now)
+    found = jax.jit(algorithm.learn)(learned, statistics, minibatch, jnp.asarray(ones), now)
 
-    mean, std = seen.mean(axis=0), seen.std(axis=0)
+    mean, std = earlier.mean(axis=0), earlier.std(axis=0)
     observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
-    by_hand = drawn._replace(observation=observation, next_observation=following)
+    by_hand = minibatch._replace(observation=observation, next_observation=following)
     expected = jax.jit(plain.learn)(learned, (None,), by_hand, jnp.asarray(ones), now)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected, found)
 
     team = algos.QMIX(env=envs.make("probe:agents"), **TEAM, normalize_observation=True)
-    seen = rng.normal(1.0, 3.0, size=(3, 2, 2, 2)).astype(np.float32)  # [N, L, A, *obs]
-    none = team.normalizers.begin(team.env.observation_space)
-    statistics = team.observe(none, jnp.asarray(seen))  # of all agents together
-    np.testing.assert_allclose(statistics.mean, seen.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
+    earlier = rng.normal(1.0, 3.0, size=(3, 2, 2, 2)).astype(np.float32)  # [N, L, A, *obs]
+    empty = team.normalizers.begin(team.env.observation_space)
+    statistics = team.observe(empty, jnp.asarray(earlier))  # over all agents
+    np.testing.assert_allclose(statistics.mean, earlier.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_learner_of_rollouts_values_against_numpy():
-    """PQN's, from a state in which something was seen: rewards by the returns of this rollout too."""
+def test_pqn_learner_matches_numpy():
+    """PQN's learner with earlier statistics; rewards are scaled by returns that include this rollout."""
     fields = {**ON_POLICY, "num_minibatches": 1, "num_epochs": 1}
     plain = algos.PQN(env=envs.make("CartPole-v1"), **fields)
     algorithm = algos.PQN(env=plain.env, **fields, **BOTH)
     rng = np.random.default_rng(0)
-    seen, observation, final = rng.normal(1.0, 3.0, size=(3, STEPS, ENVIRONMENTS, 4)).astype(np.float32)
+    earlier, observation, final = rng.normal(1.0, 3.0, size=(3, STEPS, ENVIRONMENTS, 4)).astype(np.float32)
     reward = rng.normal(1.0, 30.0, size=(STEPS, ENVIRONMENTS)).astype(np.float32)
     never, zero = np.zeros((2, STEPS, ENVIRONMENTS), bool)
     action = np.zeros((STEPS, ENVIRONMENTS), np.int32)
@@ -189,7 +189,7 @@ def test_a_learner_of_rollouts_values_against_numpy():
     time_step = TimeStep(None, reward, never, never, final, zero, zero)
     rollout = jax.tree.map(jnp.asarray, Trajectory(observation, action, value, time_step))
     start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
-    statistics = normalize.update(start.observation_statistics, jnp.asarray(seen))
+    statistics = normalize.update(start.observation_statistics, jnp.asarray(earlier))
     learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)
     found, running, _ = jax.jit(algorithm.learn)(learned, (start.running_return,), rollout, key)
 
@@ -198,7 +198,7 @@ def test_a_learner_of_rollouts_values_against_numpy():
         returns.append(0.99 * returns[-1] + later)
     np.testing.assert_allclose(running[0], returns[-1], rtol=1e-4)
     np.testing.assert_allclose(found[3].var, np.var(returns), rtol=1e-4)
-    mean, std = seen.mean((0, 1)), seen.std((0, 1))
+    mean, std = earlier.mean((0, 1)), earlier.std((0, 1))
     observation, final = (jnp.asarray((x - mean) / std) for x in (observation, final))
     step = rollout.time_step._replace(
         reward=jnp.clip(rollout.time_step.reward / np.std(returns), -10, 10), final_observation=final
@@ -206,8 +206,8 @@ def test_a_learner_of_rollouts_values_against_numpy():
     by_hand = rollout._replace(observation=observation, time_step=step)
     expected, _, _ = jax.jit(plain.learn)((*learned[:2], None, None), (None,), by_hand, key)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], found[:2])
-    both = np.concatenate([seen, np.asarray(rollout.observation)]).reshape(-1, 4)
-    np.testing.assert_allclose(found[2].mean, both.mean(axis=0), rtol=1e-4)
+    combined = np.concatenate([earlier, np.asarray(rollout.observation)]).reshape(-1, 4)
+    np.testing.assert_allclose(found[2].mean, combined.mean(axis=0), rtol=1e-4)
 
 
 ACTING = {
@@ -220,29 +220,29 @@ ACTING = {
 
 
 @pytest.mark.parametrize("kind", ACTING)
-def test_who_acts_sees_what_was_learned_from(kind):
-    """The same actions for observations and statistics as for what they make of them, without statistics."""
+def test_actor_normalises_observations(kind):
+    """Actions with statistics match those of a plain algorithm with normalised observations."""
     name, fields = ACTING[kind]
     plain = kind(env=envs.make(name), **fields)
     algorithm = kind(env=plain.env, **fields, normalize_observation=True)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    of_all = (*((2,) if kind is algos.QMIX else ()), *plain.env.observation_space.shape)
-    seen, observation = np.random.default_rng(0).normal(1.0, 3.0, size=(2, 32, *of_all)).astype(np.float32)
-    statistics = normalize.update(state.observation_statistics, seen)
+    shape = (*((2,) if kind is algos.QMIX else ()), *plain.env.observation_space.shape)
+    earlier, observation = np.random.default_rng(0).normal(1.0, 3.0, size=(2, 32, *shape)).astype(np.float32)
+    statistics = normalize.update(state.observation_statistics, earlier)
     state = state._replace(observation_statistics=statistics)
     normalized = (observation - np.asarray(statistics.mean)) / np.sqrt(statistics.var)
 
-    def acts(agent, observation):
+    def act(agent, observation):
         actor, keys = agent.actor(state), jax.random.split(jax.random.key(0), 32)
         return actor.act(actor.memory(32), jnp.asarray(observation), jnp.ones(32, bool), keys, True)[0]
 
-    np.testing.assert_allclose(acts(algorithm, observation), acts(plain, normalized), rtol=1e-3, atol=1e-5)
-    assert np.abs(acts(algorithm, observation) - acts(plain, observation)).max() > 1e-4
+    np.testing.assert_allclose(act(algorithm, observation), act(plain, normalized), rtol=1e-3, atol=1e-5)
+    assert np.abs(act(algorithm, observation) - act(plain, observation)).max() > 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
-    """One of four rooms, which are no numbers."""
+class CategoricalEnv:
+    """The observation is one of four categories."""
 
     name: ClassVar[str] = "room"
     observation_space: ClassVar[envs.Discrete] = envs.Discrete(4)
@@ -257,13 +257,13 @@ class Room:
 
 
 @pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA, algos.PPO, algos.DQN, algos.PQN])
-def test_what_has_no_statistics_is_refused(kind):
+def test_categorical_observations_raise(kind):
     with pytest.raises(fdg.FdgError, match=r"normalize_observation=True: .* has no mean or variance"):
-        kind(env=envs.vectorize(Room()), normalize_observation=True)
+        kind(env=envs.vectorize(CategoricalEnv()), normalize_observation=True)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "fields", "acting"),
+    ("kind", "name", "fields", "prefix"),
     [
         (algos.IMPALA, "Pendulum-v1", ON_POLICY, ".parameters["),
         (algos.SAC, "Pendulum-v1", OFF_POLICY, ".learned.parameters.actor["),
@@ -272,12 +272,12 @@ def test_what_has_no_statistics_is_refused(kind):
         (algos.QMIX, "probe:agents", TEAM, ".learned.parameters.agents["),
     ],
 )
-def test_statistics_are_as_late_as_parameters(kind, name, fields, acting):
-    """Under staleness the actor waits for both; of what the learner has, it waits for nothing else."""
+def test_statistics_are_delayed_with_parameters(kind, name, fields, prefix):
+    """Under staleness, the actor's parameters and observation statistics are delayed, and nothing else."""
     algorithm = kind(env=envs.make(name), **fields, normalize_observation=True)
     delayed = fdg.place(algorithm, policies.SingleLearnerCoarse(actors=2, staleness=2), 3).delayed
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     late = [paths[i] for i in delayed.leaves]
-    assert late and all(path.startswith((acting, ".observation_statistics.")) for path in late), late
+    assert late and all(path.startswith((prefix, ".observation_statistics.")) for path in late), late
     assert {".observation_statistics.mean", ".observation_statistics.var"} <= set(late)

@@ -1,4 +1,4 @@
-"""What every algorithm's optimiser does with a gradient that is too long, and at the end of a run."""
+"""Gradient clipping and learning-rate annealing of every algorithm's optimiser."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import envs
 
 TWO_UPDATES = {"num_epochs": 1, "num_minibatches": 2}
 REPLAYED = {"num_envs": 4, "num_steps": 1, "updates_per_step": 0.5, "batch_size": 8, "learning_starts": 0}
-# What makes two updates an iteration; A2C and IMPALA make one.
+# Settings for two updates per iteration; A2C and IMPALA have one.
 FIELDS = {
     "ppo": TWO_UPDATES,
     "recurrent_ppo": TWO_UPDATES,
@@ -25,15 +25,15 @@ FIELDS = {
 ENVIRONMENTS = {"sac": "probe:continuous", "ippo": "probe:agents"}
 
 
-def made(name, **fields):
+def make(name, **fields):
     env = envs.make(ENVIRONMENTS.get(name, "CartPole-v1"))
     return algos.get(name)(env=env, **FIELDS[name], **fields)
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "sac"])
-def test_gradients_are_clipped_to_the_norm_asked_for(name):
-    """A norm of 50 counts as one of 1/2, which counts as it is; one of 1/4 is another."""
-    optimizer = made(name, max_grad_norm=0.5)._optimizer
+def test_gradient_clipping(name):
+    """With a maximum of 1/2, gradients of norm 50 and 1/2 agree; one of norm 1/4 differs."""
+    optimizer = make(name, max_grad_norm=0.5)._optimizer
 
     def after(*gradient):
         _, state = optimizer.update(jnp.array(gradient), optimizer.init(jnp.zeros(2)), jnp.zeros(2))
@@ -45,14 +45,14 @@ def test_gradients_are_clipped_to_the_norm_asked_for(name):
 
 @pytest.mark.parametrize("annealed", [True, False])
 @pytest.mark.parametrize("name", FIELDS)
-def test_the_step_size_falls_to_zero_over_the_run_where_it_is_told_to(name, annealed):
-    """The last update of the last iteration moves parameters, those of one iteration more would not."""
-    algorithm = made(name, anneal_learning_rate=annealed, learning_rate=0.1)
-    algorithm = made(
+def test_learning_rate_annealing(name, annealed):
+    """With annealing, the last update still moves parameters and any later one does not."""
+    algorithm = make(name, anneal_learning_rate=annealed, learning_rate=0.1)
+    algorithm = make(
         name,
         anneal_learning_rate=annealed,
         learning_rate=0.1,
-        total_steps=2 * algorithm.steps_per_iteration + 1,  # what does not fill an iteration is not run
+        total_steps=2 * algorithm.steps_per_iteration + 1,  # a partial iteration is not run
     )
     count = 2 * algorithm.updates_per_iteration
     assert algorithm.num_iterations == 2 and count == (2 if name in ("a2c", "impala") else 4)

@@ -1,4 +1,4 @@
-"""Sequences as rows of transitions, by a network whose memory is the sum of what it saw, and by hand."""
+"""`over_sequences` and `SequenceReplay` by hand, with a network whose memory is the sum of its inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from algos.rings import ActorMemory, Recollection
 from algos.sequences import MemoryNetworks, SequenceReplay, Sequences, over_sequences
 
 
-def unroll(parameters, memory, observation, start, *more):
-    """Adds up `parameters * observation`; the sum is the output, and the memory."""
+def unroll(parameters, memory, observation, start, *extra):
+    """Sums `parameters * observation`; the sum is both output and memory."""
 
     def step(memory, row):
         observation, start = row
@@ -22,7 +22,7 @@ def unroll(parameters, memory, observation, start, *more):
         return memory, memory
 
     _, sums = jax.lax.scan(step, memory, (observation, start))
-    return (sums + more[0][..., 0] if more else sums), sums
+    return (sums + extra[0][..., 0] if extra else sums), sums
 
 
 SUMS = RecurrentNetwork(lambda key, observation: jnp.float32(1), jnp.zeros, unroll)
@@ -32,15 +32,15 @@ BUFFER = SequenceReplay(
 
 
 def sequence(**ends):
-    """Eight steps that see 1, 2, ... 8 and earn 10, 20, ... 80; each leads to a half more than the next."""
-    seen = jnp.arange(1.0, 9.0)[None, :, None]
+    """Eight steps: observation t = 1 to 8, reward 10 t, next observation t + 1.5."""
+    observed = jnp.arange(1.0, 9.0)[None, :, None]
     never = jnp.zeros((1, 8), bool)
-    steps = Step(seen, jnp.zeros((1, 8), jnp.int32), 10 * seen[..., 0], never, never, seen + 1.5)
+    steps = Step(observed, jnp.zeros((1, 8), jnp.int32), 10 * observed[..., 0], never, never, observed + 1.5)
     return Sequences(jnp.array([100.0]), never, steps._replace(**ends))
 
 
-def test_outputs_come_after_the_burn_in_and_what_follows_after_the_memory_of_its_step():
-    """Burn-in: 100 + 1 + 2 + 3 + 4 = 110. Windows of two steps, the last of one."""
+def test_outputs_after_burn_in():
+    """Memory after burn-in: 100 + 1 + 2 + 3 + 4 = 110. Windows have two steps, the last window one."""
     transition, weight = BUFFER.transitions(sequence(), jnp.array([0.5]))
     network = over_sequences(SUMS)
     now = network.apply(1.0, transition.observation)
@@ -52,11 +52,11 @@ def test_outputs_come_after_the_burn_in_and_what_follows_after_the_memory_of_its
     assert weight.tolist() == [0.5] * 4
 
 
-def test_windows_and_memories_end_with_the_episode():
-    """The sixth step ends the episode, truncated: it is valued by its own memory, and the seventh by none."""
-    cut = jnp.zeros((1, 8), bool).at[0, 5].set(True)
+def test_windows_and_memory_end_with_episode():
+    """The sixth step is truncated: its next value uses its memory; the seventh step starts without memory."""
+    truncated = jnp.zeros((1, 8), bool).at[0, 5].set(True)
     starts = jnp.zeros((1, 8), bool).at[0, 6].set(True)
-    transition, _ = BUFFER.transitions(sequence(truncated=cut)._replace(start=starts), None)
+    transition, _ = BUFFER.transitions(sequence(truncated=truncated)._replace(start=starts), None)
     network = over_sequences(SUMS)
     assert network.apply(1.0, transition.observation).tolist() == [115, 121, 7, 15]
     assert network.apply(1.0, transition.next_observation).tolist() == [128.5, 128.5, 24.5, 24.5]
@@ -64,8 +64,8 @@ def test_windows_and_memories_end_with_the_episode():
     assert transition.discount.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
-def test_no_gradient_flows_into_the_burn_in():
-    """The sum of the outputs by the parameter: of the four learned steps alone, 5 + 11 + 18 + 26."""
+def test_no_gradient_through_burn_in():
+    """Gradient of the summed outputs: only the four learned steps count, 5 + 11 + 18 + 26."""
     transition, _ = BUFFER.transitions(sequence(), None)
 
     def total(parameters):
@@ -74,7 +74,7 @@ def test_no_gradient_flows_into_the_burn_in():
     assert float(jax.grad(total)(1.0)) == 60
 
 
-def test_further_inputs_join_each_step():
+def test_additional_network_inputs():
     transition, _ = BUFFER.transitions(sequence(), None)
     action = jnp.array([[0.1], [0.2], [0.3], [0.4]])
     found = over_sequences(SUMS).apply(1.0, transition.observation, action)
@@ -83,21 +83,21 @@ def test_further_inputs_join_each_step():
     np.testing.assert_allclose(found, [128.6, 136.7, 145.8, 145.9], rtol=1e-6)
 
 
-def test_one_step_is_a_sequence_of_one():
+def test_single_step_is_a_sequence_of_length_one():
     memory = MemoryNetworks((SUMS,), (), sequence_length=4, burn_in=0)
     before = Recollection(ActorMemory(jnp.array([10.0, 20.0]), None), jnp.array([False, True]))
-    seen = memory.as_sequences(jnp.array([[2.0], [3.0]]), before)
-    assert over_sequences(SUMS).apply(1.0, seen).tolist() == [12, 3]
-    assert memory.next_memory(1.0, seen).tolist() == [12, 3]
+    observed = memory.as_sequences(jnp.array([[2.0], [3.0]]), before)
+    assert over_sequences(SUMS).apply(1.0, observed).tolist() == [12, 3]
+    assert memory.next_memory(1.0, observed).tolist() == [12, 3]
 
 
-def test_a_priority_is_mostly_the_largest_error():
-    """0.9 * 4 + 0.1 * (1 + 2 + 3 + 4) / 4 (R2D2, section 2.3)."""
+def test_priority_mixes_maximum_and_mean_error():
+    """0.9 * max + 0.1 * mean: 0.9 * 4 + 0.1 * (1 + 2 + 3 + 4) / 4 (R2D2, section 2.3)."""
     assert BUFFER.priority(jnp.array([1.0, -2.0, 3.0, -4.0])).tolist() == pytest.approx([3.85])
 
 
-def test_samples_with_burn_in_are_neighbours_end_to_end():
-    """Sequences of four steps that count from 0; a sample is two of them, with the memory of the first."""
+def test_burn_in_samples_are_contiguous():
+    """Steps are numbered from 0. A sample is two sequences of four steps, with the memory of the first."""
     buffer = SequenceReplay(num_envs=1, buffer_size=16, batch_size=32, sequence_length=4, burn_in=4)
     state = buffer.init(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1))
     time = jnp.arange(16.0)[:, None]
@@ -109,7 +109,7 @@ def test_samples_with_burn_in_are_neighbours_end_to_end():
     np.testing.assert_array_equal(drawn.steps.reward, drawn.memory[:, None] - 100 + jnp.arange(8.0)[None])
 
 
-LEARNING = {
+TRAINING = {
     "memory_size": 16, "hidden": (16,), "num_envs": 8, "num_steps": 6, "batch_size": 32, "sequence_length": 3,
     "burn_in": 3, "buffer_size": 4800, "learning_starts": 480, "updates_per_step": 1 / 24,
     "total_steps": 24_000,
@@ -131,13 +131,13 @@ def score(algorithm):
 @pytest.mark.whole
 @pytest.mark.parametrize("memory", [None, "gru"])
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
-def test_a_memory_solves_what_needs_one(name, memory):
-    """The cue of two steps ago: without a memory every policy earns 0 on average."""
+def test_memory_solves_memory_probe(name, memory):
+    """The cue was shown two steps ago: without a memory, every policy has a mean return of 0."""
     env = envs.make("probe:memory", delay=2, continuous=name != "dqn")
     own = {
         "dqn": {"target_period": 20},
         "sac": {"target_rate": 0.05, "initial_temperature": 0.02},
         "td3": {"target_rate": 0.05},
     }
-    found = score(algos.get(name)(env=env, memory=memory, learning_rate=2e-3, **own[name], **LEARNING))
+    found = score(algos.get(name)(env=env, memory=memory, learning_rate=2e-3, **own[name], **TRAINING))
     assert found == pytest.approx(1.0, abs=0.1) if memory else abs(found) < 0.3

@@ -1,4 +1,4 @@
-"""Settings that are shared: fields of parts as an algorithm's own."""
+"""Parts: shared groups of settings that become fields of an algorithm (`fdg.settings.parts`)."""
 
 import dataclasses
 import re
@@ -31,14 +31,14 @@ class Noise(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Noisy(algos.PPO):
-    """A user's own, with one part more and another default in one that PPO has."""
+    """A user's algorithm with a new part, and a part of PPO with other defaults."""
 
     layers = Layers(hidden=(8,), activation="relu")
     noise = Noise(scale=0.5)
     last: int = hyperparameter(7, "what comes after it")
 
 
-def test_fields_of_a_part_are_fields_flags_and_defaults():
+def test_part_fields_become_fields_and_flags():
     names = [field.name for field in dataclasses.fields(Noisy)]
     assert names[-3:] == ["scale", "steps", "last"]
     flags = {flag.name: flag for flag in flags_of(Noisy)}
@@ -48,7 +48,7 @@ def test_fields_of_a_part_are_fields_flags_and_defaults():
     assert "steps" in structural(Noisy)
 
 
-def test_a_part_is_read_from_the_fields():
+def test_part_value_comes_from_fields():
     noisy = Noisy(env=ENV, scale=0.25, convolve=False)
     assert noisy.noise == Noise(0.25)
     assert dataclasses.replace(noisy, steps=9).noise == Noise(0.25, 9)
@@ -58,7 +58,7 @@ def test_a_part_is_read_from_the_fields():
     assert traced.noise.scale == 0.75
 
 
-def test_a_class_may_say_more_of_one_field_of_a_part():
+def test_class_redeclares_part_field():
     @dataclasses.dataclass(frozen=True)
     @flattened
     class Plain:
@@ -70,7 +70,7 @@ def test_a_class_may_say_more_of_one_field_of_a_part():
     assert Plain(1.0).noise == Noise(scale=2.0)
 
 
-def test_a_subclass_that_changes_a_field_changes_the_part():
+def test_subclass_field_changes_part():
     @dataclasses.dataclass(frozen=True)
     class Narrow(algos.DQN):
         hidden: tuple[int, ...] | None = hyperparameter((4,), "widths")
@@ -79,7 +79,7 @@ def test_a_subclass_that_changes_a_field_changes_the_part():
     assert algos.DQN(env=ENV).layers.hidden is None
 
 
-def test_mistakes_in_fields_of_parts_are_answered():
+def test_errors_of_part_fields():
     with pytest.raises(FdgError, match=r"hidden=\[8\]: .* write hidden=\(8,\)"):
         Noisy(env=ENV, hidden=[8])
     with pytest.raises(FdgError, match="scale"):
@@ -126,15 +126,15 @@ class _Placed(policies.Split):
         (_Placed, "more has no effect"),
     ],
 )
-def test_settings_that_python_would_ignore_are_refused(cls, words):
-    """`dataclasses` reads fields of decorated classes alone, and no attribute without a type."""
+def test_ignored_settings_raise(cls, words):
+    """`dataclasses` reads only decorated classes, and only attributes with a type."""
     for use in (lambda: cls(**({} if cls is _Placed else {"env": ENV})), lambda: flags_of(cls)):
         with pytest.raises(FdgError, match=re.escape(words)) as error:
             use()
         assert str(error.value).startswith(f"{cls.__name__} (test_parts.py, line ")
 
 
-def test_a_subclass_without_settings_of_its_own_needs_no_decorator():
+def test_subclass_without_settings_needs_no_decorator():
     class Same(algos.PPO):
         several: ClassVar[int] = 3
         layers = Layers()
@@ -142,7 +142,7 @@ def test_a_subclass_without_settings_of_its_own_needs_no_decorator():
     assert Same(env=ENV, hidden=(8,)).layers == Layers((8,))
 
 
-def test_settings_are_declared_once_and_shared():
-    """`network` says in each class which kinds of networks it takes."""
+def test_settings_are_declared_once():
+    """`network` is declared per class, since classes accept different kinds of networks."""
     settings, _ = count_declarations()
     assert {name for name, count in settings.items() if count > 3} == {"network"}

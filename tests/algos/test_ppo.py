@@ -1,8 +1,8 @@
-"""PPO: probe environments, the learner replayed in NumPy, and its metrics.
+"""PPO: probe environments, metrics, the loss by hand, and the learner against NumPy.
 
-The loss is equation 9 of Schulman et al. 2017 (arXiv 1707.06347), negated, its first part equation 7
-(`test_losses.py`); advantages are equations 11 and 12 there, 16 of Schulman et al. 2016 (arXiv 1506.02438;
-`test_returns.py`). The value's error is clipped as in CleanRL, which no equation of the paper says.
+The loss is the negative of equation 9 of Schulman et al. 2017 (arXiv 1707.06347), with equation 7
+(`test_losses.py`); advantages are equations 11 and 12 there, and 16 of Schulman et al. 2016 (arXiv
+1506.02438; `test_returns.py`). The value error is clipped as in CleanRL; the paper has no equation for it.
 """
 
 import jax
@@ -19,7 +19,7 @@ from algos.losses import Decision
 from algos.on_policy import Trajectory
 from envs import TimeStep
 
-# --- probe environments: each isolates one thing that can be wrong ---
+# --- probe environments: each tests one possible error ---
 
 QUICK = {
     "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
@@ -41,7 +41,7 @@ def value(algorithm, state, *observations):
 
 
 def score(algorithm, state):
-    """Mean return of the most probable actions."""
+    """Mean return of greedy actions."""
     return float(algorithm.evaluate(state, jax.random.key(1), 64)["return"])
 
 
@@ -49,16 +49,15 @@ def score(algorithm, state):
     ("name", "iterations"),
     [("probe:policy", 30), ("probe:policy_of_observation", 40), ("probe:multi_discrete", 80)],
 )
-def test_the_policy_becomes_optimal(name, iterations, devices):
+def test_learns_probes(name, iterations, devices):
     algorithm, state = trained(name, iterations, devices)
     assert score(algorithm, state) == pytest.approx(algorithm.env.single.optimal_return, abs=0.05)
 
 
 def test_truncation_is_not_termination(devices):
-    """Reward 1 for ever, cut off every few steps: V = 1 / (1 - discount) = 5, as if it were never cut.
+    """Reward 1 in every step, truncated every few steps: V = 1 / (1 - discount) = 5, as without truncation.
 
-    Taken for a termination the time limit would leave V well below: with 4 steps, at most
-    (1 - 0.8**4) / 0.2 = 2.95.
+    If truncation were handled as termination, V would be at most (1 - 0.8**4) / 0.2 = 2.95 with 4 steps.
     """
     algorithm, state = trained(
         "probe:truncation", 120, devices, discount=0.8, clip_value=False, value_coefficient=1.0
@@ -69,7 +68,7 @@ def test_truncation_is_not_termination(devices):
 # --- metrics ---
 
 
-def test_metrics_are_means_over_the_episodes_that_end():
+def test_episode_metrics():
     fields = {"num_envs": 4, "num_steps": 64, "num_epochs": 1, "num_minibatches": 1, "hidden": (4,)}
     algorithm = algos.PPO(env=envs.make("CartPole-v1", max_steps_in_episode=20), **fields)
 
@@ -88,7 +87,7 @@ def test_metrics_are_means_over_the_episodes_that_end():
     assert float(metrics["episode_length"]) == pytest.approx(np.mean(step.episode_length[done]), rel=1e-6)
 
 
-def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
+def test_episode_metrics_without_ends(devices):
     algorithm = algos.A2C(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=8, hidden=(8,))
     _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
     assert np.isnan(metrics["episode_return"]) and metrics["episodes"] == 0
@@ -106,12 +105,12 @@ def test_an_iteration_in_which_no_episode_ends_has_no_return(devices):
     ],
 )
 def test_loss_by_hand(fields, policy_loss, value_loss):
-    """Two samples of two actions, each of probability 1/2; that was 1/4 and 1/2: ratios 2 and 1. Epsilon 0.2.
+    """Two samples, action probabilities 1/2; old probabilities 1/4 and 1/2: ratios 2 and 1. Epsilon 0.2.
 
-    Advantages 5 and 1, of mean 3 and deviation 2: 1 and -1. Policy: -(min(2, 1.2) - 1) / 2 = -0.1; as they
-    are, -(min(10, 6) + 1) / 2 = -3.5.
-    Values 1.9, from 1, for 2; and 0, from 0, for 1. Errors 0.01 and 1; clipped, 1.2 for 2: 0.64 and 1. Half
-    their means: 0.2525 and 0.41.
+    Advantages 5 and 1, mean 3 and deviation 2: normalised 1 and -1. Policy: -(min(2, 1.2) - 1) / 2 = -0.1;
+    not normalised, -(min(10, 6) + 1) / 2 = -3.5.
+    Values 1.9 and 0, old values 1 and 0, targets 2 and 1. Squared errors 0.01 and 1; with the clipped value
+    1.2, 0.64 and 1. Half their means: 0.2525 and 0.41.
     Entropy: log 2. Weights 0.5 and 0.1.
     """
     from algos.ppo import Minibatch
@@ -139,7 +138,7 @@ def test_loss_by_hand(fields, policy_loss, value_loss):
     assert float(parts["approx_kl"]) == pytest.approx(0.1534264, rel=1e-5)
 
 
-# --- the learner, replayed in NumPy ---
+# --- the learner, compared with NumPy ---
 
 LINEAR = algos.Network(  # two actions
     init=lambda key, observation: {"policy": jnp.zeros((2, 2)), "value": jnp.zeros(2)},
@@ -148,24 +147,24 @@ LINEAR = algos.Network(  # two actions
 
 
 def gradient_by_hand(w, v, x, action, old_log_prob, old_value, advantage, target, clip=0.2):
-    """Of the loss over samples `[N]`: by the logits' weights and the value's; coefficients 0.5 and 0.1."""
+    """Gradient of the loss over samples `[N]` by weights of logits and value; coefficients 0.5 and 0.1."""
     logits = x @ w
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     one_hot = np.eye(2)[action]
     ratio = (p * one_hot).sum(axis=1) / np.exp(old_log_prob)
     advantage = (advantage - advantage.mean()) / advantage.std()
-    kept = ratio * advantage <= np.clip(ratio, 1 - clip, 1 + clip) * advantage  # else nothing is to be gained
-    of_policy = -(kept * advantage * ratio)[:, None] * (one_hot - p)
+    unclipped = ratio * advantage <= np.clip(ratio, 1 - clip, 1 + clip) * advantage
+    d_policy = -(unclipped * advantage * ratio)[:, None] * (one_hot - p)
     entropy = -(p * np.log(p)).sum(axis=1, keepdims=True)
-    of_entropy = -p * (np.log(p) + entropy)
+    d_entropy = -p * (np.log(p) + entropy)
     value = x @ v
     clipped = old_value + np.clip(value - old_value, -clip, clip)
-    of_value = np.where((value - target) ** 2 >= (clipped - target) ** 2, value - target, 0.0)
-    return x.T @ (of_policy - 0.1 * of_entropy) / len(x), 0.5 * x.T @ of_value / len(x)
+    d_value = np.where((value - target) ** 2 >= (clipped - target) ** 2, value - target, 0.0)
+    return x.T @ (d_policy - 0.1 * d_entropy) / len(x), 0.5 * x.T @ d_value / len(x)
 
 
-def test_two_iterations_of_the_learner_are_those_of_numpy():
-    """Observations and rewards normalised by what was seen, GAE, two epochs, clipped and annealed Adam."""
+def test_learner_matches_numpy():
+    """Normalised observations and rewards, GAE, two epochs, Adam with clipped gradients and annealing."""
     steps, environments, rate = 5, 2, 0.1
     algorithm = algos.PPO(
         env=envs.make("CartPole-v1"), network=LINEAR, num_envs=environments, num_steps=steps, num_epochs=2,
@@ -180,7 +179,7 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
     )  # fmt: skip
     running_return = (jnp.zeros(environments), None)
     first, second = np.zeros(6), np.zeros(6)  # Adam's moments
-    seen, returns, running, count = [], [], np.zeros(environments), 0
+    observed, returns, running, count = [], [], np.zeros(environments), 0
     terminated = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]], bool)
     truncated = np.array([[0, 0], [0, 0], [0, 1], [0, 0], [1, 0]], bool)
 
@@ -200,8 +199,8 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
             learned, running_return, trajectory, jax.random.key(0)
         )
 
-        mean, std = (np.mean(seen, axis=0), np.std(seen, axis=0)) if seen else (0.0, 1.0)
-        seen.extend(x.reshape(-1, 2))  # only now
+        mean, std = (np.mean(observed, axis=0), np.std(observed, axis=0)) if observed else (0.0, 1.0)
+        observed.extend(x.reshape(-1, 2))  # after normalisation
         x, final = (x - mean) / std, (final - mean) / std
         for t in range(steps):
             running = 0.9 * running + reward[t]
@@ -210,15 +209,15 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
         reward = np.clip(reward / np.std(returns), -10, 10)
         advantage, following = np.zeros((steps, environments)), np.zeros(environments)
         for t in reversed(range(steps)):
-            # Within an episode the next row's value; computed where a time limit or the rollout ends it.
+            # Within an episode the next row's value; at a truncation or the last row the final observation's.
             last = t == steps - 1
             next_value = np.where(truncated[t] | last, final[t] @ v, old_value[(t + 1) % steps])
             delta = reward[t] + 0.9 * next_value * ~terminated[t] - old_value[t]
             following = delta + 0.9 * 0.7 * following * ~(terminated[t] | truncated[t])
             advantage[t] = following
         target = advantage + old_value
-        explained = 1 - np.var(target - old_value) / np.var(target)
-        assert float(metrics["explained_variance"]) == pytest.approx(explained, rel=1e-4)
+        expected = 1 - np.var(target - old_value) / np.var(target)
+        assert float(metrics["explained_variance"]) == pytest.approx(expected, rel=1e-4)
         flat = [a.reshape(10, *a.shape[2:]) for a in (x, action, old_log_prob, old_value, advantage, target)]
         for _ in range(2):
             gradient = np.concatenate([g.ravel() for g in gradient_by_hand(w, v, *flat)])
@@ -226,24 +225,24 @@ def test_two_iterations_of_the_learner_are_those_of_numpy():
             count += 1
             first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
             step = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.999**count)) + 1e-5)
-            step *= rate * (1 - ((count - 1) // 2) / 4)  # four iterations of two updates
+            step *= rate * (1 - ((count - 1) // 2) / 4)  # four iterations with two updates each
             w, v = w - step[:4].reshape(2, 2), v - step[4:]
 
         parameters, _, observation_statistics, return_statistics, _ = learned
         np.testing.assert_allclose(parameters["policy"], w, atol=2e-5)
         np.testing.assert_allclose(parameters["value"], v, atol=2e-5)
-        np.testing.assert_allclose(observation_statistics.mean, np.mean(seen, axis=0), rtol=1e-4)
-        np.testing.assert_allclose(observation_statistics.var, np.var(seen, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(observation_statistics.mean, np.mean(observed, axis=0), rtol=1e-4)
+        np.testing.assert_allclose(observation_statistics.var, np.var(observed, axis=0), rtol=1e-4)
         np.testing.assert_allclose(return_statistics.var, np.var(returns), rtol=1e-4)
         np.testing.assert_allclose(running_return[0], running, rtol=1e-4)
 
 
-# --- sizes and values ---
+# --- minibatches ---
 
 
-def test_minibatches_of_the_time_shuffle_take_whole_steps():
-    """Rows are time steps: each minibatch has all environments at the same steps."""
+def test_time_shuffle():
+    """Rows are time steps: each minibatch has the same steps of all environments."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, shuffle="time")
     samples = (jnp.arange(3)[:, None] * 100 + jnp.arange(8)[None]).reshape(-1)  # environment-major: 100 b + t
-    taken = algorithm.epochs.minibatch(samples, jnp.array([[5, 2]]), num_envs=3)
-    assert taken.tolist() == [5, 2, 105, 102, 205, 202]
+    minibatch = algorithm.epochs.minibatch(samples, jnp.array([[5, 2]]), num_envs=3)
+    assert minibatch.tolist() == [5, 2, 105, 102, 205, 202]

@@ -1,7 +1,7 @@
-"""PQN: targets and losses by hand, probe environments, and refusals.
+"""PQN: targets and losses by hand.
 
-The loss is the update of algorithm 1, its last line, of Gallici et al. 2025 (arXiv 2407.04811), as the
-gradient of half the squared error; targets are the lambda-returns of that paper's section on Q(lambda)
+The loss, half the squared error, has the gradient in the last line of algorithm 1 of Gallici et al. 2025
+(arXiv 2407.04811); the targets are the lambda-returns of that paper's section on Q(lambda)
 (`test_returns.py`).
 """
 
@@ -14,17 +14,17 @@ import envs
 from algos.pqn import Minibatch
 from envs import TimeStep
 
-# A network of three observations and two actions that is a table: its parameters are its values.
+# Tabular Q-values for three observations and two actions: the parameters are the values.
 TABLE = algos.Network(
     init=lambda key, observation: jnp.zeros((3, 2)),
     apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
 )
-VALUES = jnp.array([[1.0, 4.0], [2.0, 0.0], [-8.0, -6.0]])  # the best: 4, 2 and -6
+VALUES = jnp.array([[1.0, 4.0], [2.0, 0.0], [-8.0, -6.0]])  # maxima: 4, 2 and -6
 
 
-def column(*numbers):
-    """`[T]` as `[T, B = 2]`: the second environment has the same."""
-    return jnp.stack([jnp.array(numbers)] * 2, axis=1)
+def column(*values):
+    """`[T]` repeated to `[T, B = 2]`."""
+    return jnp.stack([jnp.array(values)] * 2, axis=1)
 
 
 def time_step(reward, terminated, truncated, final):
@@ -43,15 +43,15 @@ def pqn(**fields):
 def test_targets_by_hand():
     """Five steps, discount 1/2, lambda 1/2, rewards doubled; the second terminates, the fourth is truncated.
 
-    From the back, with the best values 4, 2 and -6 of the observations 0, 1 and 2:
-    step 4 leads to 0: 2 * 3 + 4 / 2 = 8.
-    step 3 is truncated in 2: 2 * 1 - 6 / 2 = -1.
-    step 2 leads to 1: 2 * 2 + (2 / 2 + -1 / 2) / 2 = 4.25.
+    Backwards, with the maxima 4, 2 and -6 of observations 0, 1 and 2:
+    step 4, next observation 0: 2 * 3 + 4 / 2 = 8.
+    step 3, truncated at observation 2: 2 * 1 - 6 / 2 = -1.
+    step 2, next observation 1: 2 * 2 + (2 / 2 + -1 / 2) / 2 = 4.25.
     step 1 terminates: 2 * 5 = 10.
-    step 0 leads to 0: 2 * 1 + (4 / 2 + 10 / 2) / 2 = 5.5.
+    step 0, next observation 0: 2 * 1 + (4 / 2 + 10 / 2) / 2 = 5.5.
 
-    Where an episode goes on, the best value of the next row is known from acting; those of rows in which one
-    begins, 100 here, say nothing of the step before.
+    Within an episode, the maximum for the next row comes from acting. Values of first rows of episodes (100)
+    must not be used for the previous step.
     """
     step = time_step(
         reward=column(1.0, 5.0, 2.0, 1.0, 3.0),
@@ -64,8 +64,8 @@ def test_targets_by_hand():
     np.testing.assert_allclose(target, column(5.5, 10.0, 4.25, -1.0, 8.0), rtol=1e-6)
 
 
-def test_acting_tells_the_best_value():
-    """Of the three observations 4, 2 and -6, whatever is done: a random action is none of them."""
+def test_act_returns_maximum_value():
+    """The maxima are 4, 2 and -6, whichever action is sampled."""
     observation, keys = jnp.array([[0.0], [1.0], [2.0]]), jax.random.split(jax.random.key(0), 3)
     for epsilon in (0.0, 1.0):
         _, value = pqn().act(VALUES, None, epsilon, observation, keys)
@@ -80,10 +80,10 @@ def test_loss_by_hand():
     assert gradient.tolist() == [[0.0, 1.5], [0.0, 0.0], [-1.0, 0.0]]
 
 
-def test_several_choices_by_hand():
-    """Of a choice of two and a choice of three: the best are worth 4 and 3, 3.5 in the mean.
+def test_multi_discrete_by_hand():
+    """Maxima of a choice of two and one of three are 4 and 3, mean 3.5.
 
-    The minibatch's target is 2 for both, what was chosen is worth 1 and 3: (1 + 1) / 4.
+    The minibatch has target 2 for both; the chosen values are 1 and 3: (1 + 1) / 4.
     """
     table = jnp.array([[1.0, 4.0, 2.0, 0.0, 3.0]])
     network = algos.Network(lambda key, seen: table, lambda table, seen: table[seen[:, 0].astype(jnp.int32)])
@@ -94,8 +94,8 @@ def test_several_choices_by_hand():
     never, zero, known = column(*[False] * 5), column(*[0.0] * 5), column(*[100.0] * 5)
     target = algorithm._target(table, known, time_step(column(*[1.0] * 5), ~never, never, zero))
     assert target.tolist() == [[2.0, 2.0]] * 5
-    cut = algorithm._target(table, known, time_step(column(*[1.0] * 5), never, ~never, zero))
-    assert cut.tolist() == [[2.0 + 0.5 * 3.5] * 2] * 5
+    truncated = algorithm._target(table, known, time_step(column(*[1.0] * 5), never, ~never, zero))
+    assert truncated.tolist() == [[2.0 + 0.5 * 3.5] * 2] * 5
     minibatch = Minibatch(jnp.zeros((1, 1)), jnp.array([[0, 2]]), jnp.array([2.0]))
     gradient, losses = algorithm.gradient(table, minibatch)
     assert float(losses["loss"]) == 0.5 and gradient.tolist() == [[-0.5, 0, 0, 0, 0.5]]

@@ -1,4 +1,4 @@
-"""`precision="bfloat16"`: what of an algorithm computes in it, and what does not."""
+"""`precision="bfloat16"`: networks multiply matrices in it; the state keeps its dtypes."""
 
 import dataclasses
 
@@ -10,28 +10,28 @@ from tests.conformance.test_algorithms import SMALL
 from tests.test_bfloat16 import products
 
 
-def half(name):
+def in_bfloat16(name):
     return dataclasses.replace(SMALL[name](), precision="bfloat16")
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_networks_compute_in_bfloat16_and_all_that_is_kept_stays_float32(name):
+def test_networks_use_bfloat16_and_state_stays_float32(name):
     exact = fdg.trace(dataclasses.replace(SMALL[name](), precision="float32"))
-    graph = fdg.trace(half(name))
+    graph = fdg.trace(in_bfloat16(name))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), graph.state) == jax.tree.map(
         lambda x: (x.shape, x.dtype), exact.state
     )
     before, now = products(exact.jaxpr), products(graph.jaxpr)
     assert ("bfloat16", "bfloat16") not in before
     changed = now.count(("bfloat16", "bfloat16"))
-    # What is left are sums written as products: mixtures of agents' values, distillation, dot products.
+    # The others are sums written as products: mixing of agents' values, distillation, dot products.
     assert changed >= len(now) / 3, now
     assert len(now) <= len(before) + 2
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_an_iteration_keeps_all_types_with_64_bits_enabled(name):
-    """What an algorithm begins with is of the types that its networks and environments give."""
+def test_dtypes_with_x64(name):
+    """`iterate` returns a state with the same shapes and dtypes as `init`."""
     with jax.enable_x64(True):
         algorithm = SMALL[name]()
         state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -41,9 +41,9 @@ def test_an_iteration_keeps_all_types_with_64_bits_enabled(name):
     )
 
 
-def test_equal_algorithms_are_equal_in_bfloat16_too():
-    """So that what was compiled for one serves the other."""
-    assert half("sac") == half("sac")
-    assert half("sac")._actor == half("sac")._actor
-    assert hash(half("sac")._critics) == hash(half("sac")._critics)
-    assert half("sac")._actor != SMALL["sac"]()._actor
+def test_equality_in_bfloat16():
+    """Equal algorithms share compiled programs."""
+    assert in_bfloat16("sac") == in_bfloat16("sac")
+    assert in_bfloat16("sac")._actor == in_bfloat16("sac")._actor
+    assert hash(in_bfloat16("sac")._critics) == hash(in_bfloat16("sac")._critics)
+    assert in_bfloat16("sac")._actor != SMALL["sac"]()._actor

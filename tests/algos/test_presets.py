@@ -1,4 +1,4 @@
-"""Presets: each fits its algorithm, the most exact one wins, and the command line says what it took."""
+"""Presets: each is valid, the most specific one is used, and the command line reports it."""
 
 import dataclasses
 import json
@@ -27,19 +27,19 @@ def parse(words):
 
 
 @pytest.mark.parametrize(("algorithm", "key"), ENTRIES)
-def test_an_entry_makes_the_algorithm_here_and_on_an_accelerator(algorithm, key, monkeypatch):
-    """Every field exists and has its type, and the sizes divide, wherever it is used."""
+def test_presets_are_valid(algorithm, key, monkeypatch):
+    """Every field exists with a valid value, and sizes divide, on CPU and GPU."""
     cls = getattr(algos, algorithm)
     agents = getattr(cls, "several_agents", False)
-    acts = typing.cast(tuple, cls.action_spaces)
+    action_spaces = typing.cast(tuple, cls.action_spaces)
     env = envs.make("probe:agents" if agents else "probe:value")
-    if not agents and envs.Discrete not in acts:
+    if not agents and envs.Discrete not in action_spaces:
         env = envs.vectorize(_Continuous())
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr("jax.default_backend", lambda platform=platform: platform)
         preset = presets.named(algorithm, key)
-        made = cls(env=env, **preset.values)
-        assert preset.source and made.num_iterations > 1, "a run of one iteration learns nothing"
+        tuned = cls(env=env, **preset.values)
+        assert preset.source and tuned.num_iterations > 1, "a run of one iteration learns nothing"
 
 
 _VECTOR, _MOTORS = envs.Box(-1.0, 1.0, (3,)), envs.Box(-1.0, 1.0, (2,))
@@ -47,7 +47,7 @@ _VECTOR, _MOTORS = envs.Box(-1.0, 1.0, (3,)), envs.Box(-1.0, 1.0, (2,))
 
 @dataclasses.dataclass(frozen=True)
 class _Continuous:
-    """A vector in, a vector out: no name, so its spaces say what family it is of."""
+    """Vector observations and actions. Its spaces, not its name, decide which preset applies."""
 
     name: str = "continuous"
     observation_space: typing.Any = _VECTOR
@@ -64,7 +64,7 @@ class _Continuous:
 _CONTINUOUS = _Continuous()
 
 
-def test_the_most_exact_entry_wins(monkeypatch):
+def test_most_specific_preset(monkeypatch):
     family, pattern, exact = (Entry(name, {"discount": 0.1}) for name in ("family", "pattern", "exact"))
     table = {"brax": family, "brax:ant:*": pattern, "brax:ant:spring": exact}
     monkeypatch.setattr(presets.physics, "PRESETS", {"PPO": table})
@@ -73,7 +73,7 @@ def test_the_most_exact_entry_wins(monkeypatch):
     assert [preset.source for preset in found] == ["family", "family", "pattern", "exact"]
 
 
-def test_observation_statistics_are_the_default_for_continuous_control():
+def test_continuous_control_normalises_observations():
     for name in ("envpool:Hopper-v4", "gymnasium:Ant-v5", "brax:hopper", "playground:CheetahRun"):
         for algorithm in ("PPO", "A2C", "A3C", "IMPALA"):
             assert presets.of(algorithm, name)["normalize_observation"], (algorithm, name)
@@ -86,10 +86,10 @@ def test_observation_statistics_are_the_default_for_continuous_control():
     assert presets.find("PPO", "probe:value", envs.make("probe:value")) is None
 
 
-def test_a_family_without_an_entry_is_known_by_its_spaces():
-    """MiniGrid by DQN as any grid; MuJoCo by SAC has its defaults all the same, and probes no preset."""
-    cells = envs.Box(0.0, 10.0, (7, 7, 3), "uint8")
-    grid = dataclasses.replace(_CONTINUOUS, observation_space=cells, action_space=envs.Discrete(7))
+def test_preset_by_spaces():
+    """DQN on MiniGrid uses `grid`. SAC on MuJoCo keeps its defaults; probes have no presets."""
+    grid_space = envs.Box(0.0, 10.0, (7, 7, 3), "uint8")
+    grid = dataclasses.replace(_CONTINUOUS, observation_space=grid_space, action_space=envs.Discrete(7))
     assert presets.find("DQN", "envpool:MiniGrid-Empty-5x5-v0", grid).name == "grid"
     assert presets.find("PPO", "envpool:MiniGrid-Empty-5x5-v0", grid).name == "minigrid"
     assert presets.find("DQN", "envpool:MiniGrid-Empty-5x5-v0") is None
@@ -104,8 +104,8 @@ def test_a_family_without_an_entry_is_known_by_its_spaces():
     assert presets.find("PPO", "envpool:Jumanji/SearchAndRescue-v0", rescue).name == "jumanji"
 
 
-def test_statistics_are_left_out_where_there_are_none():
-    """All of this is codes or categories, and a preset that asked for statistics would be refused."""
+def test_no_statistics_for_categories():
+    """For integer codes and categories, presets do not set `normalize_observation`, which would raise."""
     coded = envs.Dict({"map": envs.Box(0.0, 4.0, (9, 9), "int32"), "step": envs.Discrete(9)})
     sokoban = dataclasses.replace(_CONTINUOUS, observation_space=coded, action_space=envs.Discrete(4))
     values = presets.of("PPO", "envpool:Sokoban-v0", sokoban)
@@ -113,7 +113,7 @@ def test_statistics_are_left_out_where_there_are_none():
     assert presets.of("PPO", "envpool:Sokoban-v0")["normalize_observation"]
 
 
-def test_a_preset_by_name_and_none():
+def test_preset_flag():
     named = parse("--env Pendulum-v1 --preset continuous-control --num-envs 16")
     assert named.algorithm.num_steps == 256 and named.algorithm.num_envs == 16
     assert named.record["preset_name"] == "continuous-control"
@@ -122,7 +122,7 @@ def test_a_preset_by_name_and_none():
     assert without.record["preset_name"] is None and without.record["preset"] == {}
 
 
-def test_what_the_command_line_says_of_it(capsys, tmp_path):
+def test_show_preset_flag(capsys, tmp_path):
     assert train_main("--env Pendulum-v1 --show-preset".split()) == 0
     said = capsys.readouterr().out
     assert "preset Pendulum-v1 of ppo" in said and "docs/settings.md" in said
@@ -136,7 +136,7 @@ def test_what_the_command_line_says_of_it(capsys, tmp_path):
     assert "unknown preset of PPO 'mujocco': did you mean 'mujoco'" in capsys.readouterr().err
 
 
-def test_a_run_keeps_the_settings_that_it_began_with(tmp_path, capsys):
+def test_resume_keeps_settings(tmp_path, capsys):
     job = parse("--env Pendulum-v1 --preset none")
     (tmp_path / "config.json").write_text(json.dumps(dict(job.config), allow_nan=False))
     again = parse(f"--resume {tmp_path}")
@@ -148,14 +148,14 @@ def test_a_run_keeps_the_settings_that_it_began_with(tmp_path, capsys):
 
 
 class Written(algos.PPO):
-    """One whose presets somebody wrote."""
+    """An algorithm with its own presets."""
 
     @classmethod
     def preset(cls, env_name, env=None):
         return {"discount": 0.5}
 
 
-def test_presets_that_a_subclass_has_written_are_its_own():
+def test_subclass_overrides_presets():
     job = parse(f"--algo {__name__}:Written")
     assert job.algorithm.discount == 0.5
     with pytest.raises(FdgError, match="Written has no named presets"):
@@ -168,28 +168,28 @@ def test_presets_that_a_subclass_has_written_are_its_own():
     [
         ([[-200.0, -200.0], [-200.0]], True),
         ([[-200.0, -200.0], [-199.0]], False),
-        ([[-200.0], [-200.0]], False),  # too few to say
+        ([[-200.0], [-200.0]], False),  # too few episodes
         ([[float("nan")], [float("nan")]], False),  # no episode has ended
         ([[float("nan"), 0.0], [0.0, 0.0]], True),
     ],
 )
-def test_a_hint_where_every_episode_returned_the_same(returns, said):
-    unchanged = ConstantReturns(num_iterations=20)
-    assert unchanged.check(1, 500, returns[0]) is None
-    line = unchanged.check(2, 1000, returns[1])
+def test_constant_returns_hint(returns, said):
+    hint = ConstantReturns(num_iterations=20)
+    assert hint.check(1, 500, returns[0]) is None
+    line = hint.check(2, 1000, returns[1])
     assert (line is not None) == said
     assert not said or "after 1,000 steps every episode has returned" in line
-    assert not said or unchanged.check(3, 1500, [returns[0][0]]) is None, "said once"
+    assert not said or hint.check(3, 1500, [returns[0][0]]) is None, "said once"
 
 
-def test_a_hint_waits_for_episodes_to_end():
-    unchanged = ConstantReturns(num_iterations=20)
-    assert all(unchanged.check(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
-    assert unchanged.check(9, 4500, [-200.0, -200.0]) is None
-    assert "after 5,000 steps" in unchanged.check(10, 5000, [-200.0])
+def test_constant_returns_hint_waits_for_episodes():
+    hint = ConstantReturns(num_iterations=20)
+    assert all(hint.check(i, 500 * i, [float("nan")]) is None for i in range(1, 9))
+    assert hint.check(9, 4500, [-200.0, -200.0]) is None
+    assert "after 5,000 steps" in hint.check(10, 5000, [-200.0])
 
 
-def test_the_hint_says_what_the_algorithm_advises():
+def test_constant_returns_hint_has_advice():
     said = [
         ConstantReturns(num_iterations=20, advice=advice).check(2, 1000, [0.0, 0.0, 0.0])
         for advice in (None, algos.GRPO.advice_without_rewards)
@@ -197,9 +197,9 @@ def test_the_hint_says_what_the_algorithm_advises():
     assert "try another --algo" in said[0] and "--algo sft" in said[1] and "--num-envs" not in said[1]
 
 
-def test_a_resumed_run_is_not_told_again():
-    unchanged = ConstantReturns(num_iterations=20, start=2)
-    assert unchanged.check(3, 1500, [-1.0]) is None
+def test_constant_returns_hint_after_resume():
+    hint = ConstantReturns(num_iterations=20, start=2)
+    assert hint.check(3, 1500, [-1.0]) is None
 
 
 def rows(**columns):
@@ -217,35 +217,35 @@ def rows(**columns):
             rows(approx_kl=[0.01, 194.3, 3.0]),
             ["in iteration 2 approx_kl is 194", "--learning-rate than 0.01"],
         ),
-        (rows(approx_kl=[0.0] * 10 + [50.0]), None),  # later
+        (rows(approx_kl=[0.0] * 10 + [50.0]), None),  # only early iterations are checked
         (
             rows(entropy=[2.0, 1.9, 0.05], episode_return=[0.5, 0.6, 0.4]),
             ["fallen from 2 to 0.05", "--preset"],
         ),
-        (rows(entropy=[2.0, 1.9, 0.05], episode_return=[0.5, 0.6, 0.9]), None),  # learned
+        (rows(entropy=[2.0, 1.9, 0.05], episode_return=[0.5, 0.6, 0.9]), None),  # the return improves
         (rows(entropy=[0.006, 0.002, 0.01]), None),
-        (rows(entropy=[-1.0, -9.0, -20.0]), None),  # of densities
+        (rows(entropy=[-1.0, -9.0, -20.0]), None),  # of a continuous distribution
         (rows(loss=[1e9]), None),
     ],
 )
-def test_a_hint_where_updates_are_too_large(metrics, words):
-    both = (
+def test_large_updates_hint(metrics, words):
+    messages = (
         LargeUpdates(0.01).check(metrics),
         next(
-            filter(None, map(astray_by_row := LargeUpdates(0.01).check, [[row] for row in metrics])),
+            filter(None, map(check_by_row := LargeUpdates(0.01).check, [[row] for row in metrics])),
             None,
         ),
     )
-    assert both[0] == both[1] and (both[0] is not None) == bool(words)
-    assert all(word in both[0] for word in words or ())
-    assert not words or astray_by_row(metrics) is None, "said once"
+    assert messages[0] == messages[1] and (messages[0] is not None) == bool(words)
+    assert all(word in messages[0] for word in words or ())
+    assert not words or check_by_row(metrics) is None, "said once"
 
 
-def test_a_subclass_keeps_the_presets_of_what_it_is_based_on():
+def test_subclass_inherits_presets():
     @dataclasses.dataclass(frozen=True)
-    class Mine(algos.PPO):
+    class Subclass(algos.PPO):
         extra: float = 1.0
 
-    assert Mine.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
+    assert Subclass.preset("Pendulum-v1") == algos.PPO.preset("Pendulum-v1") != {}
     assert algos.MAPPO.preset("MPE_simple_spread_v3") != algos.IPPO.preset("MPE_simple_spread_v3")
     assert algos.RecurrentPPO.preset("MountainCar-v0") == {} != algos.PPO.preset("MountainCar-v0")

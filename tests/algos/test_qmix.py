@@ -1,7 +1,7 @@
-"""QMIX: mixtures by hand, the game that tells it from VDN, agents that remember.
+"""QMIX: the mixer by hand, its monotonicity, and a game that VDN cannot represent.
 
-Rashid et al. 2018 (arXiv 1803.11485): equation 5 (what rises with each agent's value), figure 2 (the
-mixture), section 5 (the game of two steps). Targets and loss: `test_vdn.py`.
+Rashid et al. 2018 (arXiv 1803.11485): equation 5 (monotonicity), figure 2 (the mixer), section 5 (the
+two-step game). Targets and loss: `test_vdn.py`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tests.algos.probes import trained
 
 
 def mixture(values, state, weights, key=None):
-    """What a mixer of one unit without hypernetworks gives; `weights` by layer, the same for all inputs."""
+    """Output of a mixer with one unit and linear hypernetworks; `weights` by layer."""
     mixer = of_module(qmix.MonotonicMixer(1, ()))
     parameters = jax.jit(mixer.init)(jax.random.key(0), values, state)
     for name, (kernel, bias) in weights.items():
@@ -30,10 +30,10 @@ def mixture(values, state, weights, key=None):
     return mixer.apply(parameters, values, state)
 
 
-def test_a_mixture_by_hand():
+def test_mixer_by_hand():
     """State 2: weights |2 - 3| and |-1 * 2 - 3|, biases 2 * 2 and relu(2 - 1) * 1/2.
 
-    Values 1 and -2: 1 * 1 - 2 * 1 + 4 = 3, an ELU leaves it; 3 * 5 + 1/2. Values -9 and 1: -8 + 4 = -4.
+    Values 1 and -2: 1 * 1 - 2 * 1 + 4 = 3 (ELU: 3); 3 * 5 + 1/2. Values -9 and 1: -8 + 4 = -4.
     """
     weights = {
         "weight_1": (1.0, [-3.0, -3.0]), "bias_1": (2.0, [0.0]), "weight_2": (-1.0, [-3.0]),
@@ -44,8 +44,8 @@ def test_a_mixture_by_hand():
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_what_all_do_is_worth_no_less_where_one_is_worth_more(broken, monkeypatch):
-    """Equation 5: no derivative by an agent's value is below zero. Without absolute values many are."""
+def test_mixer_is_monotonic(broken, monkeypatch):
+    """Equation 5: derivatives by agents' values are not negative. Without absolute values, some are."""
     if broken:
         monkeypatch.setattr(jnp, "abs", lambda x: x)
     mixer = of_module(qmix.MonotonicMixer(4, (8,)))
@@ -57,8 +57,8 @@ def test_what_all_do_is_worth_no_less_where_one_is_worth_more(broken, monkeypatc
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoSteps:
-    """The first agent chooses one of two games, in which both act: always 7, or a table up to 8."""
+class TwoStep:
+    """The first agent chooses one of two games for both: reward 7, or a reward table up to 8."""
 
     name: str = "two-steps"
     num_agents: typing.ClassVar = 2
@@ -67,34 +67,34 @@ class TwoSteps:
     max_episode_steps: typing.ClassVar = None
 
     def reset(self, key):
-        return self._shown(jnp.int32(0))
+        return self._observe(jnp.int32(0))
 
     def step(self, key, state, action):
         table = jnp.array([[0.0, 1.0], [1.0, 8.0]])[action[0], action[1]]
         reward = jnp.stack([jnp.float32(0), jnp.float32(7), table])[state]
-        state, seen = self._shown(jnp.where(state > 0, state, 1 + action[0]))
-        return state, seen, jnp.full(2, reward), reward > 0, jnp.bool_(False)
+        state, observation = self._observe(jnp.where(state > 0, state, 1 + action[0]))
+        return state, observation, jnp.full(2, reward), reward > 0, jnp.bool_(False)
 
-    def _shown(self, state):
+    def _observe(self, state):
         return state, jnp.broadcast_to(jax.nn.one_hot(state, 3)[None], (2, 3))
 
 
-@pytest.mark.parametrize(("kind", "earns"), [(algos.VDN, 7.0), (algos.QMIX, 8.0)])
-def test_the_game_of_two_steps(kind, earns):
-    """A sum cannot say that only both together earn 8, and takes 7; a mixture can (the paper's table 2)."""
+@pytest.mark.parametrize(("kind", "expected"), [(algos.VDN, 7.0), (algos.QMIX, 8.0)])
+def test_two_step_game(kind, expected):
+    """A sum cannot represent the reward table, so VDN gets 7; QMIX gets 8 (table 2 of the paper)."""
     algorithm = kind(
-        env=envs.vectorize(TwoSteps()), num_envs=8, num_steps=2, batch_size=32, num_updates=2, hidden=(16,),
+        env=envs.vectorize(TwoStep()), num_envs=8, num_steps=2, batch_size=32, num_updates=2, hidden=(16,),
         buffer_size=2_000, learning_starts=64, epsilon_end=1.0, anneal_learning_rate=False, target_period=50,
     )  # fmt: skip
     state = trained(algorithm, 600)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 1)["return"]) == earns
-    # What both games' best is worth, at the first step of an episode that goes on from there.
+    assert float(algorithm.evaluate(state, jax.random.key(1), 1)["return"]) == expected
+    # Joint values of the best actions in both games, with a new episode that starts there.
     mixed = []
     for game in (1, 2):
-        _, seen = algorithm.env.single._shown(jnp.int32(game))
-        begins = Recollection((), jnp.ones(1, bool))
-        values, _ = algorithm._one_step(state.learned.parameters.agents, seen[None], begins)
+        _, observation = algorithm.env.single._observe(jnp.int32(game))
+        start = Recollection((), jnp.ones(1, bool))
+        values, _ = algorithm._one_step(state.learned.parameters.agents, observation[None], start)
         best = jnp.max(values, axis=-1)
-        mixed.append(float(algorithm._mix(state.learned.parameters.mixer, best, seen[None])[0]))
+        mixed.append(float(algorithm._mix(state.learned.parameters.mixer, best, observation[None])[0]))
     assert mixed[0] == pytest.approx(7.0, abs=0.4)
-    assert mixed[1] == pytest.approx(8.0, abs=0.1) if earns == 8.0 else mixed[1] < 7.0
+    assert mixed[1] == pytest.approx(8.0, abs=0.1) if expected == 8.0 else mixed[1] < 7.0

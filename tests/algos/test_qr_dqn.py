@@ -1,6 +1,6 @@
-"""QR-DQN: the quantile loss by hand, its values, and what it refuses.
+"""QR-DQN: values, targets and the quantile loss by hand.
 
-Equations of Dabney et al. 2017 (arXiv 1710.10044): 9 and 10 are the loss, algorithm 1 the targets.
+Dabney et al. 2017 (arXiv 1710.10044): equations 9 and 10 are the loss, algorithm 1 the targets.
 """
 
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import algos
 import envs
 from algos.replay import Transition
 
-# Two actions of two quantiles each, the same for every observation: the parameters are what it gives.
+# Two actions with two quantiles each, equal for every observation: the parameters are the quantiles.
 TABLE = algos.Network(
     init=lambda key, observation: jnp.zeros(4),
     apply=lambda table, observation: jnp.broadcast_to(table[None], (len(observation), 4)),
@@ -23,7 +23,7 @@ def algorithm(**fields):
     return algos.QRDQN(env=env, num_envs=2, batch_size=2, quantiles=2, network=TABLE, **fields)
 
 
-def test_the_value_is_the_mean_of_the_quantiles():
+def test_value_is_mean_of_quantiles():
     values = algorithm()._values(jnp.array([1.0, 3.0, -2.0, 0.0]), jnp.zeros((3, 1)))
     np.testing.assert_allclose(values, [[2.0, -1.0]] * 3)
 
@@ -34,21 +34,21 @@ def transition(action, reward, discount):
 
 
 def test_targets_by_hand():
-    """The target's best action in the mean is the second (2 above 1); its quantiles are 0 and 4."""
+    """The target network prefers the second action (mean 2, not 1); its quantiles are 0 and 4."""
     online, target = jnp.array([9.0, 9.0, 0.0, 0.0]), jnp.array([1.0, 1.0, 0.0, 4.0])
     step = transition([0, 0], [1.0, 1.0], [0.5, 0.0])
     np.testing.assert_allclose(algorithm()._target(online, target, step), [[1.0, 3.0], [1.0, 1.0]])
-    # Double: the online network's best is the first.
+    # Double: the online network prefers the first action.
     np.testing.assert_allclose(algorithm(double=True)._target(online, target, step), [[1.5, 1.5], [1.0, 1.0]])
 
 
-def test_the_loss_by_hand():
-    """Quantiles 0 and 2 of what was done, at 1/4 and 3/4; the target is 1 and 4 (reward 1, next 0 and 3)."""
+def test_loss_by_hand():
+    """Predicted quantiles 0 and 2, levels 1/4 and 3/4; targets 1 and 4 (reward 1, next 0 and 3)."""
     online, target = jnp.array([0.0, 2.0, 0.0, 0.0]), jnp.array([0.0, 3.0, -9.0, -9.0])
     loss, (error, _) = algorithm().loss(
         online, target, transition([0, 0], [1.0, 1.0], [1.0, 1.0]), jnp.ones(2)
     )
-    # Errors of quantile 0: 1 and 4, Huber 0.5 and 3.5, both above: 1/4 of each; in the mean 0.5.
-    # Of quantile 2: -1 and 2, Huber 0.5 and 1.5: |3/4 - 1| * 0.5 + 3/4 * 1.5, halved: 0.625.
+    # Quantile 0: errors 1 and 4, Huber 0.5 and 3.5, both positive: 1/4 of each, mean 0.5.
+    # Quantile 2: errors -1 and 2, Huber 0.5 and 1.5: (|3/4 - 1| * 0.5 + 3/4 * 1.5) / 2 = 0.625.
     assert float(loss) == pytest.approx(0.5 + 0.625, rel=1e-6)
     np.testing.assert_allclose(error, [2.5 - 1.0] * 2)

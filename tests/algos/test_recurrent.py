@@ -1,4 +1,4 @@
-"""Networks with a memory: a sequence is its steps one by one, a start forgets, agents keep to themselves."""
+"""Recurrent networks: sequences match single steps, episode starts reset memory, agents are independent."""
 
 import functools
 
@@ -14,15 +14,15 @@ from algos.recurrent import recurrent_actor_critic
 from envs.spaces import Box, Discrete
 from fdg.errors import UnknownNameError
 
-SEEN, ACTIONS = Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (2,))
+SPACE, ACTIONS = Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (2,))
 STEPS, ENVS, AGENTS = 5, 4, 3
 
 
 @functools.cache
-def made(num_agents=None, central=False, memory_size=6):
+def build(num_agents=None, central=False, memory_size=6):
     """A network, its parameters, and its `unroll` compiled."""
     network = recurrent_actor_critic(
-        SEEN, ACTIONS, hidden=(7,), memory_size=memory_size, num_agents=num_agents, central=central
+        SPACE, ACTIONS, hidden=(7,), memory_size=memory_size, num_agents=num_agents, central=central
     )
     parameters = jax.jit(network.init)(jax.random.key(0), observations(num_agents))
     return network, parameters, jax.jit(network.unroll)
@@ -34,7 +34,7 @@ def observations(num_agents=None, seed=0):
 
 
 def starts(*when):
-    """`[T, B]`: where `(t, b)` starts an episode."""
+    """`[T, B]`: True at each `(t, b)` that starts an episode."""
     start = np.zeros((STEPS, ENVS), bool)
     for t, b in when:
         start[t, b] = True
@@ -49,15 +49,15 @@ def assert_close(expected, actual):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), expected, actual)
 
 
-def test_gru_and_its_gradient_are_those_of_flax():
-    """By every argument, over a sequence in which episodes start, flax's cell step by step as the oracle."""
+def test_gru_matches_flax():
+    """Compares values and gradients by every argument with flax's cell, step by step, with episode starts."""
     unit, cell = ForgetfulGRU(5), nn.GRUCell(5)
     keys = jax.random.split(jax.random.key(1), 4)
     memory, inputs = jax.random.normal(keys[0], (3, 5)), jax.random.normal(keys[1], (6, 3, 4))
     weight = jax.random.normal(keys[2], (6, 3, 5))
     start = jnp.zeros((6, 3), bool).at[2, 1].set(True).at[0, 2].set(True).at[5, 1].set(True)
     parameters = unit.init(keys[3], memory, inputs, start)["params"]["gru"]
-    parameters = jax.tree.map(lambda x: x + 0.1, parameters)  # so that no bias is zero
+    parameters = jax.tree.map(lambda x: x + 0.1, parameters)  # no bias is zero
 
     def ours(parameters, memory, inputs):
         return unit.apply({"params": {"gru": parameters}}, memory, inputs, start)[0]
@@ -82,9 +82,9 @@ def test_gru_and_its_gradient_are_those_of_flax():
 
 
 @pytest.mark.parametrize(("num_agents", "central"), [(None, False), (AGENTS, True)])
-def test_nothing_crosses_the_start_of_an_episode(num_agents, central):
-    """From the start on, what was remembered and seen before makes no difference; beside it, it does."""
-    network, parameters, unroll = made(num_agents, central)
+def test_episode_start_resets_memory(num_agents, central):
+    """After an episode start, earlier memory and observations have no influence; elsewhere they have."""
+    network, parameters, unroll = build(num_agents, central)
     start = starts((2, 1))
     observation = observations(num_agents)
     other = observation.at[:2].set(observations(num_agents, seed=1)[:2])
@@ -94,7 +94,7 @@ def test_nothing_crosses_the_start_of_an_episode(num_agents, central):
     assert_same(*(jax.tree.map(lambda x: x[2:, 1], output) for output in (first, second)))
     assert float(jnp.min(jnp.abs(first.value[2:, 0] - second.value[2:, 0]))) > 1e-6
 
-    # Nor does a gradient.
+    # Gradients stop there too.
     def late_value(observation):
         return jnp.sum(network.unroll(parameters, memory, observation, start).value[3:])
 
@@ -103,19 +103,19 @@ def test_nothing_crosses_the_start_of_an_episode(num_agents, central):
     assert float(jnp.min(flows[:2, 0])) > 0.0
 
 
-def test_agents_share_parameters_and_nothing_else():
-    """Each agent's results are those of a single-agent network that sees what the agent sees."""
-    _, parameters, unroll = made(AGENTS)
-    single, _, unroll_one = made()
+def test_agents_share_only_parameters():
+    """Each agent's results match a single-agent network with the agent's observations."""
+    _, parameters, unroll = build(AGENTS)
+    single, _, unroll_one = build()
     observation, start = observations(AGENTS), starts((1, 0), (3, 2))
-    together = unroll(parameters, made(AGENTS)[0].memory(ENVS), observation, start)
+    together = unroll(parameters, build(AGENTS)[0].memory(ENVS), observation, start)
     for a in range(AGENTS):
         alone = unroll_one(parameters, single.memory(ENVS), observation[:, :, a], start)
         assert_same(alone, jax.tree.map(lambda x, a=a: x[:, :, a], together))
 
 
-def test_a_central_critic_sees_all_agents_and_the_actor_does_not():
-    network, parameters, unroll = made(AGENTS, central=True)
+def test_central_critic_sees_all_agents():
+    network, parameters, unroll = build(AGENTS, central=True)
     observation, start, memory = observations(AGENTS), starts(), network.memory(ENVS)
     first = unroll(parameters, memory, observation, start)
     second = unroll(parameters, memory, observation.at[:, :, 0].add(1.0), start)
@@ -125,9 +125,9 @@ def test_a_central_critic_sees_all_agents_and_the_actor_does_not():
     assert policy_moved[0] > 1e-6 and (policy_moved[1:] == 0).all()
 
 
-def test_without_a_memory_it_is_the_ordinary_actor_critic():
-    network, parameters, unroll = made(memory_size=None)
-    ordinary = networks.actor_critic(SEEN, ACTIONS, hidden=(7,))
+def test_no_memory_matches_actor_critic():
+    network, parameters, unroll = build(memory_size=None)
+    ordinary = networks.actor_critic(SPACE, ACTIONS, hidden=(7,))
     observation = observations()
     rows = observation.reshape(-1, 3)
     assert_same(parameters, jax.jit(ordinary.init)(jax.random.key(0), rows))
@@ -137,7 +137,7 @@ def test_without_a_memory_it_is_the_ordinary_actor_critic():
     assert jax.tree.leaves(result.memory) == []
 
 
-def test_images_are_convolved_and_seen_side_by_side():
+def test_images_of_agents_are_stacked_as_channels():
     network = recurrent_actor_critic(
         Box(0.0, 1.0, (5, 4, 2)), Discrete(3), memory_size=4, num_agents=2, central=True
     )
@@ -151,9 +151,9 @@ def test_images_are_convolved_and_seen_side_by_side():
     assert output.policy.shape == (2, 3, 2, 3) and output.value.shape == (2, 3, 2)
 
 
-def test_it_is_a_value_and_refuses_what_the_actor_critic_refuses():
-    assert recurrent_actor_critic(SEEN, ACTIONS) == recurrent_actor_critic(SEEN, ACTIONS)
-    assert recurrent_actor_critic(SEEN, ACTIONS) != recurrent_actor_critic(SEEN, ACTIONS, memory_size=4)
-    assert hash(recurrent_actor_critic(SEEN, ACTIONS)) == hash(recurrent_actor_critic(SEEN, ACTIONS))
+def test_equality_and_unknown_activation():
+    assert recurrent_actor_critic(SPACE, ACTIONS) == recurrent_actor_critic(SPACE, ACTIONS)
+    assert recurrent_actor_critic(SPACE, ACTIONS) != recurrent_actor_critic(SPACE, ACTIONS, memory_size=4)
+    assert hash(recurrent_actor_critic(SPACE, ACTIONS)) == hash(recurrent_actor_critic(SPACE, ACTIONS))
     with pytest.raises(UnknownNameError, match="tahn"):
-        recurrent_actor_critic(SEEN, ACTIONS, activation="tahn")
+        recurrent_actor_critic(SPACE, ACTIONS, activation="tahn")

@@ -1,8 +1,7 @@
-"""RecurrentPPO: memories at the start of sequences, resets, truncations, burn-in; what needs a memory.
+"""RecurrentPPO: initial memories of sequences, resets, truncations, burn-in, and a memory probe.
 
-The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; `test_ppo.py` has it by hand), over
-the steps of sequences. Stored memories and burn-in are those of Kapturowski et al. 2019 (R2D2, ICLR),
-section 3.
+The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; by hand in `test_ppo.py`), over
+sequences. Stored memories and burn-in are those of Kapturowski et al. 2019 (R2D2, ICLR), section 3.
 """
 
 import dataclasses
@@ -20,19 +19,19 @@ from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
 from tests.algos.probes import trained
 
-NEVER = {"learning_rate": 1e-20, "anneal_learning_rate": False}  # learn nothing
+FROZEN = {"learning_rate": 1e-20, "anneal_learning_rate": False}  # no learning
 
 
 def leaky(keep):
-    """A network that can be followed by hand: `memory = keep * memory + w * observation`, `w = 1` at first.
+    """A network for tests by hand: `memory = keep * memory + w * observation`, initially `w = 1`.
 
-    The value is the memory, and the logits of two actions are the memory and 0.
+    The value is the memory; the logits of two actions are the memory and 0.
     """
 
     def unroll(parameters, memory, observation, start):
-        def step(memory, seen):
-            seen, start = seen
-            memory = keep * jnp.where(start, 0.0, memory) + parameters["w"] * seen
+        def step(memory, inputs):
+            inputs, start = inputs
+            memory = keep * jnp.where(start, 0.0, memory) + parameters["w"] * inputs
             return memory, memory
 
         _, memories = jax.lax.scan(step, memory, (observation[..., 0], start))
@@ -44,20 +43,20 @@ def leaky(keep):
     )
 
 
-COUNTING = leaky(1.0)  # where all observations are 1
+COUNTING = leaky(1.0)  # counts steps if all observations are 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordingEpochs(Epochs):
     predict: Any = None
 
-    def learn(self, key, samples, num_envs, parameters, *more):
-        *updated, losses = super().learn(key, samples, num_envs, parameters, *more)
+    def learn(self, key, samples, num_envs, parameters, *extra):
+        *updated, losses = super().learn(key, samples, num_envs, parameters, *extra)
         return *updated, {**losses, "samples": samples, "predicted": self.predict(parameters, samples)}
 
 
 class Recording(algos.RecurrentPPO):
-    """Shows what each iteration learned from, and what the network made of it before it learned."""
+    """Returns the samples of each iteration and the network's predictions before the update as metrics."""
 
     @property
     def epochs(self):
@@ -73,18 +72,18 @@ def recorded(iterations, cls=Recording, **fields):
         return jax.lax.scan(lambda s, _: algorithm.iterate(s), algorithm.init(key), length=iterations)
 
     _, metrics = program(jax.random.key(0))
-    every = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), metrics) for i in range(iterations)]
-    return algorithm, [(one["samples"], one["predicted"]) for one in every]
+    rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), metrics) for i in range(iterations)]
+    return algorithm, [(one["samples"], one["predicted"]) for one in rows]
 
 
 # --- by hand ---
 
 
-def test_a_truncated_episode_is_valued_by_the_memory_that_it_ended_with():
-    """Reward 1, discount 1/2, lambda 0: target = 1 + next value / 2. Episodes are cut off after 3 steps.
+def test_truncation_bootstraps_with_final_memory():
+    """Reward 1, discount 1/2, lambda 0: target = 1 + next value / 2. Episodes are truncated after 3 steps.
 
-    The memory, and value, counts the observations of an episode; the observation after the last step counts
-    too, for it has been seen (next value 4, not the 1 of a memory that was reset first). Rollouts of 4 steps:
+    Memory and value count the observations of an episode, including the final observation (next value 4,
+    not 1 as after a reset). Rollouts have 4 steps:
 
         count       1    2    3    1  |  2    3    1    2
         next value  2    3    4    2  |  3    4    2    3
@@ -97,7 +96,7 @@ def test_a_truncated_episode_is_valued_by_the_memory_that_it_ended_with():
         num_steps=4,
         discount=0.5,
         gae_lambda=0.0,
-        **NEVER,
+        **FROZEN,
     )
     for (samples, _), values, targets, starts in [
         (first, [1, 2, 3, 1], [2, 2.5, 3, 2], [1, 0, 0, 1]),
@@ -108,8 +107,8 @@ def test_a_truncated_episode_is_valued_by_the_memory_that_it_ended_with():
         np.testing.assert_array_equal(samples.start, np.array([starts] * 2, bool))
 
 
-def test_a_terminated_episode_is_worth_nothing_afterwards():
-    """`probe:discount`: two steps, observations 0 and 1, reward 1 at the end, whatever is remembered."""
+def test_termination_has_no_bootstrap():
+    """`probe:discount`: two steps, observations 0 and 1, reward 1 at the end, no bootstrap."""
     _, ((samples, _),) = recorded(
         1,
         env=envs.make("probe:discount"),
@@ -117,43 +116,43 @@ def test_a_terminated_episode_is_worth_nothing_afterwards():
         num_steps=4,
         discount=0.5,
         gae_lambda=0.0,
-        **NEVER,
+        **FROZEN,
     )
     np.testing.assert_allclose(samples.decision.value, [[0, 1, 0, 1]] * 2)
     np.testing.assert_allclose(samples.target, [[0.5, 1, 0.5, 1]] * 2)
 
 
 def test_burn_in_by_hand():
-    """Memory 2; one step of burn-in and one of the sequence, both of observation 1; w = 3, keep = 1.
+    """Memory 2; one step of burn-in and one of the sequence, both with observation 1; w = 3, keep = 1.
 
-    2 + 3 = 5 from the burn-in, 5 + 3 = 8 from the step: value 8, and its gradient by w is that of the step
-    alone, 1 (with the burn-in's it would be 2). Where an episode starts inside the burn-in, 0 + 3 + 3 = 6.
+    Burn-in 2 + 3 = 5, step 5 + 3 = 8: value 8. Its gradient by w is 1, from the step only (2 with the
+    burn-in's). If an episode starts inside the burn-in, the value is 0 + 3 + 3 = 6.
     """
     algorithm = algos.RecurrentPPO(env=envs.make("probe:policy"), network=COUNTING, num_steps=4, burn_in=1)
     one, no = jnp.ones((2, 1, 1)), jnp.zeros((2, 1), bool)
 
     def value(w, start):
-        nothing = jnp.zeros((2, 1))
-        minibatch = Minibatch(jnp.full(2, 2.0), (one, start), one, no, nothing, nothing, nothing, nothing)
+        zeros = jnp.zeros((2, 1))
+        minibatch = Minibatch(jnp.full(2, 2.0), (one, start), one, no, zeros, zeros, zeros, zeros)
         return algorithm._predict({"w": w}, minibatch)[1][:, 0]
 
     assert value(3.0, jnp.array([[False], [True]])).tolist() == [8.0, 6.0]
     assert jax.jit(jax.jacobian(value))(3.0, no).tolist() == [1.0, 1.0]
 
 
-# --- what is learned from is what happened ---
+# --- learner against actor ---
 
-SEQUENCES = [(2, 0), (None, 3), (4, 2), (2, 2)]  # length and burn-in, of rollouts of 8 steps
+SEQUENCES = [(2, 0), (None, 3), (4, 2), (2, 2)]  # length and burn-in; rollouts have 8 steps
 
 
 @pytest.mark.parametrize(("sequence_length", "burn_in"), SEQUENCES)
-def test_the_learner_remembers_what_the_actor_remembered(sequence_length, burn_in):
-    """Unrolled over sequences, the policy and the values are those of the steps: every ratio starts at 1.
+def test_learner_matches_actor(sequence_length, burn_in):
+    """The learner's policy and values match the recorded ones: every ratio starts at 1.
 
-    Episodes of 5 steps end inside sequences and at their borders. Parameters stay as they are, so that what
-    is burnt in anew is the same as it was.
+    Episodes of 5 steps end inside sequences and at their borders. Parameters are constant, so burn-in
+    reproduces the actor's memory.
     """
-    fields = {"env": envs.make("probe:memory", delay=4), "network": leaky(0.9), "num_steps": 8, **NEVER}
+    fields = {"env": envs.make("probe:memory", delay=4), "network": leaky(0.9), "num_steps": 8, **FROZEN}
     fields |= {"sequence_length": sequence_length, "burn_in": burn_in}
     _, iterations = recorded(3, **fields)
     length = sequence_length or 8
@@ -165,13 +164,13 @@ def test_the_learner_remembers_what_the_actor_remembered(sequence_length, burn_i
     assert max(np.abs(samples.memory).max() for samples, _ in iterations) > 0.1
 
 
-def test_burn_in_brings_old_memories_up_to_date():
-    """After parameters have changed, a memory is nearer to what they would have made of the episode."""
+def test_burn_in_updates_memories():
+    """After parameters change, burn-in computes the memory with the new parameters."""
     algorithm, iterations = recorded(
-        2, env=envs.make("probe:truncation", steps=100), network=COUNTING, num_steps=4, burn_in=4, **NEVER
+        2, env=envs.make("probe:truncation", steps=100), network=COUNTING, num_steps=4, burn_in=4, **FROZEN
     )
     samples, _ = iterations[1]
-    assert samples.memory.tolist() == [0.0, 0.0]  # of the start of the episode, 4 steps before
+    assert samples.memory.tolist() == [0.0, 0.0]  # at the start of the episode, 4 steps earlier
     doubled = {"w": 2.0}
     _, value = algorithm._predict(doubled, samples)
     np.testing.assert_allclose(value, [[10.0, 12.0, 14.0, 16.0]] * 2)
@@ -179,8 +178,8 @@ def test_burn_in_brings_old_memories_up_to_date():
     np.testing.assert_allclose(algorithm._predict(doubled, stored)[1], [[6.0, 8.0, 10.0, 12.0]] * 2)
 
 
-def test_what_is_not_allowed_is_not_done():
-    """`probe:masked` pays 1,000 for an action that its mask forbids; gradients pass the mask unharmed."""
+def test_masked_actions():
+    """`probe:masked` gives reward 1,000 for a masked action; gradients through the mask are finite."""
 
     def unroll(parameters, memory, observation, start):
         logits = observation * parameters["w"]
@@ -194,8 +193,8 @@ def test_what_is_not_allowed_is_not_done():
     assert float(metrics["entropy"]) <= np.log(2.0) + 1e-6
 
 
-def test_the_burn_in_is_normalised_as_the_rest():
-    """Sequences that burn in from the same rollout find the values of the actor, by the same statistics."""
+def test_burn_in_is_normalised():
+    """Burn-in observations are normalised like the others: values match the actor's."""
     _, (_, second) = recorded(
         2,
         env=envs.make("probe:memory", delay=4),
@@ -204,14 +203,14 @@ def test_the_burn_in_is_normalised_as_the_rest():
         sequence_length=4,
         burn_in=2,
         normalize_observation=True,
-        **NEVER,
+        **FROZEN,
     )
     samples, (_, value) = second
     np.testing.assert_allclose(value[1::2], samples.decision.value[1::2], atol=1e-5)
     assert np.abs(value[1::2]).max() > 0.1
 
 
-# --- what needs a memory ---
+# --- memory probe ---
 
 QUICK = {
     "num_envs": 16, "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 3e-3,
@@ -220,24 +219,24 @@ QUICK = {
 
 
 def score(algorithm, iterations):
-    """Mean return of the most probable actions."""
+    """Mean return of greedy actions."""
     state = trained(algorithm, iterations)
     evaluate = jax.jit(algorithm.evaluate, static_argnums=2)
     return float(evaluate(state, jax.random.key(1), 256)["return"])
 
 
-def test_it_remembers_a_cue():
-    """The cue is shown at the first of 5 steps, and asked for at the last."""
+def test_learns_memory_probe():
+    """The cue is shown at the first of 5 steps and needed at the last."""
     env = envs.make("probe:memory")
     algorithm = algos.RecurrentPPO(env=env, memory_size=16, sequence_length=8, burn_in=4, **QUICK)
     assert score(algorithm, 60) > 0.95
 
 
-# --- sizes and values ---
+# --- minibatches ---
 
 
-def test_the_time_shuffle_takes_sequences_of_every_environment():
-    """Rows are sequences, in [0, T / L): a minibatch has those of all environments, and whole ones."""
+def test_time_shuffle():
+    """Rows are sequences, in [0, T / L): a minibatch has complete sequences of all environments."""
     algorithm = algos.RecurrentPPO(
         env=envs.make("CartPole-v1"), num_envs=3, num_steps=8, sequence_length=2, shuffle="time"
     )

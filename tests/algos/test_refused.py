@@ -1,4 +1,4 @@
-"""Settings that an algorithm refuses: one line that has its value and what it must be."""
+"""Invalid settings of algorithms: a one-line error with the value and what it must be."""
 
 import dataclasses
 import math
@@ -20,40 +20,40 @@ class Unbounded(Lasting):
     action_space: ClassVar[envs.Space] = envs.Box(-math.inf, 1.0, (1,))
 
 
-def of(cls, env, **given):
-    """Makes the algorithm in an environment, with other fields than `given`."""
+def maker(cls, env, **given):
+    """A function that makes the algorithm; `given` are its default fields."""
     return lambda **fields: cls(**{"env": envs.make(env), **given, **fields})
 
 
-DISTRIBUTIONS = "probe:policy_of_observation"
+OBSERVE = "probe:policy_of_observation"
 MAKE = {
-    "a2c": of(algos.A2C, "CartPole-v1"),
-    "a3c": of(algos.A3C, "CartPole-v1"),
-    "c51": of(algos.C51, DISTRIBUTIONS, num_envs=1, batch_size=3, value_min=-1.0, value_max=1.0),
-    "crossq": of(algos.CrossQ, "probe:continuous"),
+    "a2c": maker(algos.A2C, "CartPole-v1"),
+    "a3c": maker(algos.A3C, "CartPole-v1"),
+    "c51": maker(algos.C51, OBSERVE, num_envs=1, batch_size=3, value_min=-1.0, value_max=1.0),
+    "crossq": maker(algos.CrossQ, "probe:continuous"),
     "dqn": dqn,
-    "droq": of(algos.DroQ, "probe:continuous"),
-    "fast_td3": of(algos.FastTD3, "probe:continuous"),
-    "hindsight": of(algos.SAC, "probe:reach", replay="hindsight"),
-    "impala": of(algos.IMPALA, "CartPole-v1"),
-    "ippo": of(algos.IPPO, "probe:agents"),
+    "droq": maker(algos.DroQ, "probe:continuous"),
+    "fast_td3": maker(algos.FastTD3, "probe:continuous"),
+    "hindsight": maker(algos.SAC, "probe:reach", replay="hindsight"),
+    "impala": maker(algos.IMPALA, "CartPole-v1"),
+    "ippo": maker(algos.IPPO, "probe:agents"),
     "pqn": pqn,
-    "ppo": of(algos.PPO, "CartPole-v1"),
-    "qmix": of(algos.QMIX, "probe:agents"),
-    "qr_dqn": of(algos.QRDQN, DISTRIBUTIONS, num_envs=2, batch_size=2, quantiles=2),
-    "recurrent_ppo": of(algos.RecurrentPPO, "CartPole-v1"),
-    "redq": of(algos.REDQ, "probe:continuous"),
-    "rnd": of(algos.PPO, "CartPole-v1", rnd=True),
-    "sac": of(algos.SAC, "probe:continuous"),
-    "td3": of(algos.TD3, "probe:continuous"),
-    "tqc": of(algos.TQC, "probe:continuous"),
-    "transformer": of(algos.A2C, "CartPole-v1", memory="transformer"),
+    "ppo": maker(algos.PPO, "CartPole-v1"),
+    "qmix": maker(algos.QMIX, "probe:agents"),
+    "qr_dqn": maker(algos.QRDQN, OBSERVE, num_envs=2, batch_size=2, quantiles=2),
+    "recurrent_ppo": maker(algos.RecurrentPPO, "CartPole-v1"),
+    "redq": maker(algos.REDQ, "probe:continuous"),
+    "rnd": maker(algos.PPO, "CartPole-v1", rnd=True),
+    "sac": maker(algos.SAC, "probe:continuous"),
+    "td3": maker(algos.TD3, "probe:continuous"),
+    "tqc": maker(algos.TQC, "probe:continuous"),
+    "transformer": maker(algos.A2C, "CartPole-v1", memory="transformer"),
     "vdn": vdn,
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "says"),
+    ("name", "fields", "words"),
     [
         ("a2c", {"num_steps": 0}, "A2C: num_steps=0: it must be above zero"),
         ("a2c", {"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
@@ -159,6 +159,6 @@ MAKE = {
         ("dqn", {"env": envs.make("Pendulum-v1")}, "DQN: cannot act in the action space Box"),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused(name, fields, says):
-    with refuses(says):
+def test_invalid_settings(name, fields, words):
+    with refuses(words):
         MAKE[name](**fields)

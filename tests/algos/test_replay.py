@@ -1,4 +1,4 @@
-"""Replay: what is stored, what is drawn, and that devices and checkpoints change neither."""
+"""Replay: n-step windows, sampling probabilities, priorities and resizing."""
 
 import jax
 import jax.numpy as jnp
@@ -17,41 +17,41 @@ def replay(**fields):
 
 
 def rollout(start, steps):
-    """Steps that tell where they came from: environment b at time t observes, does and earns `100 b + t`."""
+    """Observation, action and reward of environment b at time t are `100 b + t`."""
     tag = 100 * jnp.arange(B)[None] + start + jnp.arange(steps)[:, None]
     observation = tag[..., None].astype(jnp.float32)
-    never = jnp.zeros((steps, B), bool)
-    return Step(observation, tag, tag.astype(jnp.float32), never, never, observation + 1)
+    no_ends = jnp.zeros((steps, B), bool)
+    return Step(observation, tag, tag.astype(jnp.float32), no_ends, no_ends, observation + 1)
 
 
 def filled(buffer, *lengths):
-    """State after rollouts of such lengths, one after the other."""
+    """State after consecutive rollouts of these lengths."""
     state, start = buffer.init(jnp.zeros((B, 1)), jnp.zeros(B, jnp.int32)), 0
     for length in lengths:
         state, start = buffer.add(state, rollout(start, length)), start + length
     return state
 
 
-def drawn(buffer, state, count=20):
-    """Actions `100 b + t` of many minibatches, sorted and each once."""
+def sampled_actions(buffer, state, count=20):
+    """Sorted unique actions `100 b + t` of many minibatches."""
     keys = jax.random.split(jax.random.key(0), count)
     return np.unique(jax.jit(buffer.samples)(state, keys).transition.action)
 
 
-both = pytest.mark.parametrize("exponent", [0.0, 0.6], ids=["uniform", "prioritized"])
+uniform_and_prioritized = pytest.mark.parametrize("exponent", [0.0, 0.6], ids=["uniform", "prioritized"])
 
 
-@both
-def test_windows_lie_within_what_is_stored(exponent):
-    """Eight steps in a ring of six: 2 to 7 remain, and a window of three starts at 2, 3, 4 or 5."""
+@uniform_and_prioritized
+def test_windows_lie_within_buffer(exponent):
+    """Eight steps in a ring of six: 2 to 7 remain, and windows of three start at 2, 3, 4 or 5."""
     buffer = replay(n_step=3, priority_exponent=exponent)
-    starts = drawn(buffer, filled(buffer, 4, 4))
+    starts = sampled_actions(buffer, filled(buffer, 4, 4))
     np.testing.assert_array_equal(starts, np.add.outer(100 * np.arange(B), [2, 3, 4, 5]).ravel())
 
 
-@both
-def test_a_transition_sums_up_its_window(exponent):
-    """From t, with discount 1/2: t + (t + 1) / 2 + (t + 2) / 4, and what the third step led to."""
+@uniform_and_prioritized
+def test_n_step_transition(exponent):
+    """Discount 1/2: reward t + (t + 1) / 2 + (t + 2) / 4, and the third step's next observation."""
     buffer = replay(n_step=3, priority_exponent=exponent)
     sample = buffer.sample(filled(buffer, 4, 4), jax.random.key(0))
     transition, first = sample.transition, np.asarray(sample.transition.action, np.float32)
@@ -61,9 +61,9 @@ def test_a_transition_sums_up_its_window(exponent):
     np.testing.assert_array_equal(transition.next_observation[:, 0], first + 3)
 
 
-def test_windows_are_cut_where_an_episode_ends():
-    """Four windows of three steps that pay 1, 2 and 4, discount 1/2: whole; terminated at the second step;
-    truncated there; terminated at the first step, with a truncation after it that is not seen."""
+def test_windows_end_with_episode():
+    """Windows of three steps with rewards 1, 2 and 4, discount 1/2: complete; terminated at the second step;
+    truncated there; terminated at the first step, with a later truncation that is ignored."""
     no, yes = False, True
     steps = Step(
         observation=jnp.tile(jnp.array([[10, 20, 30]]), (4, 1)),
@@ -80,8 +80,8 @@ def test_windows_are_cut_where_an_episode_ends():
     assert transition.observation.tolist() == [10] * 4 and transition.action.tolist() == [0] * 4
 
 
-def test_one_step_at_the_end_of_time():
-    """The last step of a window truncated: it bootstraps like any other."""
+def test_truncated_single_step():
+    """A truncated last step bootstraps like any other."""
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, :1], rollout(0, 1))
     steps = steps._replace(truncated=jnp.ones((B, 1), bool))
     transition = summarize(steps, 0.5)
@@ -89,14 +89,14 @@ def test_one_step_at_the_end_of_time():
     np.testing.assert_array_equal(transition.next_observation[:, 0], 100 * np.arange(B) + 1)
 
 
-@both
-def test_all_minibatches_at_once_are_those_one_by_one(exponent):
+@uniform_and_prioritized
+def test_samples_match_single_samples(exponent):
     buffer, keys = replay(n_step=2, priority_exponent=exponent), jax.random.split(jax.random.key(5), 3)
     state = filled(buffer, 4, 4)
-    together = jax.jit(buffer.samples)(state, keys)
+    batched = jax.jit(buffer.samples)(state, keys)
     for u, key in enumerate(keys):
         one = buffer.sample(state, key)
-        jax.tree.map(lambda x, all_of_it, u=u: np.testing.assert_array_equal(x, all_of_it[u]), one, together)
+        jax.tree.map(lambda x, all_of_it, u=u: np.testing.assert_array_equal(x, all_of_it[u]), one, batched)
 
 
 def test_uniform_replay_is_uniform():
@@ -107,20 +107,20 @@ def test_uniform_replay_is_uniform():
     assert np.all(np.abs(counts - 200) < 5 * np.sqrt(200))
 
 
-def test_priorities_are_probabilities():
-    """Of the five windows of each environment the second has priority 16, the others 1; alpha 1/2."""
+def test_priorities_set_probabilities():
+    """Each environment has five windows; the second has priority 16, the others 1; alpha 1/2."""
     buffer = replay(batch_size=4_000, priority_exponent=0.5)
     state = filled(buffer, 5)
     indices = buffer.sample(state, jax.random.key(0)).indices
     state = buffer.prioritize(state, indices, jnp.where(indices == 1, 16.0, 1.0))
     sample = buffer.sample(state, jax.random.key(1))
-    mine = np.asarray(sample.transition.action) % 100 == 1
-    np.testing.assert_allclose(sample.probability, np.where(mine, 4 / 8, 1 / 8), rtol=1e-5)
-    assert abs(mine.sum() - 2_000) < 5 * np.sqrt(2_000)
+    second = np.asarray(sample.transition.action) % 100 == 1
+    np.testing.assert_allclose(sample.probability, np.where(second, 4 / 8, 1 / 8), rtol=1e-5)
+    assert abs(second.sum() - 2_000) < 5 * np.sqrt(2_000)
 
 
 def test_new_steps_get_the_largest_priority():
-    """The largest so far is 1.9 (alpha 1), and is not rounded down to 1: 1.9 of 2 * 1.9 + 2 * 0.1."""
+    """The largest priority is 1.9 (alpha 1), not rounded down to 1: 1.9 of 2 * 1.9 + 2 * 0.1."""
     buffer = replay(batch_size=400, priority_exponent=1.0)
     state = filled(buffer, 2)
     indices = buffer.sample(state, jax.random.key(0)).indices
@@ -132,7 +132,7 @@ def test_new_steps_get_the_largest_priority():
 
 
 def test_importance_weights_by_hand():
-    """Probabilities 1/2, 1/8, 1/8, beta 1: (1/8) / (1/2) = 1/4, then 1; what has none weighs nothing."""
+    """Probabilities 1/2, 1/8, 1/8, beta 1: (1/8) / (1/2) = 1/4, then 1; probability 0 has weight 0."""
     probability = jnp.array([0.5, 0.125, 0.125, 0.0])
     assert importance_weight(probability, 1.0).tolist() == [0.25, 1.0, 1.0, 0.0]
     assert importance_weight(probability, 0.0).tolist() == [1.0, 1.0, 1.0, 0.0]
@@ -140,7 +140,7 @@ def test_importance_weights_by_hand():
 
 
 @pytest.mark.parametrize("added", [5, 8])
-def test_a_longer_buffer_goes_on_from_a_shorter_one(added, tmp_path):
+def test_resume_with_longer_buffer(added, tmp_path):
     short, long = replay(buffer_size=8 * B), replay(buffer_size=16 * B)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(0, filled(short, added))
@@ -154,9 +154,9 @@ def test_a_longer_buffer_goes_on_from_a_shorter_one(added, tmp_path):
     assert overwritten.resized(empty) is overwritten
 
 
-@both
-def test_it_is_ready_after_the_steps_asked_for(exponent):
-    """Ten steps of four environments are three of each."""
+@uniform_and_prioritized
+def test_ready_after_learning_starts(exponent):
+    """Ten steps in four environments are three steps in each."""
     buffer = replay(learning_starts=10, n_step=2, priority_exponent=exponent)
     assert [bool(buffer.is_ready(filled(buffer, *[1] * count))) for count in (0, 2, 3, 6)] == [0, 0, 1, 1]
     unready = filled(buffer, 1)  # holds no window
@@ -165,7 +165,7 @@ def test_it_is_ready_after_the_steps_asked_for(exponent):
     jax.tree.map(np.testing.assert_array_equal, unready, after)
 
 
-def test_types_do_not_change():
+def test_types_are_stable():
     buffer = replay(priority_exponent=0.6)
     state = filled(buffer)
     sample = buffer.sample(state, jax.random.key(0))
@@ -173,16 +173,16 @@ def test_types_do_not_change():
         assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, state)  # weak types included
 
 
-def test_a_rollout_longer_than_the_buffer_is_refused():
+def test_rollout_longer_than_buffer():
     with pytest.raises(fdg.FdgError, match=r"7 steps is longer than the 6 .* buffer_size=24 .*at least 28"):
         filled(replay(), 7)
 
 
-# --- in an engine ---
+# --- in an algorithm ---
 
 
 class Collector:
-    """Stores what four counters give, and draws from it."""
+    """Stores steps of four counters and samples from the buffer."""
 
     def __init__(self, exponent):
         self.buffer = replay(batch_size=8, n_step=2, priority_exponent=exponent)

@@ -11,8 +11,8 @@ from algos.returns import (
     v_trace,
 )
 
-# One environment, six steps, discount 1/2, lambda 1/2: each number below is a short binary fraction.
-# The episode ends by itself at step 1, and by a time limit at step 3.
+# One environment, six steps, discount 1/2, lambda 1/2: all results are exact binary fractions.
+# Step 1 terminates; step 3 is truncated.
 REWARD = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 VALUE = [2.0, 4.0, 2.0, 8.0, 4.0, 2.0]
 NEXT_VALUE = [4.0, 6.0, 8.0, 10.0, 2.0, 12.0]
@@ -20,8 +20,8 @@ TERMINATED = [False, True, False, False, False, False]
 TRUNCATED = [False, False, False, True, False, False]
 
 
-def column(numbers: list) -> jax.Array:
-    return jnp.asarray(numbers)[:, None]
+def column(values: list) -> jax.Array:
+    return jnp.asarray(values)[:, None]
 
 
 def example() -> tuple[jax.Array, ...]:
@@ -35,19 +35,19 @@ def random_trajectory(steps: int, batch: int, seed: int) -> tuple[np.ndarray, ..
     return reward, value, next_value, terminated, truncated
 
 
-def test_gae_gives_the_numbers_worked_by_hand():
+def test_gae_by_hand():
     advantage, target = generalized_advantage_estimation(*example(), discount=0.5, lambda_=0.5)
-    # delta = reward + next_value / 2 (0 where terminated) - value:
+    # delta = reward + next_value / 2 (0 if terminated) - value:
     #   0: 1 + 2 - 2 = 1      1: 2 + 0 - 4 = -2 (terminated)
     #   2: 3 + 4 - 2 = 5      3: 4 + 5 - 8 = 1  (truncated: its next value counts)
     #   4: 5 + 1 - 4 = 2      5: 6 + 6 - 2 = 10
-    # advantage = delta + (1/2)(1/2) advantage of the next step, none after steps 1, 3 and 5:
+    # advantage = delta + (1/2)(1/2) (next advantage), 0 after steps 1, 3 and 5:
     #   5: 10    4: 2 + 10/4 = 4.5    3: 1    2: 5 + 1/4 = 5.25    1: -2    0: 1 - 2/4 = 0.5
     assert advantage[:, 0].tolist() == [0.5, -2.0, 5.25, 1.0, 4.5, 10.0]
     assert target[:, 0].tolist() == [2.5, 2.0, 7.25, 9.0, 8.5, 12.0]
 
 
-def test_discounted_returns_give_the_numbers_worked_by_hand():
+def test_discounted_returns_by_hand():
     reward, _, next_value, terminated, truncated = example()
     result = discounted_returns(reward, jnp.array([12.0]), terminated, truncated, next_value, discount=0.5)
     # 5: 6 + 12/2 = 12    4: 5 + 12/2 = 11    3: 4 + 10/2 = 9 (truncated)    2: 3 + 9/2 = 7.5
@@ -56,25 +56,25 @@ def test_discounted_returns_give_the_numbers_worked_by_hand():
 
 
 def consistent_trajectory() -> tuple[jax.Array, ...]:
-    """Random, with `next_value[t] = value[t + 1]` inside an episode, as a value function gives it."""
+    """Random, with `next_value[t] = value[t + 1]` within episodes."""
     reward, value, next_value, terminated, truncated = map(jnp.asarray, random_trajectory(32, 4, seed=0))
     inside = ~(terminated | truncated)[:-1]
     next_value = next_value.at[:-1].set(jnp.where(inside, value[1:], next_value[:-1]))
     return reward, value, next_value, terminated, truncated
 
 
-def test_flags_may_be_numbers():
+def test_float_flags():
     reward, value, next_value, terminated, truncated = example()
-    numbers = (terminated.astype(jnp.float32), truncated.astype(jnp.float32))
+    values = (terminated.astype(jnp.float32), truncated.astype(jnp.float32))
     for a, b in zip(
-        generalized_advantage_estimation(reward, value, next_value, *numbers, 0.5, 0.5),
+        generalized_advantage_estimation(reward, value, next_value, *values, 0.5, 0.5),
         generalized_advantage_estimation(*example(), 0.5, 0.5),
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
 
 
-def test_it_has_gradients_and_maps_over_hyperparameters():
+def test_gradient_and_vmap_over_lambda():
     reward, value, next_value, terminated, truncated = example()
 
     def total(value, lambda_):
@@ -84,7 +84,7 @@ def test_it_has_gradients_and_maps_over_hyperparameters():
             ]
         )
 
-    # d total / d value[t] = -(1 + 1/4 for each earlier step of the episode that step t's error flows to).
+    # d total / d value[t] = -(1 + 1/4 for each earlier step of the episode that depends on step t's error).
     gradient = jax.jit(jax.grad(total))(value, 0.5)
     assert gradient[:, 0].tolist() == [-1.0, -1.25, -1.0, -1.25, -1.0, -1.25]
     totals = jax.vmap(total, in_axes=(None, 0))(value, jnp.array([0.0, 0.5]))
@@ -94,7 +94,7 @@ def test_it_has_gradients_and_maps_over_hyperparameters():
 # --- lambda-returns ---
 
 
-def test_lambda_returns_give_the_numbers_worked_by_hand():
+def test_lambda_returns_by_hand():
     reward, _, next_value, terminated, truncated = example()
     result = lambda_returns(reward, next_value, terminated, truncated, discount=0.5, lambda_=0.5)
     # reward + (1/2) (next_value / 2 + return of the next step / 2):
@@ -105,7 +105,7 @@ def test_lambda_returns_give_the_numbers_worked_by_hand():
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-def test_lambda_returns_of_v_are_the_targets_of_gae(lambda_):
+def test_lambda_returns_match_gae_targets(lambda_):
     reward, value, *rest = consistent_trajectory()
     _, target = generalized_advantage_estimation(reward, value, *rest, 0.97, lambda_)
     np.testing.assert_allclose(lambda_returns(reward, *rest, 0.97, lambda_), target, rtol=1e-5, atol=1e-5)
@@ -113,19 +113,19 @@ def test_lambda_returns_of_v_are_the_targets_of_gae(lambda_):
 
 # --- n-step returns ---
 
-# As above, but the episode ends at step 5 by itself and at step 3 by a time limit.
+# As above, but step 5 terminates and step 3 is truncated.
 LONG = (column(REWARD), column(NEXT_VALUE), column([False] * 5 + [True]), column(TRUNCATED))
 
 
-def test_two_step_returns_give_the_numbers_worked_by_hand():
+def test_two_step_returns_by_hand():
     # 0: 1 + 2/2 + 6/4 = 3.5                 1: 2 + 3/2 + 8/4 = 5.5
-    # 2: 3 + 4/2 + 10/4 = 7.5 (its second step is truncated, whose next value counts)
-    # 3: 4 + 10/2 = 9 (truncated: one step)  4: 5 + 6/2 = 8 (its second step terminates: nothing follows)
+    # 2: 3 + 4/2 + 10/4 = 7.5 (its second step is truncated and bootstrapped)
+    # 3: 4 + 10/2 = 9 (truncated: one step)  4: 5 + 6/2 = 8 (its second step terminates: no bootstrap)
     # 5: 6 (terminated)
     assert n_step_returns(*LONG, discount=0.5, n=2)[:, 0].tolist() == [3.5, 5.5, 7.5, 9.0, 8.0, 6.0]
 
 
-def test_two_step_sums_say_where_they_lead():
+def test_two_step_sums():
     reward, _, terminated, truncated = LONG
     sums = n_step_sums(reward, terminated, truncated, discount=0.5, n=2)
     assert sums.reward[:, 0].tolist() == [2.0, 3.5, 5.0, 4.0, 8.0, 6.0]
@@ -133,11 +133,11 @@ def test_two_step_sums_say_where_they_lead():
     assert sums.last[:, 0].tolist() == [1, 2, 3, 3, 5, 5]
 
 
-def test_the_last_row_ends_a_window():
+def test_windows_end_with_last_row():
     reward, next_value, _, truncated = LONG
-    never = jnp.zeros_like(truncated)
+    no_ends = jnp.zeros_like(truncated)
     # 3: 4 + 5/2 + 6/4 + 12/8 = 9.5    4: 5 + 6/2 + 12/4 = 11    5: 6 + 12/2 = 12
-    assert n_step_returns(reward, next_value, never, never, 0.5, n=3)[3:, 0].tolist() == [9.5, 11.0, 12.0]
+    assert n_step_returns(reward, next_value, no_ends, no_ends, 0.5, n=3)[3:, 0].tolist() == [9.5, 11.0, 12.0]
 
 
 # --- V-trace ---
@@ -145,41 +145,41 @@ def test_the_last_row_ends_a_window():
 RATIO = [2.0, 0.5, 0.25, 4.0, 0.5, 1.0]
 
 
-def test_v_trace_gives_the_numbers_worked_by_hand():
+def test_v_trace_by_hand():
     advantage, target = v_trace(column(RATIO), *example(), discount=0.5, rho_clip=1.0, c_clip=0.5)
     # delta, as for GAE above:          1,  -2,    5,   1,  2, 10
     # rho = min(1, ratio):              1,  1/2,  1/4,  1, 1/2, 1
     # c = min(1/2, ratio):             1/2, 1/2,  1/4, 1/2, 1/2, 1/2
-    # target - value = rho delta + (1/2) c (that of the next step), none after steps 1, 3 and 5:
+    # target - value = rho delta + (1/2) c (the same of the next step), 0 after steps 1, 3 and 5:
     #   5: 10    4: 1 + 10/4 = 3.5    3: 1    2: 5/4 + 1/8 = 1.375    1: -1    0: 1 - 1/4 = 0.75
     assert target[:, 0].tolist() == [2.75, 3.0, 3.375, 9.0, 7.5, 12.0]
-    # advantage = rho (reward + what follows / 2 - value); the target of the next step follows:
+    # advantage = rho (reward + next / 2 - value); `next` is the target of the next step:
     #   5: 6 + 12/2 - 2 = 10 (the last row: its next value)    4: (1/2)(5 + 12/2 - 4) = 3.5
     #   3: 4 + 10/2 - 8 = 1 (truncated: its next value)        2: (1/4)(3 + 9/2 - 2) = 1.375
-    #   1: (1/2)(2 - 4) = -1 (terminated: nothing)             0: 1 + 3/2 - 2 = 0.5
+    #   1: (1/2)(2 - 4) = -1 (terminated: 0)                   0: 1 + 3/2 - 2 = 0.5
     assert advantage[:, 0].tolist() == [0.5, -1.0, 1.375, 1.0, 3.5, 10.0]
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("clip", [1.0, 2.0])
-def test_on_policy_v_trace_is_gae(lambda_, clip):
+def test_on_policy_v_trace_matches_gae(lambda_, clip):
     trajectory = consistent_trajectory()
     ours = v_trace(jnp.ones((32, 4)), *trajectory, 0.97, lambda_, rho_clip=clip, c_clip=clip)
     for a, b in zip(ours, generalized_advantage_estimation(*trajectory, 0.97, lambda_), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_v_trace_finds_the_value_of_the_other_policy():
-    """One step, reward = action; taken were 0 and 1 evenly, the policy asked for takes 1 one time in four.
+def test_v_trace_values_target_policy():
+    """One step, reward = action; actions 0 and 1 were equally likely, the target policy has P(1) = 1/4.
 
-    Its value, 1/4, is where the mean target is the value itself; without ratios that is 1/2.
+    Its value is 1/4: there the mean target equals the value. Without ratios this happens at 1/2.
     """
     action = column([0.0, 1.0])
-    ended, never = jnp.ones_like(action, bool), jnp.zeros_like(action, bool)
+    ends, no_ends = jnp.ones_like(action, bool), jnp.zeros_like(action, bool)
 
     def mean_target(value, ratio):
         value = jnp.full_like(action, value)
-        return float(jnp.mean(v_trace(ratio, action, value, value, ended, never, 0.9, rho_clip=2.0)[1]))
+        return float(jnp.mean(v_trace(ratio, action, value, value, ends, no_ends, 0.9, rho_clip=2.0)[1]))
 
     ratio = column([0.75, 0.25]) / 0.5
     # 1/4 + (3/2)(0 - 1/4) = -1/8, and 1/4 + (1/2)(1 - 1/4) = 5/8

@@ -1,8 +1,8 @@
-"""SAC: its three losses by hand, random actions at first, probe environments, and what it refuses.
+"""SAC: its three losses by hand, an update, initial random actions, and a probe environment.
 
-Equations of Haarnoja et al. 2018 (arXiv 1812.05905): the critics' loss is 5, with targets by 2 and 3; the
-actor's is 7, with actions drawn as in 9; the temperature's is 18. The lower of two critics: section 6. An
-update: algorithm 1.
+Haarnoja et al. 2018 (arXiv 1812.05905): critic loss, equation 5, with targets by 2 and 3; actor loss,
+equation 7, with actions by 9; temperature loss, equation 18; the lower of two critics, section 6; an
+update, algorithm 1.
 """
 
 import dataclasses
@@ -25,32 +25,32 @@ from algos.sac import Learned, Parameters
 from envs.probe import ContinuousTarget
 from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
-# --- the losses, with networks of one number each ---
+# --- losses, with networks of one parameter ---
 
 
-class OneNumber(algos.SAC):
-    """The actor's mean is its parameter, with almost no deviation; critic i has the value `c_i * action`."""
+class ScalarSAC(algos.SAC):
+    """The actor's mean is its parameter, its deviation near 0; critic i returns `c_i * action`."""
 
     _actor, _critics = NARROW, CRITICS
 
 
-def one_number(**fields):
-    return OneNumber(env=envs.make("probe:continuous"), **fields)
+def scalar_sac(**fields):
+    return ScalarSAC(env=envs.make("probe:continuous"), **fields)
 
 
 def test_targets_by_hand():
-    """Discount 1/2. The first episode goes on, the second terminated, the third was cut off by its limit."""
+    """Discount 1/2. The first step continues, the second terminates, the third is truncated."""
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
     following = jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])
     cost = 0.5 * jnp.array([-2.0, -2.0, 4.0])  # the temperature times the log-probability
     target = algos.SAC.grid.reading.target(transition.reward, transition.discount, *following, cost)
-    # Lower values 4, 4 and -10 (of the second critic); with the entropy 4 + 1, 4 + 1 and -10 - 2.
+    # Lower values 4, 4 and -10 (of the second critic); minus the cost 4 + 1, 4 + 1 and -10 - 2.
     assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
 
 
 def test_gradients_by_hand():
-    """Without entropy (temperature 0) each loss moves its own parameters, and no others."""
-    algorithm = one_number()
+    """With temperature 0, each loss has gradients only for its own parameters."""
+    algorithm = scalar_sac()
     mean, c = math.atanh(0.5), jnp.array([3.0, 2.0])
     parameters = Parameters(jnp.float32(mean), c, jnp.float32(-jnp.inf))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
@@ -66,31 +66,31 @@ def test_gradients_by_hand():
 
 
 @pytest.mark.parametrize("target", [-100.0, 0.0])
-def test_the_temperature_rises_where_entropy_is_below_its_target_and_falls_above(target):
+def test_temperature_gradient(target):
     """A deviation of exp(-20) has an entropy of about -19 nats."""
-    algorithm = one_number(target_entropy=target)
+    algorithm = scalar_sac(target_entropy=target)
     parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0] * 512, reward=[0.0] * 512, discount=[0.0] * 512)
     gradient, _, losses = algorithm.gradient(parameters, jnp.zeros(2), transition, keys(512, 2))
-    # Of a normal: log std + (1 + log 2 pi) / 2; the tanh changes nothing at 0.
+    # Entropy of a normal: log std + (1 + log 2 pi) / 2; the tanh changes nothing at 0.
     entropy = -20.0 + 0.5 * (1.0 + math.log(2.0 * math.pi))
     assert float(losses["entropy"]) == pytest.approx(entropy, abs=0.1)
-    # Equation 18 by log alpha: alpha * (entropy - target). Descent raises alpha where this is below zero.
+    # Derivative of equation 18 by log alpha: alpha * (entropy - target). If negative, descent raises alpha.
     assert float(gradient.log_temperature) == pytest.approx(0.25 * (entropy - target), abs=0.05)
     assert (gradient.log_temperature < 0) == (entropy < target)
 
 
-def test_the_actor_weighs_entropy_by_the_temperature():
-    """Far from its bounds the entropy pulls the mean back: d log_prob / d mean = 2 tanh(mean)."""
+def test_actor_entropy_gradient():
+    """The entropy term pulls the mean to 0: d log_prob / d mean = 2 tanh(mean)."""
     parameters = Parameters(jnp.float32(math.atanh(0.5)), jnp.zeros(2), jnp.log(jnp.float32(0.25)))
     transition = transitions(action=[0.0], reward=[0.0], discount=[0.0])
-    gradient, *_ = one_number().gradient(parameters, jnp.zeros(2), transition, keys(1, 2))
+    gradient, *_ = scalar_sac().gradient(parameters, jnp.zeros(2), transition, keys(1, 2))
     assert float(gradient.actor) == pytest.approx(0.25 * 2.0 * 0.5, rel=1e-5)
 
 
-def test_an_update_by_hand():
-    """Adam's first step is the learning rate, against the gradient's sign; the targets go 1/4 of the way."""
-    algorithm = one_number(learning_rate=0.5, target_rate=0.25)
+def test_update_by_hand():
+    """Adam's first step is the learning rate times the sign; targets move 1/4 of the way."""
+    algorithm = scalar_sac(learning_rate=0.5, target_rate=0.25)
     parameters = Parameters(jnp.float32(0.0), jnp.zeros(2), jnp.float32(0.0))
     learned = Learned(parameters, jnp.array([4.0, 8.0]), algorithm._optimizer.init(parameters))
     gradient = Parameters(jnp.float32(-2.0), jnp.array([3.0, 0.0]), jnp.float32(1.0))
@@ -101,7 +101,7 @@ def test_an_update_by_hand():
     np.testing.assert_allclose(after.target_critics, [4.0 + 0.25 * (-0.5 - 4.0), 6.0], rtol=1e-5)
 
 
-def test_every_minibatch_has_samples_of_every_environment():
+def test_minibatches_cover_all_environments():
     samples = 100 * jnp.repeat(jnp.arange(3), 4) + jnp.tile(jnp.arange(4), 3)  # environment-major: 100 b + i
     assert off_policy.minibatches(samples, num_envs=3, updates=2).tolist() == [
         [0, 1, 100, 101, 200, 201],
@@ -109,7 +109,7 @@ def test_every_minibatch_has_samples_of_every_environment():
     ]
 
 
-def test_the_entropy_aimed_at_is_minus_one_for_each_component():
+def test_default_target_entropy():
     for target_entropy, expected in ((None, -3.0), (0.0, 0.0)):
         temperature_loss = sac.Entropy(target_entropy=target_entropy).losses(
             jnp.zeros(()), jnp.array([-5.0]), jnp.zeros(1), shape=(3,)
@@ -117,16 +117,16 @@ def test_the_entropy_aimed_at_is_minus_one_for_each_component():
         assert float(temperature_loss) == 5.0 - expected
 
 
-def test_the_buffer_is_made_of_the_hyperparameters_and_no_longer_than_the_run():
-    for total_steps, kept in ((41, 40), (1_000, 100)):  # 41 steps are 20 iterations of two
-        algorithm = one_number(
+def test_buffer_settings():
+    for total_steps, length in ((41, 40), (1_000, 100)):  # 41 steps are 20 iterations of two
+        algorithm = scalar_sac(
             num_envs=2, batch_size=4, buffer_size=100, discount=0.9, total_steps=total_steps
         )
-        assert algorithm.buffer == Replay(num_envs=2, buffer_size=kept, batch_size=8, discount=0.9)
+        assert algorithm.buffer == Replay(num_envs=2, buffer_size=length, batch_size=8, discount=0.9)
 
 
-def test_the_temperature_and_the_deviations_start_where_they_are_told():
-    algorithm = one_number(initial_temperature=0.5)
+def test_initial_temperature_and_maximum_std():
+    algorithm = scalar_sac(initial_temperature=0.5)
     assert float(algorithm.init(jax.random.key(0)).learned.parameters.log_temperature) == pytest.approx(
         math.log(0.5)
     )
@@ -135,19 +135,19 @@ def test_the_temperature_and_the_deviations_start_where_they_are_told():
     assert policy.log_std.tolist() == [[2.0]] * 3  # the upper bound of the authors' code
 
 
-# --- before learning begins ---
+# --- before learning starts ---
 
 
-def test_random_actions_fill_their_range():
-    algorithm = one_number()
-    many = jax.random.split(jax.random.key(0), 4096)
-    uniform = algorithm.act(jnp.float32(5.0), None, jnp.bool_(False), None, jnp.zeros((4096, 1)), None, many)[
+def test_initial_actions_are_uniform():
+    algorithm = scalar_sac()
+    keys = jax.random.split(jax.random.key(0), 4096)
+    uniform = algorithm.act(jnp.float32(5.0), None, jnp.bool_(False), None, jnp.zeros((4096, 1)), None, keys)[
         0
     ]
     assert uniform.shape == (4096, 1)
-    share, _ = np.histogram(uniform, bins=4, range=(-1.0, 1.0))
-    np.testing.assert_allclose(share / 4096, 0.25, atol=0.03)
-    chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), None, jnp.zeros((4096, 1)), None, many)[0]
+    counts, _ = np.histogram(uniform, bins=4, range=(-1.0, 1.0))
+    np.testing.assert_allclose(counts / 4096, 0.25, atol=0.03)
+    chosen = algorithm.act(jnp.float32(5.0), None, jnp.bool_(True), None, jnp.zeros((4096, 1)), None, keys)[0]
     np.testing.assert_allclose(chosen, np.tanh(5.0), rtol=1e-4)
 
 
@@ -178,7 +178,7 @@ def test_no_gradient_step_is_computed_until_learning_starts(kind, devices):
 
 
 class Stretched(ContinuousTarget):
-    """`probe:continuous` in other units: actions from 10 to 14."""
+    """`probe:continuous` with actions from 10 to 14."""
 
     name: ClassVar[str] = "stretched"
     action_space: ClassVar[envs.Space] = envs.Box(10.0, 14.0, (1,))  # type: ignore[assignment]
@@ -189,7 +189,7 @@ class Stretched(ContinuousTarget):
 
 @dataclasses.dataclass(frozen=True)
 class Lasting:
-    """Reward 1 for ever, cut off every four steps, whatever the action."""
+    """Reward 1 for every action; truncated after four steps."""
 
     name: ClassVar[str] = "lasting"
     observation_space: ClassVar[envs.Space] = envs.Box(1.0, 1.0, (1,))
@@ -214,7 +214,7 @@ def trained(single, iterations, devices, **fields):
     return algorithm, state, metrics
 
 
-def test_actions_reach_their_target_in_the_units_of_the_environment(devices):
+def test_learns_in_action_units(devices):
     algorithm, state, metrics = trained(Stretched(), 300, devices)
     assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > -0.03
-    assert metrics["temperature"][-1] < 0.5  # it began at 1, and far above its target entropy
+    assert metrics["temperature"][-1] < 0.5  # it starts at 1; the entropy starts above its target

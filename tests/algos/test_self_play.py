@@ -1,4 +1,4 @@
-"""Self-play: which versions are kept and met, and that they reply as their actors do."""
+"""Self-play: which versions are stored and sampled, and that opponents act like the stored actors."""
 
 import dataclasses
 import re
@@ -22,16 +22,16 @@ ENV = envs.make("game:tic_tac_toe")
 GAME = ENV.single.game
 
 
-class Counted(NamedTuple):
+class CountingState(NamedTuple):
     weight: jax.Array  # [] float32, the number of iterations
-    unread: jax.Array  # [1000], as a replay memory
+    unread: jax.Array  # [1000], like a replay buffer, which actors do not read
     env_state: Any
     observation: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """Each iteration is a step of the first legal place; the actor takes the legal place after its weight."""
+class CountingAlgorithm:
+    """Steps take the first legal move; the actor takes the first legal move from index `weight` on."""
 
     env: Any = ENV
     num_envs: int = 6
@@ -40,13 +40,13 @@ class Counts:
 
     def init(self, key):
         state, observation = self.env.reset(jax.random.split(key, self.num_envs))
-        return Counted(jnp.float32(0), jnp.zeros(1000), state, observation)
+        return CountingState(jnp.float32(0), jnp.zeros(1000), state, observation)
 
     def iterate(self, state):
         keys = jax.random.split(jax.random.key(state.weight.astype(jnp.int32)), self.num_envs)
         action = jnp.argmax(state.observation.action_mask, axis=1).astype(jnp.int32)
         env_state, step = self.step(keys, state.env_state, action)
-        new = Counted(state.weight + 1, state.unread + 1, env_state, step.observation)
+        new = CountingState(state.weight + 1, state.unread + 1, env_state, step.observation)
         return new, {"opponents": jnp.sum(step.observation.observation[..., 1])}
 
     @fdg.fragment("environment")
@@ -65,31 +65,31 @@ class Counts:
         return evaluate(self.env, self.actor(state), key, episodes, greedy)
 
 
-def test_what_is_kept_by_hand(devices):
-    """Of size 2, a version every 2 iterations: after 2, 4 and 6 the weights 2, 4 and 6 are kept in turn.
+def test_stored_versions_by_hand(devices):
+    """Size 2, a version every 2 iterations: weights 2, 4 and 6 are stored after iterations 2, 4 and 6.
 
-    On two devices too, each with half of the games.
+    Two devices, each with half of the games, give the same state.
     """
-    algorithm = algos.SelfPlay(Counts(), size=2, every=2)
+    algorithm = algos.SelfPlay(CountingAlgorithm(), size=2, every=2)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    assert [version.shape for version in state.versions] == [(2,)], "no memory that the actor does not read"
-    iterate, seen = jax.jit(algorithm.iterate), []
+    assert [version.shape for version in state.versions] == [(2,)], "only what the actor reads"
+    iterate, stored = jax.jit(algorithm.iterate), []
     for _ in range(6):
         state, _ = iterate(state)
-        seen.append((state.versions[0].tolist(), int(state.newest)))
-    assert seen == [([0, 0], 0), ([0, 2], 1), ([0, 2], 1), ([4, 2], 0), ([4, 2], 0), ([4, 6], 1)]
+        stored.append((state.versions[0].tolist(), int(state.newest)))
+    assert stored == [([0, 0], 0), ([0, 2], 1), ([0, 2], 1), ([4, 2], 0), ([4, 2], 0), ([4, 6], 1)]
     assert float(state.learner.weight) == 6 and int(state.iteration) == 6
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
     assert_same(state, engine.run(engine.init(0), 6)[0])
 
 
 @pytest.mark.parametrize("latest", [0.0, 0.5, 1.0])
-def test_which_versions_are_met(latest):
-    """With probability `latest` the newest, and else any of four, it among them."""
-    algorithm = algos.SelfPlay(dataclasses.replace(Counts(), num_envs=512), size=4, latest=latest)
+def test_sampling_of_versions(latest):
+    """The newest version with probability `latest`, else one of all four."""
+    algorithm = algos.SelfPlay(dataclasses.replace(CountingAlgorithm(), num_envs=512), size=4, latest=latest)
     state = jax.jit(algorithm.init)(jax.random.key(0))
     versions = [jnp.arange(4.0)]
-    met = []
+    versions_met = []
     step = jax.jit(algorithm.step)
     env_state, observation = state.learner.env_state, state.learner.observation
     for i in range(9):
@@ -97,43 +97,43 @@ def test_which_versions_are_met(latest):
         action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
         env_state, time_step = step(versions, jnp.int32(2), keys, env_state, action)
         observation = time_step.observation
-        met += np.asarray(env_state.inner.memory.version)[np.asarray(time_step.done)].tolist()
-    share = np.bincount(met, minlength=4) / len(met)
+        versions_met += np.asarray(env_state.inner.memory.version)[np.asarray(time_step.done)].tolist()
+    frequencies = np.bincount(versions_met, minlength=4) / len(versions_met)
     expected = (1 - latest) / 4 + latest * (np.arange(4) == 2)
-    assert len(met) > 500
-    np.testing.assert_allclose(share, expected, atol=0.08)
+    assert len(versions_met) > 500
+    np.testing.assert_allclose(frequencies, expected, atol=0.08)
 
 
-def test_a_version_replies_as_its_actor_does():
-    """The step of self-play, beside an environment whose opponent is a version's actor."""
+def test_opponent_acts_like_stored_actor():
+    """Compares the step with an environment whose opponent is the version's actor."""
     ppo = algos.PPO(env=ENV, num_envs=8, num_steps=4, num_minibatches=2, hidden=(8,))
     algorithm = algos.SelfPlay(ppo, size=2, latest=1.0)
     state = jax.jit(algorithm.init)(jax.random.key(0))
     second = jax.jit(algorithm.init)(jax.random.key(1))
     versions = [jnp.stack([a[0], b[0]]) for a, b in zip(state.versions, second.versions, strict=True)]
-    assert len(versions) < len(jax.tree.leaves(state.learner.parameters)), "the critic is not kept"
+    assert len(versions) < len(jax.tree.leaves(state.learner.parameters)), "the critic is not stored"
     after, _ = jax.eval_shape(algorithm.iterate, state)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
     trained = games.Trained(GAME, ppo.actor(second.learner), greedy=False)
     env = envs.vectorize(games.Against(GAME, trained))
     keys = jax.random.split(jax.random.key(3), 8)
-    of_second = state.learner.env_state.inner.memory._replace(version=jnp.ones(8, jnp.int32))
+    memory = state.learner.env_state.inner.memory._replace(version=jnp.ones(8, jnp.int32))
     env_state = state.learner.env_state
-    env_state = env_state._replace(inner=env_state.inner._replace(memory=of_second))
-    beside = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
+    env_state = env_state._replace(inner=env_state.inner._replace(memory=memory))
+    reference_state = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
     observation = state.learner.observation
     for i in range(2):
         action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
-        env_state, mine = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
-        beside, theirs = jax.jit(env.step)(keys, beside, action)
-        same = ~np.asarray(mine.done)  # where the next game begins, other keys are drawn
-        for ours, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        env_state, ours_step = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
+        reference_state, reference_step = jax.jit(env.step)(keys, reference_state, action)
+        same = ~np.asarray(ours_step.done)  # a new game uses other keys
+        for ours, expected in zip(jax.tree.leaves(ours_step), jax.tree.leaves(reference_step), strict=True):
             if i == 0:
                 np.testing.assert_array_equal(np.asarray(ours)[same], np.asarray(expected)[same])
-        observation = mine.observation
+        observation = ours_step.observation
 
 
-def test_ppo_learns_tic_tac_toe_from_itself():
+def test_ppo_learns_tic_tac_toe():
     ppo = algos.PPO(
         env=ENV,
         num_envs=32,
@@ -148,12 +148,12 @@ def test_ppo_learns_tic_tac_toe_from_itself():
     before = float(evaluate(state))
     for _ in range(60):
         state, _ = iterate(state)
-    assert before + 0.15 < float(evaluate(state)), "against random moves, which it never met"
+    assert before + 0.15 < float(evaluate(state)), "against random moves, which it never trained with"
 
 
-def test_it_is_trained_and_loaded(tmp_path):
-    """Annealing ends where the run does; conformance shows that checkpoints have all of the state."""
-    algorithm = algos.SelfPlay(Counts(), size=2, every=2)
+def test_fit_and_load(tmp_path):
+    """`fit` sets `total_steps` of the inner algorithm, and `load` restores the state."""
+    algorithm = algos.SelfPlay(CountingAlgorithm(), size=2, every=2)
     run = fdg.fit(algorithm, total_steps=18, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
     assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 18
     loaded = fdg.load(tmp_path / "run", trust=True)
@@ -171,17 +171,17 @@ def test_it_is_trained_and_loaded(tmp_path):
         ("latest=2", "latest=2.0: give a probability"),
     ],
 )
-def test_mistakes_on_the_command_line(text, said):
+def test_invalid_text(text, said):
     with pytest.raises(FdgError, match=re.escape(said)):
         algos.SelfPlay.from_text(algos.PPO(env=ENV), text)
 
 
-def test_mistakes():
+def test_invalid_settings():
     with pytest.raises(FdgError, match="'CartPole-v1', not a game against an opponent"):
         algos.SelfPlay(algos.PPO(env=envs.make("CartPole-v1")))
     for field, value in (("size", 0), ("every", 1.5), ("latest", 2)):
         with pytest.raises(FdgError, match=f"{field}={value}"):
-            algos.SelfPlay(Counts(), **{field: value})
+            algos.SelfPlay(CountingAlgorithm(), **{field: value})
     with pytest.raises(FdgError, match="AlphaZero already has self-play"):
         algos.SelfPlay(algos.AlphaZero(env=ENV))
     with pytest.raises(FdgError, match="has no method init"):

@@ -1,4 +1,4 @@
-"""Sequences in replay: stored and drawn whole, with the memory before them."""
+"""`SequenceReplay` stores and samples complete sequences with the memory before them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from algos.replay import Step
 from algos.sequences import SequenceReplay
 
 
-def test_sequences_are_stored_with_the_memory_before_them():
-    """Two environments, rollouts of four steps in sequences of two; the memory counts the steps."""
+def test_sequences_are_stored_with_memory():
+    """Two environments; rollouts of four steps in sequences of two. The memory counts the steps."""
     buffer = SequenceReplay(num_envs=2, buffer_size=16, batch_size=64, sequence_length=2, learning_starts=8)
     zeros = jnp.zeros((2, 1))
     state = buffer.init_of(zeros, zeros, jnp.zeros(2, jnp.int32), jnp.zeros(2))

@@ -1,4 +1,4 @@
-"""Settings are those that the figures in docs/results.md were measured with."""
+"""Settings are equal to those in `settings.json`, with which docs/results.md was measured."""
 
 import json
 
@@ -12,27 +12,27 @@ KNOWN = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("name", KNOWN["defaults"])
-def test_what_an_algorithm_does_without_a_flag(name):
-    """If it should do something else: `python -m tests.algos.settings`. A new field may come first."""
+def test_defaults(name):
+    """After an intended change, run `python -m tests.algos.settings`. New fields may be missing there."""
     now = defaults(name)
     assert {field: now[field] for field in KNOWN["defaults"][name]} == KNOWN["defaults"][name]
 
 
 @pytest.mark.parametrize("name", KNOWN["presets"])
-def test_what_it_does_on_an_environment(name):
+def test_presets_of_environments(name):
     for env, settings in KNOWN["presets"][name].items():
         assert json.loads(json.dumps(presets.of(name, env))) == settings
     assert presets.of(name, "no-such-environment") == {}
 
 
 @pytest.mark.parametrize("key", KNOWN["entries"])
-def test_every_preset_is_what_was_measured(key):
+def test_presets(key):
     assert entry(*key.split()) == KNOWN["entries"][key]
 
 
-def test_the_variants_of_grpo_are_those_of_their_papers():
+def test_grpo_variants():
     assert {name: dict(fields) for name, fields in VARIANTS.items()} == KNOWN["variants"]
 
 
-def test_every_algorithm_is_there():
+def test_all_algorithms_are_listed():
     assert sorted(KNOWN["defaults"]) == algorithms()

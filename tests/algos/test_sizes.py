@@ -1,4 +1,4 @@
-"""A user's sizes win, and those that they did not name follow: random sizes of every algorithm."""
+"""Random sizes of every algorithm: given sizes are kept and the others adapt; huge sizes raise errors."""
 
 import dataclasses
 import random
@@ -30,12 +30,12 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", algos.names("environments"))
-def test_what_is_named_wins_and_the_rest_fits(name):
+def test_given_sizes_are_kept(name):
     rng = random.Random(name)
     cls = algos.get(name)
     for env_name in ENVIRONMENTS.get(name, ("CartPole-v1", "Breakout-MinAtar")):
         env = envs.make(env_name)
-        for _ in range(1 if env_name.startswith("brax") else 3):  # which takes a second to trace
+        for _ in range(1 if env_name.startswith("brax") else 3):  # tracing brax takes a second
             given = {"num_envs": rng.randint(1, 40)}
             if hasattr(cls, "num_steps"):
                 given["num_steps"] = rng.randint(1, 24)
@@ -43,18 +43,18 @@ def test_what_is_named_wins_and_the_rest_fits(name):
                 given["buffer_size"] = given["num_envs"] * given.get("num_steps", 1) * rng.randint(50, 60)
             if name == "bc":
                 given["dataset"] = random_steps(env_name)
-            made = algos.make(name, env, **given)
-            assert {field: getattr(made, field) for field in given} == given
-            jax.eval_shape(made.init, jax.random.key(0))
+            algorithm = algos.make(name, env, **given)
+            assert {field: getattr(algorithm, field) for field in given} == given
+            jax.eval_shape(algorithm.init, jax.random.key(0))
 
 
-def test_named_sizes_that_do_not_divide_are_refused():
+def test_sizes_that_do_not_divide():
     with pytest.raises(ValueError, match="num_minibatches=7 does not divide num_envs \\* num_steps=32"):
         algos.make("ppo", envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_minibatches=7)
 
 
-def whole_numbers(cls):
-    """The fields of an algorithm that hold a whole number, or several."""
+def integer_fields(cls):
+    """Names of integer fields, and of fields with several integers, with values that are too large."""
     kinds = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         parts = {kinds[field.name], *typing.get_args(kinds[field.name])}
@@ -65,17 +65,17 @@ def whole_numbers(cls):
 
 
 @pytest.mark.parametrize("name", algos.names("environments"))
-def test_sizes_that_no_machine_holds_are_refused(name):
+def test_sizes_too_large(name):
     cls, env = algos.get(name), envs.make(ENVIRONMENTS.get(name, ("CartPole-v1",))[0])
-    fields = dict(whole_numbers(cls))
+    fields = dict(integer_fields(cls))
     assert {"num_envs", "total_steps", "hidden"} <= set(fields)
     for field, size in fields.items():
         with pytest.raises(fdg.FdgError, match=rf"{field}=.*0\)? is too large: use"):
             algos.make(name, env, **{field: size})
 
 
-def test_a_batch_that_no_machine_holds_is_refused():
-    class Mine:
+def test_batch_too_large():
+    class Huge:
         def init(self, key):
             return jax.numpy.zeros(10**17)
 
@@ -83,4 +83,4 @@ def test_a_batch_that_no_machine_holds_is_refused():
             return fdg.fragment("actor")(jax.numpy.sin)(state), {}
 
     with pytest.raises(fdg.FdgError, match=f"'sin' .actor.: its batch has {10**17} rows"):
-        fdg.trace(Mine())
+        fdg.trace(Huge())

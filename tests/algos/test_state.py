@@ -1,4 +1,4 @@
-"""What an iteration hands on: every leaf of the state is a new one, keys and counts among them."""
+"""An iteration replaces every leaf of the state, keys and counts included."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from tests.conformance.test_algorithms import OFFLINE, SMALL
 
 
 @pytest.mark.parametrize("name", algos.names("environments"))
-def test_nothing_in_the_state_stands_still(name):
-    """Read from the traced iteration, which is not compiled."""
+def test_iteration_replaces_every_leaf(name):
+    """Compares inputs and outputs of the traced iteration, without compiling it."""
     algorithm = SMALL[name]()
     if hasattr(algorithm, "normalize_reward"):
         algorithm = dataclasses.replace(algorithm, normalize_reward=True, normalize_observation=True)
@@ -19,7 +19,7 @@ def test_nothing_in_the_state_stands_still(name):
     traced = jax.make_jaxpr(lambda state: algorithm.iterate(state)[0])(state)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     variables = zip(leaves, traced.jaxpr.invars, traced.jaxpr.outvars, strict=True)
-    still = [jax.tree_util.keystr(path) for (path, _), before, after in variables if before is after]
-    # A data set stays as it is, and so do the statistics of it.
+    unchanged = [jax.tree_util.keystr(path) for (path, _), before, after in variables if before is after]
+    # The dataset and its statistics are constant.
     fixed = (".replay", ".observation_statistics") if name in OFFLINE else ()
-    assert not [path for path in still if not path.startswith(fixed)]
+    assert not [path for path in unchanged if not path.startswith(fixed)]

@@ -1,4 +1,4 @@
-"""Transforms of rows between collecting and learning: reanalysis, relabelling, and where they run."""
+"""Transforms of samples before learning: reanalysis, changed rewards, placement and errors."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ NETWORK = actor_critic(ENV.observation_space, ENV.action_space, hidden=(4,))
 
 
 def reanalyse(rows, parameters, key):
-    """Values as the newest parameters have them, in place of those that the actors recorded."""
+    """Replaces recorded values by those of the current parameters."""
 
     def value_of(observation):
         return policy_and_value(NETWORK, parameters, observation, ENV.action_space)[1]
@@ -33,7 +33,7 @@ def reanalyse(rows, parameters, key):
 
 
 def doubled(rows, parameters, key):
-    """Rewards twice as large."""
+    """Doubles rewards."""
     return rows._replace(time_step=rows.time_step._replace(reward=2 * rows.time_step.reward))
 
 
@@ -41,28 +41,28 @@ def ppo(**fields):
     return algos.PPO(**{"env": ENV, **SMALL, "num_epochs": 1, "num_minibatches": 2, **fields})
 
 
-def after(algorithm, policy, devices, iterations=3):
+def run(algorithm, policy, devices, iterations=3):
     engine = fdg.compile(algorithm, policy, devices)
     state, metrics = engine.run(engine.init(0), iterations)
     return engine, (engine.algorithm_state(state) if engine.plan.delayed else state), metrics
 
 
-def test_reanalysis_uses_the_newest_parameters(devices):
-    """Under staleness the learner's are newer than those whose values the actors recorded."""
-    both = [ppo(transform=one, learning_rate=0.05, num_minibatches=1) for one in (None, reanalyse)]
+def test_reanalysis_uses_current_parameters(devices):
+    """Under staleness, the learner's parameters are newer than those that recorded the values."""
+    pair = [ppo(transform=one, learning_rate=0.05, num_minibatches=1) for one in (None, reanalyse)]
     stale = policies.SingleLearnerCoarse(staleness=1)
-    naive, newest = (leaves(after(one, stale, devices[:2])[1].parameters) for one in both)
-    assert max(np.max(np.abs(naive[path] - newest[path])) for path in naive) > 1e-4
+    base, newest = (leaves(run(one, stale, devices[:2])[1].parameters) for one in pair)
+    assert max(np.max(np.abs(base[path] - newest[path])) for path in base) > 1e-4
 
 
-def test_a_transform_runs_where_the_buffer_is():
+def test_transform_runs_with_buffer():
     algorithm = algos.A2C(env=ENV, **SMALL, transform=doubled)
     plan = fdg.place(algorithm, policies.Workers(environments=1, buffers=2), 5)
     assert dict(plan.assignment)["transform"] == "buffers"
 
 
 @pytest.mark.parametrize(
-    ("cls", "env", "own"),
+    ("cls", "env", "extra"),
     [
         (algos.SAC, "probe:continuous", {"updates_per_step": 0.5}),
         (algos.DQN, "probe:policy", {"updates_per_step": 0.5, "priority_exponent": 0.6}),
@@ -70,10 +70,10 @@ def test_a_transform_runs_where_the_buffer_is():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_transform_of_replay(cls, env, own):
-    """Zero rewards for all that is drawn are those of an environment that pays nothing."""
+def test_replay_transform(cls, env, extra):
+    """Zeroing sampled rewards matches an environment without rewards."""
 
-    def nothing(rows, parameters, key):
+    def zero_rewards(rows, parameters, key):
         reward = rows.reward if hasattr(rows, "reward") else rows.steps.reward
         assert reward.shape[:2] in ((2, 4), (1, 4)) and hasattr(parameters, "parameters")
         if hasattr(rows, "reward"):
@@ -83,31 +83,31 @@ def test_a_transform_of_replay(cls, env, own):
     env = envs.make(env)
     fields = {
         "num_envs": 4, "num_steps": 1, "learning_starts": 8, "batch_size": 4, "buffer_size": 32,
-        "hidden": (4,), "normalize_observation": False, **own,
+        "hidden": (4,), "normalize_observation": False, **extra,
     }  # fmt: skip
     start = jax.jit(cls(env=env, **fields).init)(jax.random.key(0))
 
     @dataclasses.dataclass(frozen=True)
-    class Unpaid(Wrapper):
+    class NoReward(Wrapper):
         def step(self, keys, state, action):
             state, step = super().step(keys, state, action)
             return state, step._replace(reward=jnp.zeros_like(step.reward))
 
-    one = plain(cls(env=env, **fields, transform=nothing), start, 4)[0].learned
-    other = plain(cls(env=Unpaid(env), **fields), start, 4)[0].learned
-    assert_same(other, one)
+    actual = plain(cls(env=env, **fields, transform=zero_rewards), start, 4)[0].learned
+    expected = plain(cls(env=NoReward(env), **fields), start, 4)[0].learned
+    assert_same(expected, actual)
 
 
 @pytest.mark.parametrize("cls", [algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
-def test_a_transform_of_a_data_set(cls):
+def test_dataset_transform(cls):
     rows = []
 
-    def seen(given, parameters, key):
+    def spy(given, parameters, key):
         rows.append(given.reward.shape)
         return given
 
     dataset = random_steps("probe:continuous")
-    made = cls(env=envs.make("probe:continuous"), dataset=dataset, num_envs=4, batch_size=8, transform=seen)
+    made = cls(env=envs.make("probe:continuous"), dataset=dataset, num_envs=4, batch_size=8, transform=spy)
     assert "transform" in [fragment.name for fragment in fdg.trace(made).fragments]
     assert rows[0] == (made.updates_per_iteration, 8)
 
@@ -128,11 +128,11 @@ def test_a_transform_of_a_data_set(cls):
         ("tests.algos.test_transforms:nowhere", "--transform"),
     ],
 )
-def test_what_is_no_transform_is_refused(transform, words):
+def test_invalid_transform(transform, words):
     with pytest.raises(fdg.FdgError, match=words):
         fdg.trace(ppo(transform=transform))
 
 
-def test_algorithms_without_a_place_for_it_refuse_it():
+def test_algorithm_without_transform():
     with pytest.raises(fdg.FdgError, match="transform: A3C does not transform rollouts; use A2C"):
         algos.A3C(env=ENV, transform=doubled)

@@ -1,7 +1,7 @@
-"""VDN, and what it shares with QMIX: targets and losses by hand, unlike agents, refusals.
+"""VDN, and the code it shares with QMIX: targets and losses by hand, agents with different spaces.
 
-Sunehag et al. 2018 (arXiv 1706.05296), section 3: the sum. The loss is equation 6 of QMIX's paper (arXiv
-1803.11485), its targets those of double Q-learning (`test_dqn.py`) and lambda-returns (`test_returns.py`).
+Sunehag et al. 2018 (arXiv 1706.05296), section 3: the sum. The loss is equation 6 of the QMIX paper (arXiv
+1803.11485); targets are those of double Q-learning (`test_dqn.py`) and lambda-returns (`test_returns.py`).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from algos.value_decomposition import Parameters
 from fdg.errors import FdgError
 from tests.algos.probes import trained
 
-# A network of three observations, 0, 1 and 2, and two actions that is a table: its parameters are its values.
+# Tabular Q-values for observations 0, 1 and 2 and two actions: the parameters are the values.
 TABLE = algos.Network(
     init=lambda key, observation: jnp.zeros((3, 2)),
     apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
@@ -30,23 +30,23 @@ TARGET = Parameters(jnp.array([[6.0, 2.0], [1.0, 8.0], [3.0, 4.0]]), ())
 
 
 def vdn(**fields):
-    sizes = {"num_envs": 1, "num_steps": 3, "batch_size": 1, "discount": 0.5, "network": TABLE}
-    return algos.VDN(**{"env": envs.make("probe:agents"), **sizes, **fields})
+    settings = {"num_envs": 1, "num_steps": 3, "batch_size": 1, "discount": 0.5, "network": TABLE}
+    return algos.VDN(**{"env": envs.make("probe:agents"), **settings, **fields})
 
 
 def sequence():
-    """Three steps of two agents, of which the second is truncated, and the third leads to 2, 2."""
+    """Three steps of two agents; the second is truncated, the third has next observations 2, 2."""
 
-    def seen(*pairs):
+    def observed(*pairs):
         return jnp.array(pairs, jnp.float32)[None, :, :, None]
 
     steps = Step(
-        observation=seen((0, 1), (1, 2), (2, 0)),
+        observation=observed((0, 1), (1, 2), (2, 0)),
         action=jnp.array([[[0, 1], [1, 1], [0, 0]]]),
-        reward=jnp.array([[[1.0, 3.0], [0.0, 2.0], [4.0, 0.0]]]),  # of the team: 2, 1 and 2
+        reward=jnp.array([[[1.0, 3.0], [0.0, 2.0], [4.0, 0.0]]]),  # team rewards: 2, 1 and 2
         terminated=jnp.zeros((1, 3), bool),
         truncated=jnp.array([[False, True, False]]),
-        final_observation=seen((1, 2), (0, 0), (2, 2)),
+        final_observation=observed((1, 2), (0, 0), (2, 2)),
     )
     return Sequences((), jnp.array([[True, False, True]]), steps)
 
@@ -57,13 +57,13 @@ def target(algorithm, parameters=ONLINE, older=TARGET):
 
 
 def test_targets_by_hand():
-    """The best of the target network: 8 + 4 after the first step, 6 + 6, 4 + 4.
+    """Maxima of the target network: 8 + 4 after the first step, then 6 + 6 and 4 + 4.
 
-    Those that learn prefer 0, 1 after the first step, 1, 1 after the second, and 1, 1: 1 + 4, 2 + 2, 4 + 4.
+    Double: the online network prefers 0, 1 after the first step, then 1, 1 and 1, 1: 1 + 4, 2 + 2, 4 + 4.
     """
     np.testing.assert_allclose(target(vdn(double=False)), [2 + 6, 1 + 6, 2 + 4])
     np.testing.assert_allclose(target(vdn()), [2 + 2.5, 1 + 2, 2 + 4])
-    # Lambda 1/2: the first step is followed by half of its own 5 and half of the 3 of the second step.
+    # Lambda 1/2: the first step adds half of its own 5 and half of the second step's target 3.
     np.testing.assert_allclose(target(vdn(q_lambda=0.5)), [2 + 0.5 * (2.5 + 1.5), 3, 6])
     np.testing.assert_allclose(target(vdn(reward_scale=2.0)), [4 + 2.5, 2 + 2, 4 + 4])
     ended = sequence().steps._replace(terminated=jnp.array([[False, False, True]]))
@@ -71,11 +71,11 @@ def test_targets_by_hand():
     assert float(vdn()._target(ONLINE, TARGET, (), sequences, ())[2, 0]) == 2.0
 
 
-def test_the_loss_by_hand():
-    """Values of what was done: 1 + 3, 3 + 5 and 0 + 1; targets 4.5, 3 and 6: errors 1/2, -5 and 5.
+def test_loss_by_hand():
+    """Values of the taken actions: 1 + 3, 3 + 5 and 0 + 1; targets 4.5, 3 and 6: errors 1/2, -5 and 5.
 
-    The loss is half the mean of their squares, (1/4 + 25 + 25) / 6, times the weight; the gradient is minus
-    the error, a third of it, times the weight, at both agents' actions.
+    The loss is half the mean squared error, (1/4 + 25 + 25) / 6, times the weight. The gradient at both
+    agents' actions is minus a third of the error, times the weight.
     """
     gradient, error, losses = vdn().gradient(ONLINE, TARGET, sequence(), jnp.array([2.0]))
     assert float(losses["loss"]) == pytest.approx(2 * 50.25 / 6)
@@ -84,14 +84,14 @@ def test_the_loss_by_hand():
     np.testing.assert_allclose(gradient.agents, by_hand, rtol=1e-6)
 
 
-# --- actions of several choices ---
+# --- multi-discrete actions ---
 
 
 @dataclasses.dataclass(frozen=True)
-class Chooses:
-    """Two agents see 0 or 1 each, and are paid if both choices, of two and of three, are what they saw.
+class MultiChoice:
+    """Two agents see 0 or 1; the reward is 1 if both choices, of two and three values, equal the observation.
 
-    And a constant: of a state that is all zeros first hypernetworks, without biases, make no mixture.
+    A constant component is added: with an all-zero state, the bias-free hypernetworks would output zero.
     """
 
     name: str = "chooses"
@@ -101,44 +101,44 @@ class Chooses:
     max_episode_steps: typing.ClassVar = None
 
     def reset(self, key):
-        seen = jax.random.bernoulli(key, shape=(2, 1))
-        return seen, jnp.pad(seen.astype(jnp.float32), ((0, 0), (0, 1)), constant_values=1.0)
+        observed = jax.random.bernoulli(key, shape=(2, 1))
+        return observed, jnp.pad(observed.astype(jnp.float32), ((0, 0), (0, 1)), constant_values=1.0)
 
     def step(self, key, state, action):
         right = jnp.all(action == state, axis=-1)
         return state, jnp.ones((2, 2)), right.astype(jnp.float32), jnp.bool_(True), jnp.bool_(False)
 
 
-def test_choices_by_hand():
-    """One step, the agents saw 0 and 1, chose (1, 2) and (0, 0), and see 1 and 0: 2 + 3 + 4 + 2 = 11.
+def test_multi_discrete_by_hand():
+    """One step: observations 0 and 1, choices (1, 2) and (0, 0), next 1 and 0: 2 + 3 + 4 + 2 = 11.
 
-    Those that learn prefer (0, 0) then, and (1, 1): by the target 60 + 80 + 20 + 40 = 200, half of which, and
-    the 2 that the team earns, is 91 more. Where the first choice of 1 may not be 0, it is 1: 70 for 60.
+    The online network then prefers (0, 0) and (1, 1): target 200 = 60 + 80 + 20 + 40, halved, plus the team
+    reward 2, less 11: an error of 91. If the first choice of 1 cannot be 0, it is 1: 70 instead of 60.
     """
-    table = algos.Network(lambda key, seen: None, lambda table, seen: table[seen[:, 0].astype(jnp.int32)])
-    chooses = envs.vectorize(Chooses())
+    table = algos.Network(lambda key, x: None, lambda table, x: table[x[:, 0].astype(jnp.int32)])
+    choice_env = envs.vectorize(MultiChoice())
     fields = {"num_envs": 1, "num_steps": 1, "batch_size": 1, "discount": 0.5}
-    algorithm = algos.VDN(env=chooses, network=table, **fields)
+    algorithm = algos.VDN(env=choice_env, network=table, **fields)
     online = Parameters(jnp.array([[1.0, 2.0, 0.0, 5.0, 3.0], [4.0, 3.0, 2.0, 1.0, 0.0]]), ())
     older = Parameters(10 * jnp.arange(1.0, 11.0).reshape(2, 5), ())
-    never, following = jnp.zeros((1, 1), bool), jnp.array([[[[1.0, 0.0], [0.0, 0.0]]]])
+    no_ends, following = jnp.zeros((1, 1), bool), jnp.array([[[[1.0, 0.0], [0.0, 0.0]]]])
     action, reward = jnp.array([[[[1, 2], [0, 0]]]]), jnp.array([[[1.0, 3.0]]])
-    steps = Step(following[:, :, ::-1], action, reward, never, never, following)
+    steps = Step(following[:, :, ::-1], action, reward, no_ends, no_ends, following)
     gradients = jax.jit(algorithm.gradient)
-    gradient, error, _ = gradients(online, older, Sequences((), never, steps), jnp.ones(1))
+    gradient, error, _ = gradients(online, older, Sequences((), no_ends, steps), jnp.ones(1))
     assert error.tolist() == [91.0]
     assert gradient.agents.tolist() == [[0, -91, 0, 0, -91], [-91, 0, -91, 0, 0]]
     mask = jnp.ones((1, 1, 2, 5), bool).at[0, 0, 0, 0].set(False)
     steps = steps._replace(final_observation=envs.MaskedObservation(following, mask))
-    _, error, _ = gradients(online, older, Sequences((), never, steps), jnp.ones(1))
+    _, error, _ = gradients(online, older, Sequences((), no_ends, steps), jnp.ones(1))
     assert error.tolist() == [96.0]
-    # A dueling head: the advantages of each choice are centred, so all have the mean V.
-    dueling = algos.VDN(env=chooses, dueling=True, hidden=(4,), **fields)
+    # With a dueling head, the advantages of each choice are centred: all choices have the mean V.
+    dueling = algos.VDN(env=choice_env, dueling=True, hidden=(4,), **fields)
     init, _, unroll = dueling._network
 
     @jax.jit
-    def found(key, seen):
-        return unroll(init(key, seen), (), seen, never).values
+    def found(key, observed):
+        return unroll(init(key, observed), (), observed, no_ends).values
 
     values = found(jax.random.key(0), jnp.ones((1, 1, 2, 2)))
     np.testing.assert_allclose(values[..., :2].mean(-1), values[..., 2:].mean(-1), rtol=1e-5)
@@ -151,17 +151,17 @@ QUICK = {
 }  # fmt: skip
 
 
-def test_unlike_agents():
-    """Observations in parts, and actions that only one of them has: the other's are masked."""
+def test_agents_with_different_spaces():
+    """Observations are dictionaries, and one action is masked for one of the agents."""
     algorithm = algos.VDN(env=envs.make("probe:unlike"), **QUICK)
     state = trained(algorithm, 150)
     assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.9
 
 
-# --- refusals ---
+# --- errors ---
 
 
-def test_a_network_of_another_width_is_refused():
+def test_network_output_width():
     table = algos.Network(TABLE.init, lambda table, observation: TABLE.apply(table, observation)[:, :1])
     algorithm = vdn(network=table)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Small data sets for tests: episodes of any steps, written as `fdg collect` writes them."""
+"""Small datasets for tests, in the format of `fdg collect`."""
 
 import functools
 import io
@@ -18,7 +18,7 @@ from envs import composite
 
 
 def episode(observations, actions, rewards, terminated=False):
-    """Observations `[T + 1, ...]` and the steps between them, the last of which ends the episode."""
+    """Observations `[T + 1, ...]` and the steps between them; the last step ends the episode."""
     count = len(rewards)
     last = np.arange(count) == count - 1
     steps = Step(
@@ -33,7 +33,7 @@ def episode(observations, actions, rewards, terminated=False):
 
 
 def write(folder, env, episodes):
-    """Writes a data set for an environment; gives the folder's name."""
+    """Writes a dataset for an environment and returns the folder's name."""
     inner = Path(folder) / "data"
     inner.mkdir(parents=True)
     with h5py.File(inner / minari.ARRAYS, "w") as file:
@@ -41,39 +41,37 @@ def write(folder, env, episodes):
         for observations, steps in episodes:
             writer.add(observations, steps)
     counts = {"total_episodes": writer.num_episodes, "total_steps": writer.num_steps}
-    said = minari.metadata(env.name, env.observation_space, env.action_space, "by hand", **counts)
-    (inner / minari.METADATA).write_text(json.dumps(said))
+    metadata = minari.metadata(env.name, env.observation_space, env.action_space, "by hand", **counts)
+    (inner / minari.METADATA).write_text(json.dumps(metadata))
     return str(folder)
 
 
 @functools.cache
 def random_steps(name, steps=80, length=5, **options):
-    """A data set of random numbers for an environment, kept while tests run."""
-    env, draw = envs.make(name, **options), np.random.default_rng(0)
+    """A dataset of random values for an environment, cached."""
+    env, rng = envs.make(name, **options), np.random.default_rng(0)
     action = env.action_space
 
-    def drawn(part):
+    def values(part):
         real = np.issubdtype(part.dtype, np.floating)
-        return (draw.normal(size=part.shape) if real else draw.integers(2, size=part.shape)).astype(
-            part.dtype
-        )
+        return (rng.normal(size=part.shape) if real else rng.integers(2, size=part.shape)).astype(part.dtype)
 
-    def one(number):
-        seen = jax.tree.map(drawn, composite.types(env.observation_space, (length + 1,)))
+    def random_episode(number):
+        observations = jax.tree.map(values, composite.types(env.observation_space, (length + 1,)))
         if hasattr(action, "n"):
-            done = draw.integers(action.n, size=length)
+            actions = rng.integers(action.n, size=length)
         else:
-            done = draw.uniform(action.low_array, action.high_array, (length, *action.shape)).astype(
+            actions = rng.uniform(action.low_array, action.high_array, (length, *action.shape)).astype(
                 np.float32
             )
-        return episode(seen, done, draw.normal(size=length), terminated=number % 2 == 0)
+        return episode(observations, actions, rng.normal(size=length), terminated=number % 2 == 0)
 
     folder = Path(tempfile.mkdtemp()) / "data"
-    return write(folder, env, map(one, range(steps // length)))
+    return write(folder, env, map(random_episode, range(steps // length)))
 
 
-def write_as_minari(folder, seen, acts, observations, actions):
-    """Writes one episode of Gymnasium's spaces and values as Minari does; gives the folder's name."""
+def write_as_minari(folder, obs, act, observations, actions):
+    """Writes one episode of Gymnasium's spaces in Minari's format and returns the folder's name."""
     inner = Path(folder) / "data"
     inner.mkdir(parents=True)
     count = len(jax.tree.leaves(actions)[0])
@@ -85,9 +83,9 @@ def write_as_minari(folder, seen, acts, observations, actions):
         group["terminations"] = np.arange(count) == count - 1
         group["truncations"] = np.zeros(count, bool)
     spaces = {f"{what}_space": json.dumps(serialized(space)) for what, space in
-              (("observation", seen), ("action", acts))}  # fmt: skip
-    said = {"total_episodes": 1, "total_steps": count, "data_format": "hdf5", **spaces}
-    (inner / minari.METADATA).write_text(json.dumps(said))
+              (("observation", obs), ("action", act))}  # fmt: skip
+    metadata = {"total_episodes": 1, "total_steps": count, "data_format": "hdf5", **spaces}
+    (inner / minari.METADATA).write_text(json.dumps(metadata))
     return str(folder)
 
 
@@ -109,19 +107,19 @@ def _add(group, name, values):
 
 
 def encoded(frame, kind, **options):
-    """A picture in a format of Pillow's."""
+    """An encoded image in one of Pillow's formats."""
     content = io.BytesIO()
     Image.fromarray(frame).save(content, kind, **options)
     return content.getvalue()
 
 
 def decoded(frame):
-    """What is left of a picture that Minari stored."""
+    """An image after Minari's JPEG compression."""
     return np.asarray(Image.open(io.BytesIO(encoded(frame, "JPEG"))))
 
 
 def serialized(space):
-    """Minari's description of a space of Gymnasium's, as in its `serialization.py`."""
+    """Minari's description of a Gymnasium space, as in its `serialization.py`."""
     kind = type(space).__name__
     match kind:
         case "Dict":
@@ -132,12 +130,12 @@ def serialized(space):
         case "Discrete":
             return {"type": kind, "dtype": "int64", "start": int(space.start), "n": int(space.n)}
         case "MultiDiscrete":
-            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-            return {"type": kind, "dtype": str(space.dtype), **numbers}
+            values = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": kind, "dtype": str(space.dtype), **values}
         case "MultiBinary":
             return {"type": kind, "n": space.n}
         case "Text":
-            ends = {"max_length": space.max_length, "min_length": space.min_length}
-            return {"type": kind, **ends, "charset": space.characters}
+            lengths = {"max_length": space.max_length, "min_length": space.min_length}
+            return {"type": kind, **lengths, "charset": space.characters}
     bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
     return {"type": kind, "dtype": str(space.dtype), "shape": list(space.shape), **bounds}

@@ -1,4 +1,4 @@
-"""Data sets as replay, offline and online: what iterations draw, and mistakes."""
+"""Datasets as replay, offline and online: stored steps, statistics and errors."""
 
 import dataclasses
 
@@ -18,35 +18,35 @@ from tests.refusing import refuses
 SMALL = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (8,)}
 
 
-def numbered(tmp_path, count=7):
-    """Steps 0, 1, 2, ... of actions 0, 0.1, 0.2, ... in an environment whose actions are from -2 to 2."""
+def numbered_steps(tmp_path, count=7):
+    """A dataset of steps 0, 1, 2, ... with actions 0, 0.1, 0.2, ..., which may be from -2 to 2."""
     env = envs.make("Pendulum-v1")
-    seen = np.repeat(np.arange(count + 1, dtype=np.float32)[:, None], 3, axis=1)
+    observations = np.repeat(np.arange(count + 1, dtype=np.float32)[:, None], 3, axis=1)
     actions = np.arange(count, dtype=np.float32)[:, None] / 10
-    return env, write(tmp_path / "data", env, [episode(seen, actions, np.arange(count))])
+    return env, write(tmp_path / "data", env, [episode(observations, actions, np.arange(count))])
 
 
 @pytest.mark.parametrize("kind", [algos.IQL, algos.BC])
-def test_each_environment_has_an_equal_part_of_the_steps(tmp_path, kind):
-    env, path = numbered(tmp_path)
+def test_environments_have_equal_parts(tmp_path, kind):
+    env, path = numbered_steps(tmp_path)
     state = jax.jit(kind(env=env, dataset=path, **SMALL).init)(jax.random.key(0))
     stored = state.replay.rings.experience
-    # Seven steps are three for each of two, and one that is left out; actions are half as far in [-1, 1].
+    # Seven steps: three for each of two environments, one is left out. Actions are scaled to [-1, 1].
     np.testing.assert_array_equal(stored.reward[:, 0], [[0, 1, 2], [3, 4, 5]])
     np.testing.assert_allclose(stored.action[:, 0, :, 0], [[0, 0.05, 0.1], [0.15, 0.2, 0.25]], rtol=1e-6)
     np.testing.assert_array_equal(stored.final_observation[:, 0, :, 0], [[1, 2, 3], [4, 5, 6]])
     assert state.env_state is None
 
 
-def test_statistics_are_those_of_the_data(tmp_path):
-    env, path = numbered(tmp_path)
+def test_statistics_of_data(tmp_path):
+    env, path = numbered_steps(tmp_path)
     state = algos.TD3BC(env=env, dataset=path, **SMALL).init(jax.random.key(0))
     np.testing.assert_allclose(state.observation_statistics.mean, [2.5] * 3, rtol=1e-5)
     np.testing.assert_allclose(state.observation_statistics.var, [35 / 12] * 3, rtol=1e-5)
 
 
-def test_online_steps_join_those_of_the_data(tmp_path):
-    env, path = numbered(tmp_path)
+def test_online_steps_are_added(tmp_path):
+    env, path = numbered_steps(tmp_path)
     algorithm = algos.IQL(env=env, dataset=path, online=True, total_steps=8, **SMALL)
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     state, metrics = engine.run(engine.init(0), 2)
@@ -56,14 +56,14 @@ def test_online_steps_join_those_of_the_data(tmp_path):
     assert np.all(np.isfinite(metrics["critic_loss"])) and "episode_return" in metrics
 
 
-def test_without_data_it_learns_from_its_own_steps():
+def test_learns_online_without_data():
     algorithm = algos.CQL(env=envs.make("Pendulum-v1"), num_actions=2, total_steps=64, **SMALL)
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     _, metrics = engine.run(engine.init(0), 6)
     assert np.isnan(metrics["critic_loss"][3]) and np.isfinite(metrics["critic_loss"][4])  # after 8 steps
 
 
-def test_offline_metrics_are_losses_alone():
+def test_offline_fragments():
     algorithm = algos.ReBRAC(
         env=envs.make("probe:continuous"), dataset=random_steps("probe:continuous"), **SMALL
     )
@@ -94,7 +94,7 @@ def test_offline_metrics_are_losses_alone():
         ({"env": envs.make("Pendulum-v1")}, r"has observations Box\[1\].* and Pendulum-v1 has Box\[3\]"),
     ],
 )
-def test_mistakes(fields, says):
+def test_invalid_settings(fields, says):
     given = {
         "env": envs.make("probe:continuous"),
         "dataset": random_steps("probe:continuous"),
@@ -105,30 +105,30 @@ def test_mistakes(fields, says):
         algos.IQL(**given)
 
 
-def test_cloning_does_not_act():
+def test_cloning_with_rings():
     with pytest.raises(
         FdgError, match="BC: rings=2 has no effect where nothing acts in training: leave it out"
     ):
         algos.BC(env=envs.make("CartPole-v1"), rings=2)
 
 
-def test_agents_are_evaluated_in_an_environment_on_the_host(tmp_path):
-    """It serves one agent at a time: each has the episodes of a run of its own."""
+def test_evaluation_of_agents_on_host(tmp_path):
+    """A host environment serves one agent at a time: each has the returns of its single run."""
     name = "gymnasium:CartPole-v1"
     algorithm = algos.BC(env=envs.make(name), dataset=random_steps(name), **SMALL)
     settings = {"total_steps": 16, "eval_episodes": 2, "progress": False}
-    both = fdg.fit(algorithm, num_seeds=2, out=tmp_path / "both", **settings)
-    alone = [fdg.fit(algorithm, seed=seed, out=tmp_path / f"{seed}", **settings) for seed in (0, 1)]
-    returns = [run.summary["eval_return"] for run in alone]
-    assert both.summary["eval_returns"] == returns
+    together = fdg.fit(algorithm, num_seeds=2, out=tmp_path / "together", **settings)
+    single_runs = [fdg.fit(algorithm, seed=seed, out=tmp_path / f"{seed}", **settings) for seed in (0, 1)]
+    returns = [run.summary["eval_return"] for run in single_runs]
+    assert together.summary["eval_returns"] == returns
 
 
-def test_cloning_needs_data_when_it_begins():
+def test_cloning_needs_data():
     with pytest.raises(FdgError, match="BC: dataset=None: give a folder of fdg collect, or of Minari"):
         algos.BC(env=envs.make("CartPole-v1")).init(jax.random.key(0))
 
 
-def test_what_is_wrong_with_the_steps_is_one_line(tmp_path):
+def test_rewards_not_finite(tmp_path):
     env = envs.make("probe:continuous")
     path = write(tmp_path / "x", env, [episode(np.zeros((3, 1)), np.zeros((2, 1)), [1.0, np.nan])])
     engine = fdg.compile(algos.IQL(env=env, dataset=path, **{**SMALL, "num_envs": 1}), policies.GPUOnly())
@@ -137,8 +137,8 @@ def test_what_is_wrong_with_the_steps_is_one_line(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Acts:
-    """An environment of one number, with any actions; episodes of one step."""
+class OneStepEnv:
+    """An environment with a scalar observation, any action space, and episodes of one step."""
 
     action_space: envs.Box
     name = "acts"
@@ -153,8 +153,8 @@ class Acts:
 
 
 def stored_actions(tmp_path, space, actions):
-    """Actions in replay, of a data set with these actions."""
-    env = envs.vectorize(Acts(space))
+    """Actions in replay after reading a dataset with these actions."""
+    env = envs.vectorize(OneStepEnv(space))
     actions = np.array(actions, np.float32)
     path = write(
         tmp_path / "x", env, [episode(np.zeros((len(actions) + 1, 1)), actions, [0.0] * len(actions))]
@@ -172,21 +172,21 @@ def stored_actions(tmp_path, space, actions):
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_actions_in_replay_are_within_one(tmp_path, space, actions, stored):
+def test_actions_are_scaled(tmp_path, space, actions, stored):
     assert stored_actions(tmp_path, space, actions) == stored
 
 
-def test_one_warning_counts_actions_outside_the_bounds(tmp_path):
+def test_warning_about_actions_out_of_bounds(tmp_path):
     says = r"x/data/main_data.hdf5: 2 of 4 actions are outside the bounds of Box.*the first at step 1 of all"
-    with pytest.warns(fdg.FdgWarning, match=says) as warned:
+    with pytest.warns(fdg.FdgWarning, match=says) as warnings:
         actions = stored_actions(tmp_path, envs.Box(-2.0, 2.0, (1,)), [[1.0], [2.5], [-9.0], [2.0000002]])
-    assert actions == [[0.5], [1.0], [-1.0], [1.0]] and len(warned) == 1
+    assert actions == [[0.5], [1.0], [-1.0], [1.0]] and len(warnings) == 1
 
 
 @pytest.mark.parametrize(
     "space", [envs.Box(0, 9, (2,), "int32"), envs.Box(0, 255, (2,), "uint8"), envs.Box(0.0, np.inf, (2,))]
 )
 @pytest.mark.parametrize("kind", [algos.BC, algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])
-def test_actions_that_are_no_bounded_floats_are_refused(kind, space):
+def test_unsupported_action_spaces(kind, space):
     with pytest.raises(FdgError, match=r"cannot act in .*: give it finite bounds and a floating dtype"):
-        kind(env=envs.vectorize(Acts(space)))
+        kind(env=envs.vectorize(OneStepEnv(space)))

@@ -1,4 +1,4 @@
-"""Data sets: what is written is read, step by step, and what is wrong in a file of others is one line."""
+"""Datasets: reading what was written, and one-line errors about invalid files."""
 
 import json
 import os
@@ -24,13 +24,13 @@ class Spaces:
     action_space = Discrete(4)
 
 
-def line():
-    """An environment of one number, and two episodes: 0 1 2, which terminates, and 5 6, which is cut off."""
+def scalar_episodes():
+    """An environment with scalar observations and two episodes: 0 1 2, terminated, and 5 6, truncated."""
     env = envs.make("probe:continuous")
-    numbers = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
+    column = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
     return env, [
-        episode(numbers(0, 1, 2), numbers(0.5, -0.5), [1.0, 2.0], terminated=True),
-        episode(numbers(5, 6), numbers(1.0), [3.0]),
+        episode(column(0, 1, 2), column(0.5, -0.5), [1.0, 2.0], terminated=True),
+        episode(column(5, 6), column(1.0), [3.0]),
     ]
 
 
@@ -39,7 +39,7 @@ def steps_of(path, env):
 
 
 def test_steps_by_hand(tmp_path):
-    env, episodes = line()
+    env, episodes = scalar_episodes()
     steps = steps_of(write(tmp_path / "x", env, episodes), env)
     assert steps.observation.ravel().tolist() == [0, 1, 5]
     assert steps.final_observation.ravel().tolist() == [1, 2, 6]
@@ -48,20 +48,20 @@ def test_steps_by_hand(tmp_path):
     assert steps.truncated.tolist() == [False, False, True]
 
 
-def test_parts_have_their_names_and_dtypes(tmp_path):
-    seen = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
-    path = write(tmp_path / "x", Spaces, [episode(seen, np.array([3, 0]), [0.0, 0.0])])
+def test_nested_observations(tmp_path):
+    observed = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
+    path = write(tmp_path / "x", Spaces, [episode(observed, np.array([3, 0]), [0.0, 0.0])])
     DataSet(path).check_spaces(Spaces.observation_space, Spaces.action_space, "parts")
     steps = steps_of(path, Spaces)
     assert steps.observation["b"][0].tolist() == [0, 1] and steps.final_observation["b"][0].tolist() == [1, 2]
     assert steps.observation["b"][1].dtype == np.uint8 and steps.action.tolist() == [3, 0]
-    with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:  # as Minari has it
+    with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:  # Minari's layout
         assert file["episode_0/observations/b/_index_1"].shape == (3, 1)
         assert dict(file["episode_0"].attrs) == {"id": 0, "total_steps": 2}
 
 
 @pytest.mark.parametrize(
-    ("place", "values", "dtype", "says"),
+    ("name", "values", "dtype", "says"),
     [
         (
             "observations/b/_index_1",
@@ -77,17 +77,17 @@ def test_parts_have_their_names_and_dtypes(tmp_path):
         ("rewards", [0, 1e39], np.float64, "is not finite at step 1"),
     ],
 )
-def test_what_the_dtype_of_a_space_cannot_hold_is_refused(tmp_path, place, values, dtype, says):
-    seen = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
-    path = write(tmp_path / "x", Spaces, [episode(seen, np.array([3, 0]), [0.0, 0.0])])
+def test_values_that_do_not_fit_dtype(tmp_path, name, values, dtype, says):
+    observed = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
+    path = write(tmp_path / "x", Spaces, [episode(observed, np.array([3, 0]), [0.0, 0.0])])
     with h5py.File(tmp_path / "x/data/main_data.hdf5", "a") as file:
-        del file[f"episode_0/{place}"]
-        file[f"episode_0/{place}"] = np.array(values, dtype)
-    with pytest.raises(FdgError, match=f"episode_0/{place} .*{says}"):
+        del file[f"episode_0/{name}"]
+        file[f"episode_0/{name}"] = np.array(values, dtype)
+    with pytest.raises(FdgError, match=f"episode_0/{name} .*{says}"):
         steps_of(path, Spaces)
 
 
-def test_spaces_are_described_as_minari_does():
+def test_descriptions_match_minari():
     assert minari.description(Box((0.0, -1.0), (1.0, 2.0), (2,))) == {
         "type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, -1.0], "high": [1.0, 2.0]
     }  # fmt: skip
@@ -109,7 +109,7 @@ def test_spaces_are_described_as_minari_does():
         (None, Box(-2.0, 2.0, (1,)), r"actions Box\[1\] from -1 to 1, and maze has Box\[1\] from -2 to 2"),
     ],
 )
-def test_other_spaces_are_refused(observation, action, says):
+def test_different_spaces(observation, action, says):
     env = envs.make("probe:continuous")
     with pytest.raises(FdgError, match=says):
         DataSet(random_steps("probe:continuous")).check_spaces(
@@ -117,17 +117,17 @@ def test_other_spaces_are_refused(observation, action, says):
         )
 
 
-def refused(tmp_path, change, says, said=None):
-    """A data set whose HDF5 file `change` was applied to, or whose metadata has other entries."""
-    env, episodes = line()
+def refused(tmp_path, change, says, metadata=None):
+    """Expects an error for a dataset with a changed HDF5 file or changed metadata."""
+    env, episodes = scalar_episodes()
     path = write(tmp_path / "x", env, episodes)
     file = tmp_path / "x/data/main_data.hdf5"
-    if said is not None:
-        other = tmp_path / "x/data/metadata.json"
-        other.write_text(json.dumps({**json.loads(other.read_text()), **said}))
+    if metadata is not None:
+        metadata_file = tmp_path / "x/data/metadata.json"
+        metadata_file.write_text(json.dumps({**json.loads(metadata_file.read_text()), **metadata}))
     if change is not None:
-        with h5py.File(file, "r+") as opened:
-            change(opened)
+        with h5py.File(file, "r+") as content:
+            change(content)
     with refuses(match=says):
         steps_of(path, env)
 
@@ -160,8 +160,8 @@ def virtual(file):
     file.create_virtual_dataset("episode_1/rewards", layout)
 
 
-def bomb(file):
-    """Two episodes of which the second says that it has 2**30 steps, of a file of some kilobytes."""
+def zip_bomb(file):
+    """A file of some kilobytes whose second episode claims 2**30 steps."""
     for name in ("observations", "actions", "rewards", "terminations", "truncations"):
         del file[f"episode_1/{name}"]
         shape = (2**30 + (name == "observations"), *(1,) * (name in ("observations", "actions")))
@@ -199,12 +199,12 @@ def bomb(file):
         (lambda file: file.move("episode_0/rewards", "episode_0/x"), "episode_0/rewards does not exist"),
     ],
 )
-def test_files_of_others(tmp_path, change, says):
+def test_invalid_files(tmp_path, change, says):
     refused(tmp_path, change, says)
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("metadata", "says"),
     [
         ({"total_steps": 4}, r"has 3 steps, but metadata.json says 4"),
         ({"total_steps": 2}, r"episode_1 has 1 steps, but by total_steps in metadata.json at most 0 are"),
@@ -213,24 +213,24 @@ def test_files_of_others(tmp_path, change, says):
         ({"data_format": "arrow"}, "data_format is 'arrow': only hdf5 is read"),
     ],
 )
-def test_metadata_of_others(tmp_path, said, says):
-    refused(tmp_path, None, says, said)
+def test_invalid_metadata(tmp_path, metadata, says):
+    refused(tmp_path, None, says, metadata)
 
 
-def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
-    refused(tmp_path, bomb, r"larger than \d+ MiB, too much for a file", {"total_steps": 2 + 2**30})
+def test_zip_bomb(tmp_path, monkeypatch):
+    refused(tmp_path, zip_bomb, r"larger than \d+ MiB, too much for a file", {"total_steps": 2 + 2**30})
 
 
-def test_files_that_are_none(tmp_path):
-    env, episodes = line()
+def test_unreadable_files(tmp_path):
+    env, episodes = scalar_episodes()
     with pytest.raises(
         FdgError, match=r"nowhere: is not a data set: it has no metadata.json; give a folder of"
     ):
         steps_of(str(tmp_path / "nowhere"), env)
     path = write(tmp_path / "x", env, episodes)
     file = tmp_path / "x/data/main_data.hdf5"
-    whole = file.read_bytes()
-    for content in (whole[: len(whole) // 2], b"text", b""):
+    original = file.read_bytes()
+    for content in (original[: len(original) // 2], b"text", b""):
         file.write_bytes(content)
         with pytest.raises(FdgError, match="is not a readable HDF5 file"):
             steps_of(path, env)
@@ -242,17 +242,17 @@ def test_files_that_are_none(tmp_path):
         steps_of(path, env)
 
 
-def test_random_damage_is_refused_or_read(tmp_path):
-    """Bytes changed at random places: an error of one line, or steps; never another error."""
-    env, episodes = line()
+def test_random_corruption(tmp_path):
+    """Random bytes are changed: reading gives a one-line error or steps, and no other error."""
+    env, episodes = scalar_episodes()
     path = write(tmp_path / "x", env, episodes)
-    file, draw = tmp_path / "x/data/main_data.hdf5", np.random.default_rng(0)
-    whole = np.frombuffer(file.read_bytes(), np.uint8)
+    file, rng = tmp_path / "x/data/main_data.hdf5", np.random.default_rng(0)
+    original = np.frombuffer(file.read_bytes(), np.uint8)
     outcomes = set()
     for _ in range(60):
-        content = whole.copy()
-        places = draw.integers(len(content), size=draw.integers(1, 30))
-        content[places] = draw.integers(256, size=len(places))
+        content = original.copy()
+        positions = rng.integers(len(content), size=rng.integers(1, 30))
+        content[positions] = rng.integers(256, size=len(positions))
         file.write_bytes(content.tobytes())
         try:
             outcomes.add(len(steps_of(path, env).reward))
@@ -262,7 +262,7 @@ def test_random_damage_is_refused_or_read(tmp_path):
     assert outcomes == {"refused", 3}
 
 
-def test_without_h5py_the_extra_is_named(monkeypatch):
+def test_missing_h5py(monkeypatch):
     def missing(name):
         raise ImportError("No module named 'h5py'")
 

@@ -1,4 +1,4 @@
-"""Data sets of Minari: what is stored of Gymnasium's spaces is converted as where their environment runs."""
+"""Minari datasets with Gymnasium spaces are converted as by the environment's adapter."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,14 @@ from envs import Box, Discrete, MultiDiscrete, gymnasium_parts, gymnasium_spaces
 from fdg.errors import FdgError
 from tests.algos.offline.data import decoded, encoded, write_as_minari
 
-LINE = spaces.Box(-1, 1, (2,))
-PICTURE = spaces.Box(0, 255, (9, 8, 3), np.uint8)
-WORDS = spaces.Text(5)
+VECTOR = spaces.Box(-1, 1, (2,))
+IMAGE = spaces.Box(0, 255, (9, 8, 3), np.uint8)
+TEXT = spaces.Text(5)
 THREE, FROM_FIVE = spaces.Discrete(3), spaces.Discrete(3, start=5)
 OURS = Box(-1.0, 1.0, (2,))
-BOTH = spaces.Dict({"b": spaces.Discrete(3, start=5), "a": spaces.Tuple((spaces.MultiBinary(2), LINE))})
+NESTED = spaces.Dict({"b": spaces.Discrete(3, start=5), "a": spaces.Tuple((spaces.MultiBinary(2), VECTOR))})
 OBSERVATIONS = [
-    LINE,
+    VECTOR,
     spaces.Box(-1, 1, (2,), np.float64),
     spaces.Box(0, 255, (4,), np.uint8),
     spaces.Box(2, 7, (3,), np.int64),
@@ -34,15 +34,15 @@ OBSERVATIONS = [
     spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[1, 2], [3, 4]]),
     spaces.MultiBinary(3),
     spaces.MultiBinary([2, 3]),
-    WORDS,
-    PICTURE,
+    TEXT,
+    IMAGE,
     spaces.Box(0, 255, (9, 8), np.uint8),
-    BOTH,
-    spaces.Dict({"camera": PICTURE, "told": WORDS, "where": spaces.MultiDiscrete([2, 3], start=[1, 1])}),
-    spaces.Dict({"action_mask": spaces.MultiBinary(3), "seen": LINE}),
+    NESTED,
+    spaces.Dict({"camera": IMAGE, "text": TEXT, "where": spaces.MultiDiscrete([2, 3], start=[1, 1])}),
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "seen": VECTOR}),
 ]
 ACTIONS = [
-    LINE,
+    VECTOR,
     spaces.Box(-1, 1, (2, 3), np.float64),
     spaces.Box(2, 7, (3,), np.int64),
     spaces.Discrete(3),
@@ -50,7 +50,7 @@ ACTIONS = [
     spaces.MultiDiscrete([3, 4]),
     spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[1, 2], [3, 4]]),
     spaces.MultiBinary(3),
-    spaces.Dict({"z": LINE, "a": spaces.Box(-2, 2, ())}),
+    spaces.Dict({"z": VECTOR, "a": spaces.Box(-2, 2, ())}),
     spaces.Dict({"z": spaces.Discrete(2, start=7), "a": spaces.Tuple((spaces.MultiBinary(2),))}),
     spaces.Tuple(
         (spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 2]), spaces.Box(0, 3, (2,), np.int8))
@@ -58,8 +58,8 @@ ACTIONS = [
 ]
 
 
-def drawn(space, count):
-    """Elements of a space, in a batch as in Minari's buffers; pictures as they come out of JPEG."""
+def sample(space, count):
+    """Samples of a space, batched as in Minari's buffers."""
     space.seed(3)
     return batched(space, [space.sample() for _ in range(count)])
 
@@ -81,28 +81,28 @@ def as_stored(values):
     return values
 
 
-def spaces_of(seen, acts):
-    """fdg's spaces of an environment of Gymnasium's, and its conversion of observations."""
+def spaces_of(obs, act):
+    """fdg's spaces for a Gymnasium environment, and its conversion of observations."""
 
     class Source(gymnasium_parts.LibrarySource):
         name = "gymnasium:Mine-v0"
-        facts = gymnasium_spaces.facts("gymnasium:Mine-v0", seen, acts, None)
+        facts = gymnasium_spaces.facts("gymnasium:Mine-v0", obs, act, None)
 
     source = Source()
-    encode = gymnasium_parts.encode if gymnasium_parts.has_parts(seen) else gymnasium_spaces.encode
+    encode = gymnasium_parts.encode if gymnasium_parts.has_parts(obs) else gymnasium_spaces.encode
     return source.observation_space, source.action_space, encode
 
 
-@pytest.mark.parametrize("seen", OBSERVATIONS, ids=str)
-def test_observations_are_those_of_the_environment(tmp_path, seen):
-    acts = THREE
-    values = drawn(seen, 5)
-    path = write_as_minari(tmp_path / "x", seen, acts, values, np.array([0, 2, 1, 0]))
-    observation_space, action_space, encode = spaces_of(seen, acts)
+@pytest.mark.parametrize("obs", OBSERVATIONS, ids=str)
+def test_observations_match_environment(tmp_path, obs):
+    act = THREE
+    values = sample(obs, 5)
+    path = write_as_minari(tmp_path / "x", obs, act, values, np.array([0, 2, 1, 0]))
+    observation_space, action_space, encode = spaces_of(obs, act)
     DataSet(path).check_spaces(observation_space, action_space, "Mine-v0")
     steps = DataSet(path).steps(observation_space, action_space)
     stored = jax.tree.map(as_stored, values, is_leaf=lambda x: isinstance(x, list))
-    expected = encode(seen, stored)
+    expected = encode(obs, stored)
     if isinstance(expected, dict):
         expected.pop("action_mask", None)
     for got, part in ((steps.observation, slice(0, 4)), (steps.final_observation, slice(1, 5))):
@@ -112,21 +112,21 @@ def test_observations_are_those_of_the_environment(tmp_path, seen):
         assert jax.tree.leaves(given, is_leaf=lambda x: type(x) is tuple and type(x[0]) is str) == leaves
 
 
-@pytest.mark.parametrize("acts", ACTIONS, ids=str)
-def test_actions_are_those_of_the_environment(tmp_path, acts):
-    values = drawn(acts, 4)
-    path = write_as_minari(tmp_path / "x", LINE, acts, drawn(LINE, 5), values)
-    observation_space, action_space, _ = spaces_of(LINE, acts)
+@pytest.mark.parametrize("act", ACTIONS, ids=str)
+def test_actions_match_environment(tmp_path, act):
+    values = sample(act, 4)
+    path = write_as_minari(tmp_path / "x", VECTOR, act, sample(VECTOR, 5), values)
+    observation_space, action_space, _ = spaces_of(VECTOR, act)
     DataSet(path).check_spaces(observation_space, action_space, "Mine-v0")
     action = DataSet(path).steps(observation_space, action_space).action
     assert action.dtype == action_space.dtype and action.shape == (4, *action_space.shape)
     assert all(action_space.contains(one) for one in action)
-    back = gymnasium_spaces.decode(acts, action)
+    back = gymnasium_spaces.decode(act, action)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), back, values)
 
 
 @pytest.mark.parametrize(
-    ("acts", "stored", "read"),
+    ("act", "stored", "read"),
     [
         (spaces.Discrete(3, start=5), [5, 7], [0, 2]),
         (spaces.MultiDiscrete([3, 4], start=[1, -1]), [[1, 2], [3, -1]], [[0, 3], [2, 0]]),
@@ -134,45 +134,45 @@ def test_actions_are_those_of_the_environment(tmp_path, acts):
         (spaces.Box(2, 7, (1,), np.int64), [[2], [7]], [[0], [5]]),
     ],
 )
-def test_actions_begin_at_zero(tmp_path, acts, stored, read):
-    path = write_as_minari(tmp_path / "x", LINE, acts, drawn(LINE, 3), np.array(stored))
-    observation_space, action_space, _ = spaces_of(LINE, acts)
+def test_actions_start_at_zero(tmp_path, act, stored, read):
+    path = write_as_minari(tmp_path / "x", VECTOR, act, sample(VECTOR, 3), np.array(stored))
+    observation_space, action_space, _ = spaces_of(VECTOR, act)
     assert DataSet(path).steps(observation_space, action_space).action.tolist() == read
 
 
 @pytest.mark.parametrize(
-    ("seen", "acts", "observation", "action", "says"),
+    ("obs", "act", "observation", "action", "says"),
     [
         (spaces.Discrete(4), THREE, Box(0.0, 1.0, (5,)), Discrete(3), r"Discrete\(4\), and m has Box\[5\]"),
         (spaces.Discrete(4), THREE, Box(0.0, 2.0, (4,)), Discrete(3), r"and m has Box\[4\] from 0 to 2"),
-        (LINE, FROM_FIVE, OURS, Discrete(4), r"actions Discrete\(3, start=5\), and m has Discrete\(4\)"),
+        (VECTOR, FROM_FIVE, OURS, Discrete(4), r"actions Discrete\(3, start=5\), and m has Discrete\(4\)"),
         (
-            LINE,
+            VECTOR,
             spaces.MultiDiscrete([2, 3], start=[1, 0]),
             OURS,
             MultiDiscrete((2, 2)),
             r"actions MultiDiscrete\(\[2, 3\], start=\[1, 0\]\), and m has MultiDiscrete\(\[2, 2\]\)",
         ),
-        (LINE, spaces.MultiBinary(3), OURS, MultiDiscrete((2, 2)), r"actions MultiBinary\(3\), and"),
-        (LINE, spaces.Dict({"a": LINE, "b": THREE}), OURS, Discrete(2), r"actions Dict\(a, b\), and"),
+        (VECTOR, spaces.MultiBinary(3), OURS, MultiDiscrete((2, 2)), r"actions MultiBinary\(3\), and"),
+        (VECTOR, spaces.Dict({"a": VECTOR, "b": THREE}), OURS, Discrete(2), r"actions Dict\(a, b\), and"),
         (
-            BOTH,
+            NESTED,
             THREE,
             envs.Dict({"a": Box(0.0, 1.0, (2,)), "b": Discrete(3)}),
             Discrete(3),
             r"observations/a Tuple, and m has Box\[2\]",
         ),
-        (WORDS, THREE, Box(0.0, 255.0, (4,), "uint8"), Discrete(3), r"observations Text\(5\), and m has"),
+        (TEXT, THREE, Box(0.0, 255.0, (4,), "uint8"), Discrete(3), r"observations Text\(5\), and m has"),
     ],
 )
-def test_other_spaces_are_refused(tmp_path, seen, acts, observation, action, says):
-    path = write_as_minari(tmp_path / "x", seen, acts, drawn(seen, 2), drawn(acts, 1))
+def test_different_spaces(tmp_path, obs, act, observation, action, says):
+    path = write_as_minari(tmp_path / "x", obs, act, sample(obs, 2), sample(act, 1))
     with pytest.raises(FdgError, match=f"{says}.*: give data of this environment"):
         DataSet(path).check_spaces(observation, action, "m")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "spec",
     [
         {"type": "Discrete", "n": 2**40},
         {"type": "Discrete", "n": -1},
@@ -199,12 +199,12 @@ def test_other_spaces_are_refused(tmp_path, seen, acts, observation, action, say
     ids=str,
 )
 @pytest.mark.parametrize("what", ["observation", "action"])
-def test_descriptions_of_others(tmp_path, what, said):
-    acts = THREE
-    path = write_as_minari(tmp_path / "x", LINE, acts, drawn(LINE, 2), np.array([1]))
+def test_invalid_descriptions(tmp_path, what, spec):
+    act = THREE
+    path = write_as_minari(tmp_path / "x", VECTOR, act, sample(VECTOR, 2), np.array([1]))
     file = Path(path, "data/metadata.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), f"{what}_space": json.dumps(said)}))
-    observation_space, action_space, _ = spaces_of(LINE, acts)
+    file.write_text(json.dumps({**json.loads(file.read_text()), f"{what}_space": json.dumps(spec)}))
+    observation_space, action_space, _ = spaces_of(VECTOR, act)
     with pytest.raises(FdgError, match=f"has {what}s .*: give data of this environment"):
         DataSet(path).check_spaces(observation_space, action_space, "m")
 
@@ -224,62 +224,62 @@ FRAME = np.zeros((9, 8, 3), np.uint8)
         (encoded(np.zeros((5000, 5000), np.uint8), "PNG"), "at step 1 is a picture of 5000 x 5000 L"),
     ],
 )  # fmt: skip
-def test_pictures_of_others(tmp_path, content, says):
-    acts = THREE
-    path = write_as_minari(tmp_path / "x", PICTURE, acts, drawn(PICTURE, 3), np.array([1, 1]))
+def test_invalid_images(tmp_path, content, says):
+    act = THREE
+    path = write_as_minari(tmp_path / "x", IMAGE, act, sample(IMAGE, 3), np.array([1, 1]))
     with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
         file["episode_0/observations"][1] = np.frombuffer(content, np.uint8)
-    observation_space, action_space, _ = spaces_of(PICTURE, acts)
+    observation_space, action_space, _ = spaces_of(IMAGE, act)
     with pytest.raises(FdgError, match=f"episode_0/observations {says}") as caught:
         DataSet(path).steps(observation_space, action_space)
     assert "\n" not in str(caught.value)
 
 
-def test_pictures_of_one_length_are_rows_of_bytes(tmp_path):
-    """As Minari stores frames that happen to have equally long codes."""
-    acts = THREE
-    frames = np.repeat(drawn(PICTURE, 1), 3, axis=0)
-    path = write_as_minari(tmp_path / "x", PICTURE, acts, frames, np.array([1, 1]))
+def test_images_with_equal_lengths(tmp_path):
+    """Minari stores images like this if their encodings have equal lengths."""
+    act = THREE
+    frames = np.repeat(sample(IMAGE, 1), 3, axis=0)
+    path = write_as_minari(tmp_path / "x", IMAGE, act, frames, np.array([1, 1]))
     with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
         del file["episode_0/observations"]
         file["episode_0/observations"] = [np.frombuffer(encoded(f, "JPEG"), np.uint8) for f in frames]
-    observation_space, action_space, _ = spaces_of(PICTURE, acts)
-    seen = DataSet(path).steps(observation_space, action_space).observation
-    np.testing.assert_array_equal(seen[0], decoded(frames[0]))
-    assert seen.shape == (2, 9, 8, 3)
+    observation_space, action_space, _ = spaces_of(IMAGE, act)
+    obs = DataSet(path).steps(observation_space, action_space).observation
+    np.testing.assert_array_equal(obs[0], decoded(frames[0]))
+    assert obs.shape == (2, 9, 8, 3)
 
 
-def test_pictures_and_texts_have_no_more_bytes_than_their_file(tmp_path):
-    """Rows of zeros, which gzip makes small: 64 of them would be 64 MiB."""
-    path = write_as_minari(tmp_path / "x", PICTURE, THREE, drawn(PICTURE, 64), np.ones(63, int))
+def test_images_larger_than_file(tmp_path):
+    """Rows of zeros, compressed by gzip: 64 of them would be 64 MiB."""
+    path = write_as_minari(tmp_path / "x", IMAGE, THREE, sample(IMAGE, 64), np.ones(63, int))
     with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
         del file["episode_0/observations"]
         shape = (64, 1 << 20)
         file.create_dataset("episode_0/observations", shape, "u1", chunks=(1, 1 << 20), compression="gzip")
-    observation_space, action_space, _ = spaces_of(PICTURE, THREE)
+    observation_space, action_space, _ = spaces_of(IMAGE, THREE)
     with pytest.raises(FdgError, match="makes the pictures and texts larger than the file"):
         DataSet(path).steps(observation_space, action_space)
 
 
-def test_categories_out_of_range_are_refused(tmp_path):
-    acts = FROM_FIVE
-    path = write_as_minari(tmp_path / "x", LINE, acts, drawn(LINE, 3), np.array([5, 4]))
-    observation_space, action_space, _ = spaces_of(LINE, acts)
+def test_categories_out_of_range(tmp_path):
+    act = FROM_FIVE
+    path = write_as_minari(tmp_path / "x", VECTOR, act, sample(VECTOR, 3), np.array([5, 4]))
+    observation_space, action_space, _ = spaces_of(VECTOR, act)
     with pytest.raises(FdgError, match=r"actions has a category outside Discrete\(3, start=5\) at step 1"):
         DataSet(path).steps(observation_space, action_space)
 
 
-def test_maps_and_missions_of_minigrid(tmp_path):
-    """Their bytes are declared to be of 0 to 255, and an environment knows better by its name. A mission has
-    no limit in the environment, and one in Minari. JPEG would change codes.
+def test_minigrid(tmp_path):
+    """Declared bounds are 0 to 255; the environment's name gives the codes. Only Minari limits the length of
+    missions. JPEG would change codes.
     """
     image = spaces.Box(0, 255, (7, 7, 3), np.uint8)
-    seen = spaces.Dict({"direction": spaces.Discrete(4), "image": image, "mission": spaces.Text(9)})
+    obs = spaces.Dict({"direction": spaces.Discrete(4), "image": image, "mission": spaces.Text(9)})
     maps = np.arange(2 * 147, dtype=np.uint8).reshape(2, 7, 7, 3) % 3
     values = {"direction": np.array([3, 0]), "image": maps, "mission": ["go", "get up"]}
-    path = write_as_minari(tmp_path / "x", seen, THREE, values, np.array([1]))
+    path = write_as_minari(tmp_path / "x", obs, THREE, values, np.array([1]))
     name = "gymnasium:MiniGrid-Empty-5x5-v0"
-    parts = {key: gymnasium_parts.observation_space(name, part) for key, part in seen.spaces.items()}
+    parts = {key: gymnasium_parts.observation_space(name, part) for key, part in obs.spaces.items()}
     ours = envs.Dict({**parts, "mission": Box(0.0, 255.0, (96,), "uint8")})
     assert ours["image"].codes == ((0, 11), (0, 6), (0, 4))
     DataSet(path).check_spaces(ours, Discrete(3), name)

@@ -1,7 +1,7 @@
-"""Learning on Pendulum-v1 from a quarter of good actions and three quarters of random ones.
+"""Offline learning on Pendulum-v1 from a quarter of good actions and three quarters of random ones.
 
-Episodes of a controller by hand return about -180, those of random actions -1,230. Imitation of both is as
-bad as the latter; IQL comes near the controller.
+Episodes of the controller return about -180, those of random actions -1,230. Behaviour cloning of both is as
+bad as random actions; IQL comes near the controller.
 
     python -m tests.algos.offline.test_pendulum  # prints the returns
 """
@@ -21,18 +21,18 @@ from fdg.training.collecting import collect
 from fdg.training.run import Run
 from tests.algos.offline.controller import SwingUp
 
-pytestmark = pytest.mark.whole  # minutes
+pytestmark = pytest.mark.whole  # takes minutes
 
 SMALL = {"num_envs": 8, "num_steps": 16, "batch_size": 128, "hidden": (64, 64), "learning_rate": 1e-3}
-NEAR = {"discount": 0.95, "target_rate": 0.01}
+SHORT_HORIZON = {"discount": 0.95, "target_rate": 0.01}
 KINDS = {
     "bc": (algos.BC, {}),
     "iql": (
         algos.IQL,
-        {**NEAR, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
+        {**SHORT_HORIZON, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
     ),
-    "rebrac": (algos.ReBRAC, {**NEAR, "actor_penalty": 0.1, "critic_penalty": 0.0}),
-    "td3_bc": (algos.TD3BC, NEAR),
+    "rebrac": (algos.ReBRAC, {**SHORT_HORIZON, "actor_penalty": 0.1, "critic_penalty": 0.0}),
+    "td3_bc": (algos.TD3BC, SHORT_HORIZON),
 }
 
 
@@ -43,14 +43,14 @@ def mixture(path):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def dataset(tmp_path_factory):
     return mixture(tmp_path_factory.mktemp("data") / "mixed")
 
 
-def learned(name, path, updates, **more):
+def return_after(name, path, updates, **extra):
     kind, fields = KINDS[name]
     algorithm = kind(
-        env=envs.make("Pendulum-v1"), dataset=path, total_steps=updates, **{**SMALL, **fields, **more}
+        env=envs.make("Pendulum-v1"), dataset=path, total_steps=updates, **{**SMALL, **fields, **extra}
     )
     engine = fdg.compile(algorithm, policies.GPUOnly())
     state, metrics = engine.run(engine.init(0), algorithm.num_iterations)
@@ -58,18 +58,18 @@ def learned(name, path, updates, **more):
     return float(algorithm.evaluate(state, jax.random.key(5), 32)["return"])
 
 
-def test_imitation_of_a_mixture_is_poor(mixed):
-    assert learned("bc", mixed, 2_560) < -900
+def test_cloning_a_mixture_is_poor(dataset):
+    assert return_after("bc", dataset, 2_560) < -900
 
 
-@pytest.mark.parametrize(("name", "least"), [("iql", -400), ("rebrac", -900)])
-def test_what_learns_from_rewards_is_better(mixed, name, least):
-    """After 5,120 gradient steps IQL had -219, ReBRAC -574 and rising."""
-    assert learned(name, mixed, 5_120) > least
+@pytest.mark.parametrize(("name", "minimum"), [("iql", -400), ("rebrac", -900)])
+def test_learning_from_rewards_is_better(dataset, name, minimum):
+    """After 5,120 gradient steps, IQL's return was -219; ReBRAC's was -574 and rising."""
+    assert return_after(name, dataset, 5_120) > minimum
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         found = mixture(Path(folder, "mixed"))
         for kind in KINDS:
-            print(kind, round(learned(kind, found, 5_120)), flush=True)
+            print(kind, round(return_after(kind, found, 5_120)), flush=True)
