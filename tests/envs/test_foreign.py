@@ -47,8 +47,8 @@ def test_parameters_are_the_class_s_or_its_interface_s():
     assert walked(env, 1) == [(2.0, False, False), (4.0, False, True)] * 2
     assert env == envs.make(f"{HERE}:Line", goal=8, max_steps_in_episode=2, step_length=2.0)
     assert envs.make(f"{HERE}:BraxLine", episode_length=7).max_episode_steps == 7
-    line = envs.make(f"{HERE}:a_line")
-    assert line == envs.make(f"{HERE}:a_line") and walked(line, 1, 1) == [(2.0, False, False)]
+    line = envs.make(f"{HERE}:make_line")
+    assert line == envs.make(f"{HERE}:make_line") and walked(line, 1, 1) == [(2.0, False, False)]
     with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
         envs.make(f"{HERE}:Line", gaol=8)
     assert walked(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
