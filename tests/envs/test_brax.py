@@ -38,16 +38,16 @@ class BraxStep:
     def reset(self, keys):
         with from_brax._relaxed_for_brax():
             # brax's wrappers infer the batch size from the shape of raw keys.
-            state = jax.tree.map(without_weak_type, self.env.reset(jax.random.key_data(keys)))
+            state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
         return state, state.obs
 
     def step(self, keys, state, action):
         with from_brax._relaxed_for_brax():
-            state = jax.tree.map(without_weak_type, self.env.step(state, action))
+            state = jax.tree.map(strong, self.env.step(state, action))
         return state, (state.obs, state.reward, state.done, state.info["truncation"])
 
 
-def without_weak_type(x):
+def strong(x):
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype)
 
