@@ -40,9 +40,9 @@ def test_samples_are_contained():
 
 def test_privileged_parts():
     full = {"eye": jnp.ones((4, 2)), "map": (jnp.ones(4, jnp.int32), {"a": jnp.ones(4, jnp.int32)})}
-    seen = composite.public_part(SPACE, full)
-    assert seen.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
-    for given in (full, seen):
+    observation = composite.public_part(SPACE, full)
+    assert observation.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
+    for given in (full, observation):
         filled = composite.with_privileged_zeros(SPACE, given, (4,))
         assert composite.has_parts_of(SPACE, filled)
         assert filled["eye"] is full["eye"] and not any(x.any() for x in jax.tree.leaves(filled["map"]))
@@ -70,16 +70,16 @@ class Broken(probe.Parts):
     change: str = ""
 
     def _observe(self, state):
-        seen = super()._observe(state)
+        observation = super()._observe(state)
         if self.change == "lacks":
-            del seen["told"]
+            del observation["told"]
         if self.change == "shape":
-            seen["told"] = (seen["told"][0], jnp.zeros(3))
+            observation["told"] = (observation["told"][0], jnp.zeros(3))
         if self.change == "leaves":
-            seen["bonus"] = seen["bonus"] + 5
+            observation["bonus"] = observation["bonus"] + 5
         if self.change == "numpy":
-            seen["bonus"] = jnp.asarray(np.full(1, 0.1 * next(_count) % 1), jnp.float32)
-        return list(seen.values()) if self.change == "list" else seen
+            observation["bonus"] = jnp.asarray(np.full(1, 0.1 * next(_count) % 1), jnp.float32)
+        return list(observation.values()) if self.change == "list" else observation
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_check_names_the_mismatch(change, message):
 
 def test_parts_probe_by_hand():
     env = envs.make("probe:parts")
-    state, seen = env.reset(jax.random.split(jax.random.key(0), 16))
-    side = np.where(np.asarray(seen["picture"])[:, 0, 3, 0] > 0, 1, -1)
-    target = side * np.where(seen["told"][0] == 1, -1, 1)
+    state, observation = env.reset(jax.random.split(jax.random.key(0), 16))
+    side = np.where(np.asarray(observation["picture"])[:, 0, 3, 0] > 0, 1, -1)
+    target = side * np.where(observation["told"][0] == 1, -1, 1)
     _, step = env.step(jax.random.split(jax.random.key(1), 16), state, jnp.asarray(target > 0, jnp.int32))
-    np.testing.assert_array_equal(step.reward, 1 + np.asarray(seen["bonus"])[:, 0])
+    np.testing.assert_array_equal(step.reward, 1 + np.asarray(observation["bonus"])[:, 0])
     assert len(set(zip(side.tolist(), target.tolist(), strict=True))) == 4 and step.terminated.all()

@@ -121,10 +121,10 @@ def test_send_and_recv_equal_step():
     )  # unequal, so neither pool is closed
     state, other = env.reset(keys(2))[0], other_env.reset(keys(2))[0]
     for seed in range(7):
-        given = keys(2, seed), jnp.array([2, 1])
-        state, step = env.step(given[0], state, given[1])
-        other, same = other_env.recv(other_env.send(given[0], other, given[1]))
-        jax.tree.map(np.testing.assert_array_equal, step, same)
+        inputs = keys(2, seed), jnp.array([2, 1])
+        state, step = env.step(inputs[0], state, inputs[1])
+        other, expected = other_env.recv(other_env.send(inputs[0], other, inputs[1]))
+        jax.tree.map(np.testing.assert_array_equal, step, expected)
         ticket = other.inner
         np.testing.assert_array_equal(ticket.steps, seed + 1)
     assert step.reward.tolist() == [6.0, 4.0]  # the second step of the second episode

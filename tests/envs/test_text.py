@@ -165,12 +165,12 @@ def test_splits_are_disjoint():
 
 def test_rows_depend_only_on_their_keys():
     sample = jit(COPYING.sample)
-    whole, part = sample(keys()), sample(keys()[5:9])
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+    full, part = sample(keys()), sample(keys()[5:9])
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(part), strict=True):
         np.testing.assert_array_equal(a[5:9], b)
     demonstration = jit(COPYING.demonstration)(keys())
-    np.testing.assert_array_equal(demonstration.prompts.tokens, whole.prompts.tokens)
-    np.testing.assert_array_equal(demonstration.responses[:, :6], whole.prompts.tokens[:, 1:-1])
+    np.testing.assert_array_equal(demonstration.prompts.tokens, full.prompts.tokens)
+    np.testing.assert_array_equal(demonstration.responses[:, :6], full.prompts.tokens[:, 1:-1])
 
 
 EXPRESSIONS = [
@@ -415,7 +415,7 @@ def test_tasks_share_a_tokenizer():
 def test_missing_attribute_is_named(kind, monkeypatch):
     parts = [name for name in vars(kind) if not name.startswith("_")]
     for missing in parts:
-        whole = {name: staticmethod(lambda *_: None) for name in parts if name != missing}
-        monkeypatch.setitem(globals(), "Mine", type("Mine", (), whole))
+        attributes = {name: staticmethod(lambda *_: None) for name in parts if name != missing}
+        monkeypatch.setitem(globals(), "Mine", type("Mine", (), attributes))
         with pytest.raises(fdg.FdgError, match=f"Mine is a {kind.__name__} without {missing}: "):
             envs.make(f"{__name__}:Mine")

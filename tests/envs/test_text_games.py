@@ -55,9 +55,9 @@ def test_guess_by_hand():
     problem = jit(game.sample)(jax.random.split(jax.random.key(0), 3))._replace(answer=jnp.array([7, 50, 99]))
     replies = [["50", "50", "50"], ["7", "1", "x"], ["7", "1", "98"]]
     script, contexts = play_script(game, problem, replies)
-    seen = [decoded(game.tokenizer, *context) for context in contexts]
-    assert seen[1] == ["0-99?50less,", "0-99?50", "0-99?50more,"]
-    assert seen[2] == ["0-99?50less,7", "0-99?50", "0-99?50more,xmore,"]
+    decoded_contexts = [decoded(game.tokenizer, *context) for context in contexts]
+    assert decoded_contexts[1] == ["0-99?50less,", "0-99?50", "0-99?50more,"]
+    assert decoded_contexts[2] == ["0-99?50less,7", "0-99?50", "0-99?50more,xmore,"]
     assert decoded(game.tokenizer, script.tokens, script.mask) == [
         "0-99?50less,7", "0-99?50", "0-99?50more,xmore,98more,"
     ]  # fmt: skip

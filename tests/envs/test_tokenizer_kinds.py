@@ -70,8 +70,8 @@ def test_encode_and_decode_match_library(kind):
         ids = [library.encode(text, add_special_tokens=False).ids for text in texts]
         assert [ours.encode(text) for text in texts] == ids
         ids = [one[:WIDTH] for one in ids]
-        said = jax.tree.map(np.asarray, read(*padded(ids)))
-        found = [to_string(jax.tree.map(lambda leaf, i=i: leaf[i], said)) for i in range(8)]
+        decoded = jax.tree.map(np.asarray, read(*padded(ids)))
+        found = [to_string(jax.tree.map(lambda leaf, i=i: leaf[i], decoded)) for i in range(8)]
         # A character that is cut at the end has no text.
         assert [x.rstrip("\ufffd") for x in found] == [library.decode(one).rstrip("\ufffd") for one in ids]
 
@@ -85,8 +85,8 @@ def test_words_without_decoder_are_joined_by_spaces(tmp_path):
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = rng.integers(4, ours.vocab_size, rng.integers(1, 8)).tolist()
-        said = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
-        assert said[lost[ids[0]] :].decode() == library.decode(ids) == ours.decode(ids)
+        decoded = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
+        assert decoded[lost[ids[0]] :].decode() == library.decode(ids) == ours.decode(ids)
 
 
 def test_answer_tokens_continue_the_prompt(kind):
@@ -96,13 +96,13 @@ def test_answer_tokens_continue_the_prompt(kind):
     @example("a", "\n6")  # two newlines may be one token, across the boundary
     @given(TEXTS, TEXTS)
     def compare(problem, answer):
-        ((prompt, said),) = ours.encode_rows([Row(problem, answer)], "Do this.")
-        asked, both = f"Do this.\n{problem}\n", f"Do this.\n{problem}\n{answer}"
-        whole = library.encode(both, add_special_tokens=False).ids
-        assert prompt == library.encode(asked, add_special_tokens=False).ids
-        assert library.decode([*prompt, *said]) == library.decode(whole)
-        if whole[: len(prompt)] == prompt:
-            assert [*prompt, *said] == whole
+        ((prompt, ids),) = ours.encode_rows([Row(problem, answer)], "Do this.")
+        prefix, text = f"Do this.\n{problem}\n", f"Do this.\n{problem}\n{answer}"
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert prompt == library.encode(prefix, add_special_tokens=False).ids
+        assert library.decode([*prompt, *ids]) == library.decode(expected)
+        if expected[: len(prompt)] == prompt:
+            assert [*prompt, *ids] == expected
 
     compare()
 
@@ -140,11 +140,11 @@ def test_rows_of_a_file(kind, tmp_path, request):
         return task.prompts(content), responses, mask, [task.reward(content, *one).total for one in several]
 
     prompts, responses, mask, (right, swapped, unfinished) = run(jax.random.split(jax.random.key(0), 32))
-    asked, said = task.texts(*prompts), task.texts(responses, mask)
+    problems, answers = task.texts(*prompts), task.texts(responses, mask)
     assert right.tolist() == [1] * 32 and unfinished.tolist() == [0] * 32
-    stripped = [text.strip() for text in said]
+    stripped = [text.strip() for text in answers]
     assert swapped.tolist() == [float(stripped[i] == stripped[i - 1]) for i in range(32)]
-    for i, text in enumerate(asked):
+    for i, text in enumerate(problems):
         row = next(row for row in rows if row["problem"].lower() == text.strip().lower())
         ids = library.encode(row["problem"] + "\n", add_special_tokens=False).ids
         assert np.asarray(prompts.tokens)[i][np.asarray(prompts.mask)[i]].tolist() == ids
@@ -303,8 +303,8 @@ def test_prefix_tokens_match_library(tmp_path, added):
     config = {} if added is None else {"add_bos_token": added}
     tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "around", library, **config)))
     ((ids, answer),) = tokenizer.encode_rows([Row("1+1", "2")])
-    said = library.encode("1+1\n2", add_special_tokens=False).ids
-    assert [*ids, *answer] == [library.token_to_id("<pad>"), *said]
+    expected = library.encode("1+1\n2", add_special_tokens=False).ids
+    assert [*ids, *answer] == [library.token_to_id("<pad>"), *expected]
 
 
 def test_user_prompts_up_to_context_length(drawn):
