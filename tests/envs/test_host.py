@@ -209,13 +209,13 @@ def test_lost_instances_start_new_episodes(caplog):
 def test_old_pools_are_closed():
     env = counting(workers=1)
     kept, _ = env.reset(keys(1))
-    closed = list(running_pools.POOLS._by_number.values())
+    pools = list(running_pools.POOLS._by_number.values())
     for _ in range(running_pools._MAX_POOLS + 2):
         other, _ = env.reset(keys(1))
         kept, step = run_steps(env, kept, 1)  # a pool in use stays open
         assert step.reward[0, 0] == 1
     assert host.running() == running_pools._MAX_POOLS
-    assert closed[0] in running_pools.POOLS._by_number.values()
+    assert pools[0] in running_pools.POOLS._by_number.values()
     processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)

@@ -59,7 +59,7 @@ def strong(x):
     return jax.lax.convert_element_type(x, x.dtype)
 
 
-# Without world_comm, the slowest to compile: its default, continuous actions, is among the variants.
+# Without world_comm, the slowest to compile: `VARIANTS` has it with discrete actions.
 DEFAULTS = [name for name in from_jaxmarl.NAMES if name not in (*FACMAC, "MPE_simple_world_comm_v3")]
 CASES = [(name, SHORT) for name in DEFAULTS] + [(name, {**SHORT, **variant}) for name, variant in VARIANTS]
 
@@ -105,7 +105,7 @@ def test_agent_identity_matches_jaxmarl_wrapper():
 
 
 def test_tracing_allocates_nothing():
-    # Other overrides than elsewhere, so that no other test has made it already.
+    # Unique overrides, so that no other test has cached this environment.
     assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
 
 

@@ -405,7 +405,7 @@ def test_errors_are_one_line(make, message):
 
 
 def test_tasks_share_a_tokenizer():
-    """All tasks have equal tokenizers; the vocabulary divides over 8 devices."""
+    """All tasks have equal tokenizers; the vocabulary size is a multiple of 8, for 8 devices."""
     assert {envs.make(f"text:{name}").tokenizer for name in envs.text.names()} == {CharacterTokenizer()}
     assert CharacterTokenizer().vocab_size % 8 == 0
     assert all(len(c) == 1 for c in itertools.chain(CharacterTokenizer().alphabet))
