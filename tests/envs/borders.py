@@ -1,4 +1,4 @@
-"""Gymnasium environments of random spaces, which answer in any form, and ones that answer wrongly."""
+"""Gymnasium test environments: random spaces with values in varied forms, and invalid results."""
 
 import gymnasium
 import numpy as np
@@ -7,7 +7,7 @@ from gymnasium.envs.registration import register
 
 
 def random_space(rng, depth=0, *, floats=True, categories=True):
-    """A space of one of the kinds that an agent may see, or act in."""
+    """A random space of a kind that is supported for observations or actions."""
     shape = tuple(map(int, rng.integers(1, 4, rng.integers(0, 3))))
     makers = []
     if floats:
@@ -34,12 +34,12 @@ def _box(dtype, shape):
     return spaces.Box(np.full(shape, -3.1, dtype), np.full(shape, 0.1, dtype), dtype=dtype)
 
 
-def in_foreign_form(rng, element):
-    """An equal element in Python's own numbers, lists or tuples, in another dtype, or as it is."""
+def random_representation(rng, element):
+    """An equal element as Python numbers, lists or tuples, in another dtype, or unchanged."""
     if isinstance(element, dict):
-        return {key: in_foreign_form(rng, part) for key, part in [*element.items()][::-1]}
+        return {key: random_representation(rng, part) for key, part in [*element.items()][::-1]}
     if isinstance(element, tuple):
-        return tuple(in_foreign_form(rng, part) for part in element)
+        return tuple(random_representation(rng, part) for part in element)
     forms = [
         lambda: element,
         lambda: np.asarray(element).tolist(),
@@ -54,7 +54,7 @@ def _tuples(value):
 
 
 class Random(gymnasium.Env):
-    """Random spaces of number `case`; refuses actions outside of its space; each episode has four steps."""
+    """Random spaces from the seed `case`; refuses actions outside its space; episodes have four steps."""
 
     def __init__(self, case=0):
         rng = np.random.default_rng(case)
@@ -63,27 +63,27 @@ class Random(gymnasium.Env):
         self.action_space = random_space(rng, floats=is_float, categories=not is_float)
         self.rng = rng
 
-    def see(self):
-        self.seen = self.observation_space.sample()
-        return in_foreign_form(self.rng, self.seen)
+    def observe(self):
+        self.observation = self.observation_space.sample()
+        return random_representation(self.rng, self.observation)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
         self.steps = 0
-        return self.see(), {}
+        return self.observe(), {}
 
     def step(self, action):
         if not self.action_space.contains(action):
             raise ValueError(f"{action!r} is outside of {self.action_space}")
         self.steps += 1
         forms = [1.5, np.float32(1.5), np.array([1.5]), np.array(1.5)]
-        return self.see(), forms[self.steps % 4], np.bool_(False), self.steps >= 4, {}
+        return self.observe(), forms[self.steps % 4], np.bool_(False), self.steps >= 4, {}
 
 
 class Wrong(gymnasium.Env):
-    """Answers with one mistake."""
+    """`reset` or `step` returns an invalid result."""
 
     observation_space = spaces.Dict({"a": spaces.Box(0, 9, (3,), np.float32), "b": spaces.Discrete(3)})
     action_space = spaces.Discrete(2)
@@ -103,7 +103,7 @@ class Wrong(gymnasium.Env):
         return MISTAKES[self.mistake](good) if is_wrong else good
 
 
-def _seeing(**parts):
+def _with_parts(**parts):
     return lambda good: ({**good[0], **parts}, *good[1:])
 
 
@@ -112,13 +112,13 @@ MISTAKES = {
     "alone": lambda good: good[0],
     "none": lambda good: None,
     "no info": lambda good: (good[0], None),
-    "shape": _seeing(a=np.zeros(4)),
-    "column": _seeing(a=np.zeros((3, 1))),
-    "ragged": _seeing(a=[1, [2, 3]]),
-    "text": _seeing(a="three"),
-    "above": _seeing(b=3),
-    "below": _seeing(b=-1),
-    "half": _seeing(b=0.5),
+    "shape": _with_parts(a=np.zeros(4)),
+    "column": _with_parts(a=np.zeros((3, 1))),
+    "ragged": _with_parts(a=[1, [2, 3]]),
+    "text": _with_parts(a="three"),
+    "above": _with_parts(b=3),
+    "below": _with_parts(b=-1),
+    "half": _with_parts(b=0.5),
     "part": lambda good: ({"a": good[0]["a"]}, *good[1:]),
     "array": lambda good: (np.zeros(4), *good[1:]),
     "reward": lambda good: (good[0], np.ones(2), *good[2:]),

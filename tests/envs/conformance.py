@@ -1,6 +1,6 @@
-"""What every environment must keep: `envs.check`'s own rules, as assertions.
+"""The environment contract as assertions: the rules of `envs.check`.
 
-`test_environment.py` shows that they fail broken environments.
+`test_environment.py` tests that broken environments fail them.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ __all__ = ["COMPILE_FAST", "NUM_ENVS", "STEPS", "assert_conforms", "assert_traci
 
 
 def assert_tracing_allocates_nothing(make: Callable[[], Any]) -> None:
-    """Assert that neither making an environment nor tracing its steps leaves an array behind."""
+    """Assert that making an environment and tracing its first step allocate no array."""
 
     def first_step(key):
         env = make()
@@ -24,13 +24,13 @@ def assert_tracing_allocates_nothing(make: Callable[[], Any]) -> None:
 
     before = {id(array) for array in jax.live_arrays()}
     jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
-    # JAX keeps a few scalars of its own; every array of an environment has an axis.
+    # JAX caches a few scalars; every array of an environment has an axis.
     left = [array for array in jax.live_arrays() if array.ndim and id(array) not in before]
     assert not left, left
 
 
 def assert_conforms(env: Any, beside: Any = None) -> Rollout:
-    """Assert the contract of `envs.Environment` on random steps, and return them."""
+    """Assert the contract of `envs.Environment` on random steps; return the rollout."""
     rollout, backward = random_rollouts(env, beside)
     found = list(problems(env, rollout, backward))
     assert not found, found

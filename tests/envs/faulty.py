@@ -11,9 +11,9 @@ from gymnasium.envs.registration import register
 
 
 class Counting(gymnasium.Env):
-    """Observes a random number and the time, rewards the action, and fails once, at step 3 of an episode.
+    """Observes a random number and the step; the reward is the action; fails once, at step 3 of an episode.
 
-    The file `FAULTY_MARKER` says, to all instances in all processes, that one has failed.
+    The file `FAULTY_MARKER` exists once an instance, in any process, has failed.
     """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -21,7 +21,7 @@ class Counting(gymnasium.Env):
 
     def __init__(self, fault="none"):
         self.fault, self.time = fault, 0
-        if fault == "constructor" and not _is_first():  # the first is made to look at its spaces
+        if fault == "constructor" and not _is_first():  # the first one only provides the spaces
             raise OSError("no such model")
 
     def reset(self, *, seed=None, options=None):
@@ -44,7 +44,7 @@ class Counting(gymnasium.Env):
 
 
 def _is_first():
-    """Whether nobody has asked before, in any process."""
+    """True for the first call among all processes."""
     try:
         os.close(os.open(os.environ["FAULTY_MARKER"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Environments of a user's own, each for another package's interface: one line walked to its end."""
+"""User environments, one per package interface: the agent walks along a line to its end."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ class Line(environment.Environment):
         return gymnax.environments.spaces.Box(-99.0, 99.0, (1,))
 
 
-def a_line():
+def make_line():
     return Line(2.0)
 
 

@@ -1,4 +1,4 @@
-"""An environment of Gymnasium's whose observations are in parts, `tests.envs.parted:Parted-v0`."""
+"""A Gymnasium environment with composite observations: `tests.envs.parted:Parted-v0`."""
 
 import gymnasium
 import numpy as np
@@ -6,12 +6,12 @@ from gymnasium import spaces
 
 
 class Parted(gymnasium.Env):
-    """Random parts; reward 1 for the action that the second category names. Ends when the bits say so."""
+    """Random observations; reward 1 if the action equals `goal[1][0]`; terminates when all bits are set."""
 
     action_space = spaces.Discrete(2)
 
     def __init__(self):
-        # Each instance draws from a space of its own.
+        # One space per instance: a space has a random generator.
         self.observation_space = spaces.Dict(
             {
                 "picture": spaces.Box(0, 255, (2, 6, 5), np.uint8),
@@ -25,13 +25,13 @@ class Parted(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        self._seen = self.observation_space.sample()
-        return self._seen, {}
+        self._observation = self.observation_space.sample()
+        return self._observation, {}
 
     def step(self, action):
-        reward = float(action == self._seen["goal"][1][0])
-        self._seen = self.observation_space.sample()
-        return self._seen, reward, bool(self._seen["bits"].all()), False, {}
+        reward = float(action == self._observation["goal"][1][0])
+        self._observation = self.observation_space.sample()
+        return self._observation, reward, bool(self._observation["bits"].all()), False, {}
 
 
 gymnasium.register("Parted-v0", entry_point=Parted, max_episode_steps=5)

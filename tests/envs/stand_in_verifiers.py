@@ -1,6 +1,6 @@
-"""What the adapter uses of `verifiers.v1`, for tests where the package is not installed.
+"""A stub of `verifiers.v1` with what the adapter uses, for tests without the package.
 
-`write(folder)` makes a package of it. `tests/envs/test_verifiers.py` also runs with the real one.
+`write(folder)` writes the stub package. `tests/envs/test_verifiers.py` also runs with the real package.
 """
 
 PACKAGE = """

@@ -1,4 +1,4 @@
-"""What a library hands over is checked against its spaces, and copied; what it is given lies in them."""
+"""The Gymnasium adapter checks results against their spaces and copies them; actions lie in their space."""
 
 import gymnasium
 import jax
@@ -12,22 +12,22 @@ from algos import PPO
 from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
 from envs.gymnasium_worker import Instance, WrongAnswerError, convert
 from fdg.errors import FdgError
-from tests.envs.borders import MISTAKES, Random, Wrong, in_foreign_form, random_space
+from tests.envs.borders import MISTAKES, Random, Wrong, random_representation, random_space
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_form_of_an_element_is_the_element_of_its_space(seed):
+def test_convert_accepts_any_representation(seed):
     rng = np.random.default_rng(seed)
     space = random_space(rng)
     space.seed(seed)
     for _ in range(5):
-        wanted = space.sample()
-        given = in_foreign_form(rng, wanted)
+        expected = space.sample()
+        given = random_representation(rng, expected)
         found = convert(space, given)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
         assert all(
             np.asarray(x).dtype == np.asarray(y).dtype
-            for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+            for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
         )
         arrays = [x for x in jax.tree.leaves(given) if isinstance(x, np.ndarray)]
         assert not any(np.shares_memory(x, y) for x in arrays for y in jax.tree.leaves(found))
@@ -35,8 +35,8 @@ def test_any_form_of_an_element_is_the_element_of_its_space(seed):
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize("seed", range(20))
-def test_any_action_lies_in_the_space_of_the_library(seed):
-    """At bounds that float32 cannot hold, too; what is decoded differs as what was sent does."""
+def test_decoded_actions_lie_in_the_library_space(seed):
+    """Also at bounds that float32 cannot represent; distinct actions stay distinct."""
     rng = np.random.default_rng(1000 + seed)
     is_float = bool(seed % 2)
     space = random_space(rng, floats=is_float, categories=not is_float)
@@ -66,7 +66,7 @@ WIDE = [
 
 
 @pytest.mark.parametrize("space", WIDE, ids=str)
-def test_categories_of_any_dtype_are_each_an_action_of_their_own(space):
+def test_integer_actions_of_any_dtype_are_distinct(space):
     ours = gymnasium_spaces.action_space("it", space)
     sent = np.stack([np.asarray(ours.sample(jax.random.key(i))) for i in range(12)])
     decoded = gymnasium_spaces.decode(space, sent)
@@ -75,7 +75,7 @@ def test_categories_of_any_dtype_are_each_an_action_of_their_own(space):
 
 
 @pytest.mark.parametrize("charset", ["ab", "äöü", "a日€", "😀b"])
-def test_texts_of_any_characters_are_told_apart(charset):
+def test_text_is_encoded_as_utf8(charset):
     space = spaces.Text(4, min_length=4, charset=charset)
     space.seed(0)
     texts = [space.sample() for _ in range(9)]
@@ -85,16 +85,16 @@ def test_texts_of_any_characters_are_told_apart(charset):
 
 
 @pytest.mark.parametrize("case", range(5))
-def test_rollouts_of_random_spaces_see_what_the_environment_showed(case):
-    """Two instances in a worker; the numbers are those of one stepped here, encoded by hand."""
+def test_rollouts_of_random_spaces(case):
+    """Two instances in a worker; the first observation equals that of a local instance."""
     env = envs.make("gymnasium:tests.envs.borders:Random-v0", workers=1, case=case)
     keys = jax.random.split(jax.random.key(case), 2)
     state, seen = env.reset(keys)
     one = Random(case)
     one.reset(seed=int(host._seeds(keys)[1]))
-    encoded = env.source.unpack(env.source.encode(_batch(one.seen)))
+    encoded = env.source.unpack(env.source.encode(_batch(one.observation)))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), seen, encoded)
-    for _ in range(5):  # over the end of an episode
+    for _ in range(5):  # across the end of an episode
         action = jnp.stack([env.action_space.sample(key) for key in keys])
         state, step = env.step(keys, state, action)
         assert step.reward.tolist() == [1.5, 1.5]
@@ -107,7 +107,7 @@ def _batch(value):
     return tuple(map(_batch, value)) if isinstance(value, tuple) else np.asarray(value)[None]
 
 
-SAID = {
+MESSAGES = {
     "four": "returned a tuple of 4 values: return five",
     "alone": "returned a dictionary of 'a', 'b': return",
     "none": "returned NoneType None: return",
@@ -126,32 +126,32 @@ SAID = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_answer_is_one_line(mistake):
+def test_invalid_results_are_refused(mistake):
     in_reset = mistake not in ("four", "reward", "no reward")
     instance = Instance(Wrong(mistake, "reset" if in_reset else "step"))
-    with pytest.raises(WrongAnswerError, match=SAID.get(mistake, "return the pair")):
+    with pytest.raises(WrongAnswerError, match=MESSAGES.get(mistake, "return the pair")):
         instance.reset(0) if in_reset else instance.step(0)
 
 
-def test_a_wrong_answer_names_environment_worker_and_instance():
+def test_invalid_result_names_environment_worker_and_instance():
     env = envs.make("gymnasium:tests.envs.borders:Wrong-v0", workers=1, mistake="shape")
     keys = jax.random.split(jax.random.key(0), 2)
     with pytest.raises(
         Exception, match=r"'gymnasium:tests.envs.borders:Wrong-v0': worker 0 .* its instance 0: obs"
     ) as caught:
         jax.block_until_ready(env.step(keys, env.reset(keys)[0], jnp.zeros(2, jnp.int32)))
-    assert "restarts" not in str(caught.value)  # the next process would answer the same
+    assert "restarts" not in str(caught.value)  # the next process would return the same
     host.close()
 
 
 class Buffered(gymnasium.Env):
-    """One array for all observations, one for all pictures."""
+    """Reuses one array for all observations and one for all frames."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
 
     def __init__(self, render_mode=None):
-        self.render_mode, self.picture = render_mode, np.zeros((8, 8, 3), np.uint8)
+        self.render_mode, self.frame = render_mode, np.zeros((8, 8, 3), np.uint8)
         self.now = np.zeros(1, np.float32)
 
     def reset(self, *, seed=None, options=None):
@@ -163,14 +163,14 @@ class Buffered(gymnasium.Env):
         return self.now, 1.0, bool(self.now[0] >= 5), False, {}
 
     def render(self):
-        self.picture[:] = 20 * self.now
-        return self.picture
+        self.frame[:] = 20 * self.now
+        return self.frame
 
 
 gymnasium.register("BorderBuffered-v0", entry_point=Buffered)
 
 
-def test_arrays_that_an_environment_uses_again_are_copied():
+def test_reused_arrays_are_copied():
     source = from_gymnasium.make("BorderBuffered-v0").source
     (episode,) = source.record(lambda observation, step: np.int32(0), 1, 10, 0)
     assert [int(picture.max()) for picture in episode.states] == [0, 20, 40, 60, 80]
@@ -178,7 +178,7 @@ def test_arrays_that_an_environment_uses_again_are_copied():
 
 
 @pytest.mark.parametrize(
-    ("observed", "acting", "said"),
+    ("observation", "action", "message"),
     [
         (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "its observation_space is .* which is empty"),
         (
@@ -205,20 +205,20 @@ def test_arrays_that_an_environment_uses_again_are_copied():
         ),
     ],
 )
-def test_spaces_that_no_agent_can_take_are_refused_by_name(observed, acting, said):
+def test_unsupported_spaces_are_refused(observation, action, message):
     class Odd(gymnasium.Env):
-        observation_space, action_space = observed, acting
+        observation_space, action_space = observation, action
 
     gymnasium.envs.registration.registry.pop("BorderOdd-v0", None)
     gymnasium.register("BorderOdd-v0", entry_point=Odd)
     from_gymnasium._facts.cache_clear()
     gymnasium_parts._parts_of.cache_clear()
-    with pytest.raises(FdgError, match=f"environment 'gymnasium:BorderOdd-v0': .*{said}"):
+    with pytest.raises(FdgError, match=f"environment 'gymnasium:BorderOdd-v0': .*{message}"):
         PPO(env=envs.make("gymnasium:BorderOdd-v0", workers=1), num_envs=2, num_steps=16)
 
 
-def test_integers_of_any_range_are_drawn_within_it():
-    """Bounds at the end of int32, and a range of all of it; against the mean of many draws."""
+def test_integer_boxes_sample_their_range():
+    """Bounds at the ends of int32, and all of int32: sample range and mean of many samples."""
     for low, high in ((2**31 - 3, 2**31 - 1), (-(2**31), 2**31 - 1), (-(2**31), 0), (-5, 5)):
         box = envs.Box(float(low), float(high), (4000,), "int32")
         drawn = np.asarray(box.sample(jax.random.key(0))).astype(np.float64)

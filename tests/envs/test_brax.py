@@ -1,6 +1,6 @@
-"""brax: the contract, brax's own numbers, and what names stand for.
+"""brax: the contract, equality with brax's own wrappers, and names.
 
-Two quick environments only, because brax compiles for long.
+Only two fast environments, because brax compiles slowly.
 """
 
 import importlib
@@ -18,17 +18,17 @@ from tests.later import Later
 
 brax_envs = Later("brax.envs")
 
-LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
+LIMIT = 7  # steps per episode: truncates three times within a rollout
 
 
-def test_the_names_are_those_that_brax_registers():
+def test_names_match_brax():
     with quietly():
         theirs = importlib.import_module("brax.envs")._envs
     assert list(from_brax.ENVIRONMENTS) == list(theirs)
 
 
 class BraxStep:
-    """brax's own wrappers: batch, time limit, and reset to where the first episode began."""
+    """brax's own wrappers: batch, time limit, and reset to the first initial state."""
 
     def __init__(self, name, **arguments):
         with quietly():
@@ -37,7 +37,7 @@ class BraxStep:
 
     def reset(self, keys):
         with from_brax._relaxed_for_brax():
-            # Its wrappers take the batch from the shape of raw keys.
+            # brax's wrappers infer the batch size from the shape of raw keys.
             state = jax.tree.map(strong, self.env.reset(jax.random.key_data(keys)))
         return state, state.obs
 
@@ -57,7 +57,7 @@ PENDULUM = {"backend": "spring", "n_frames": 20}
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("fast", {}), ("inverted_pendulum", PENDULUM)])
-def test_an_environment_conforms_and_gives_the_numbers_of_brax(name, arguments):
+def test_matches_brax(name, arguments):
     env = envs.make(f"brax:{name}", episode_length=LIMIT, **arguments)
     rollout = assert_conforms(env, beside=BraxStep(name, **arguments))
     step = rollout.step
@@ -69,7 +69,7 @@ def test_an_environment_conforms_and_gives_the_numbers_of_brax(name, arguments):
     np.testing.assert_allclose(step.observation, observation, rtol=1e-4, atol=1e-5)
 
 
-def test_a_name_says_the_physics():
+def test_name_contains_backend():
     assert envs.make("brax:ant", backend="spring") == envs.make("brax:ant:spring")
     assert envs.make("brax:ant:spring").name == "brax:ant:spring"
     assert envs.make("brax:ant", backend="generalized") == envs.make("brax:ant")
@@ -78,7 +78,7 @@ def test_a_name_says_the_physics():
     assert envs.make("brax:ant").repeat_start and not envs.make("brax:ant", repeat_start=False).repeat_start
 
 
-def test_overrides_reach_brax_and_tracing_allocates_nothing():
+def test_overrides_reach_brax():
     env = envs.make("brax:reacher", backend="spring", n_frames=1)
     assert_tracing_allocates_nothing(lambda: env)
     assert from_brax._brax_environment(env.single)._n_frames == 1

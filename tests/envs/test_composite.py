@@ -1,4 +1,4 @@
-"""Observations in parts: spaces, what actors do not see, environments that give other parts than they say."""
+"""Composite observations: spaces, privileged parts, and observations that do not match their space."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,7 @@ from envs import composite, probe
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError
 
-_drawn = itertools.count(1)  # as random numbers of NumPy: others at each trace
+_count = itertools.count(1)  # changes at each trace, as NumPy's random numbers do
 SPACE = envs.Dict(
     {
         "eye": Box(0.0, 1.0, (2,)),
@@ -23,7 +23,7 @@ SPACE = envs.Dict(
 )
 
 
-def test_a_space_is_a_value_whose_order_is_that_of_names():
+def test_dict_is_a_value_sorted_by_name():
     other = envs.Dict(dict(reversed(SPACE.spaces)), privileged=["map"])
     assert other == SPACE and hash(other) == hash(SPACE) and other != envs.Dict(dict(SPACE.spaces))
     assert [where for where, _ in composite.parts(SPACE)] == ["['eye']", "['map'][0]", "['map'][1]['a']"]
@@ -32,17 +32,17 @@ def test_a_space_is_a_value_whose_order_is_that_of_names():
     )
 
 
-def test_what_is_drawn_is_contained():
+def test_samples_are_contained():
     drawn = SPACE.sample(jax.random.key(0))
     assert SPACE.contains(drawn)
     assert not SPACE.contains({**drawn, "eye": drawn["eye"] + 2}) and not SPACE.contains(drawn["map"])
 
 
-def test_what_actors_do_not_see():
+def test_privileged_parts():
     full = {"eye": jnp.ones((4, 2)), "map": (jnp.ones(4, jnp.int32), {"a": jnp.ones(4, jnp.int32)})}
-    seen = composite.public_part(SPACE, full)
-    assert seen.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
-    for given in (full, seen):
+    observation = composite.public_part(SPACE, full)
+    assert observation.keys() == {"eye"} == composite.tree(composite.public(SPACE)).keys()
+    for given in (full, observation):
         filled = composite.with_privileged_zeros(SPACE, given, (4,))
         assert composite.has_parts_of(SPACE, filled)
         assert filled["eye"] is full["eye"] and not any(x.any() for x in jax.tree.leaves(filled["map"]))
@@ -60,26 +60,26 @@ def test_what_actors_do_not_see():
         (lambda: envs.Tuple((Discrete,)), "part 0 is a envs.spaces.Discrete"),
     ],
 )
-def test_a_space_that_cannot_be(make, message):
+def test_invalid_spaces_are_refused(make, message):
     with pytest.raises(FdgError, match=message):
         make()
 
 
 @dataclasses.dataclass(frozen=True)
-class Spoiled(probe.Parts):
+class Broken(probe.Parts):
     change: str = ""
 
     def _observe(self, state):
-        seen = super()._observe(state)
+        observation = super()._observe(state)
         if self.change == "lacks":
-            del seen["told"]
+            del observation["told"]
         if self.change == "shape":
-            seen["told"] = (seen["told"][0], jnp.zeros(3))
+            observation["told"] = (observation["told"][0], jnp.zeros(3))
         if self.change == "leaves":
-            seen["bonus"] = seen["bonus"] + 5
+            observation["bonus"] = observation["bonus"] + 5
         if self.change == "numpy":
-            seen["bonus"] = jnp.asarray(np.full(1, 0.1 * next(_drawn) % 1), jnp.float32)
-        return list(seen.values()) if self.change == "list" else seen
+            observation["bonus"] = jnp.asarray(np.full(1, 0.1 * next(_count) % 1), jnp.float32)
+        return list(observation.values()) if self.change == "list" else observation
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ class Spoiled(probe.Parts):
         ("numpy", "a different jaxpr each time that they are traced: draw random numbers from `key`"),
     ],
 )
-def test_check_says_what_is_wrong(change, message):
+def test_check_names_the_mismatch(change, message):
     with pytest.raises(FdgError, match=message):
-        envs.check(envs.vectorize(Spoiled(change=change)), steps=2)
+        envs.check(envs.vectorize(Broken(change=change)), steps=2)
 
 
-def test_the_probe_by_hand():
+def test_parts_probe_by_hand():
     env = envs.make("probe:parts")
-    state, seen = env.reset(jax.random.split(jax.random.key(0), 16))
-    side = np.where(np.asarray(seen["picture"])[:, 0, 3, 0] > 0, 1, -1)
-    target = side * np.where(seen["told"][0] == 1, -1, 1)
+    state, observation = env.reset(jax.random.split(jax.random.key(0), 16))
+    side = np.where(np.asarray(observation["picture"])[:, 0, 3, 0] > 0, 1, -1)
+    target = side * np.where(observation["told"][0] == 1, -1, 1)
     _, step = env.step(jax.random.split(jax.random.key(1), 16), state, jnp.asarray(target > 0, jnp.int32))
-    np.testing.assert_array_equal(step.reward, 1 + np.asarray(seen["bonus"])[:, 0])
+    np.testing.assert_array_equal(step.reward, 1 + np.asarray(observation["bonus"])[:, 0])
     assert len(set(zip(side.tolist(), target.tolist(), strict=True))) == 4 and step.terminated.all()

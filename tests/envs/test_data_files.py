@@ -1,4 +1,4 @@
-"""Data files: TRL's columns as they are, in JSON lines, JSON and CSV; rows drawn at random, and mistakes."""
+"""Data files with TRL's columns in JSON lines, JSON and CSV: random rows, and errors."""
 
 import csv
 import json
@@ -26,25 +26,25 @@ WORDS = [
 ]
 PROMPTS, ANSWERS = ("prompt", "problem", "question"), ("completion", "answer", "solution", "response")
 USER = [{"role": "user", "content": "1+1=?"}]
-SAID = [{"role": "assistant", "content": "2"}]
-OTHER = [{"role": "assistant", "content": "3"}]
+REPLY = [{"role": "assistant", "content": "2"}]
+OTHER_REPLY = [{"role": "assistant", "content": "3"}]
 
 
 def text(rng):
     return "".join(rng.choices(WORDS, k=rng.randint(1, 3)))
 
 
-def as_lines(path, rows, rng):
+def write_jsonl(path, rows, rng):
     lines = [json.dumps(row, ensure_ascii=rng.random() < 0.5) for row in rows]
     blank = [line + "\n" * rng.randint(1, 3) + rng.choice(["", "  \n"]) for line in lines]
     path.write_bytes(rng.choice([b"", b"\xef\xbb\xbf"]) + "".join(blank).encode())
 
 
-def as_list(path, rows, rng):
+def write_json(path, rows, rng):
     path.write_text(json.dumps(rows, indent=rng.choice([None, 2]), ensure_ascii=False), encoding="utf-8")
 
 
-def as_csv(path, rows, rng):
+def write_csv(path, rows, rng):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -52,16 +52,16 @@ def as_csv(path, rows, rng):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_rows_are_read_as_they_were_written(seed, tmp_path):
-    """Names and orders of columns, texts beyond ASCII, empty lines, rows that are there twice, no answer."""
+def test_random_rows_round_trip(seed, tmp_path):
+    """Names and orders of columns, non-ASCII text, blank lines, duplicate rows, missing answers."""
     rng = random.Random(seed)
-    write, ending = rng.choice([(as_lines, "jsonl"), (as_list, "json"), (as_csv, "csv")])
+    write, ending = rng.choice([(write_jsonl, "jsonl"), (write_json, "json"), (write_csv, "csv")])
     prompt, answer = rng.choice(PROMPTS), rng.choice(ANSWERS)
     others = [f"{text(rng)}{i}" for i in range(rng.randint(0, 3))]
     rows = []
     for _ in range(rng.randint(2, 9)):
         row = {prompt: text(rng), answer: text(rng), **{name: text(rng) for name in others}}
-        if write is not as_csv:
+        if write is not write_csv:
             row = dict(rng.sample(list(row.items()), len(row)))
             if rng.random() < 0.2:
                 row.pop(answer)
@@ -73,12 +73,12 @@ def test_random_rows_are_read_as_they_were_written(seed, tmp_path):
     assert [dict(row.columns) for row in found] == rows
 
 
-def test_equal_problems_are_in_one_split_and_each_split_has_some(tmp_path):
+def test_splits_are_disjoint_and_not_empty(tmp_path):
     for seed in range(5):
         rng = random.Random(seed)
         path = tmp_path / f"{seed}.jsonl"
         rows = [{"prompt": f"{rng.randint(0, 9 + seed)}", "answer": "1"} for _ in range(12)]
-        as_lines(path, [*rows, {"prompt": "a", "answer": "1"}], rng)
+        write_jsonl(path, [*rows, {"prompt": "a", "answer": "1"}], rng)
         problem = envs.make("text:file", path=str(path)).problem
         by_split = [{row.text for row, out in zip(problem.rows, problem.held_out, strict=True) if out == test}
                     for test in (False, True)]  # fmt: skip
@@ -89,15 +89,15 @@ def test_equal_problems_are_in_one_split_and_each_split_has_some(tmp_path):
     ("row", "prompt", "answer"),
     [
         ({"prompt": "1+1=", "completion": "2"}, "1+1=", "2"),
-        ({"prompt": USER, "completion": SAID}, tuple(USER), "2"),
-        ({"messages": [*USER, *SAID]}, tuple(USER), "2"),
+        ({"prompt": USER, "completion": REPLY}, tuple(USER), "2"),
+        ({"messages": [*USER, *REPLY]}, tuple(USER), "2"),
         ({"messages": [{"role": "system", "content": "Add."}, *USER]}, None, None),
         ({"prompt": "x", "answer": 2.5, "completion": None}, "x", None),
         ({"question": 7, "answer": True}, "7", "true"),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, None, None),
     ],
 )
-def test_columns_of_trl(row, prompt, answer):
+def test_trl_columns(row, prompt, answer):
     found = columns.row(files.Record("x", row))
     assert found.answer == answer and (prompt is None or found.prompt == prompt)
 
@@ -106,15 +106,15 @@ PAIRS = [
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, ("p", "a", "b")),
     ({"chosen": "Hi. Yes", "rejected": "Hi. No"}, ("Hi.", " Yes", " No")),
     ({"chosen": "abX", "rejected": "abY"}, ("ab", "X", "Y")),
-    ({"prompt": USER, "chosen": SAID, "rejected": OTHER}, (tuple(USER), "2", "3")),
-    ({"prompt": "1+1=?", "chosen": [*USER, *SAID], "rejected": [*USER, *OTHER]},
+    ({"prompt": USER, "chosen": REPLY, "rejected": OTHER_REPLY}, (tuple(USER), "2", "3")),
+    ({"prompt": "1+1=?", "chosen": [*USER, *REPLY], "rejected": [*USER, *OTHER_REPLY]},
      (tuple(USER), "2", "3")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "expected"), PAIRS)
-def test_pairs_as_trl_splits_them(row, expected):
-    """`extract_prompt` and `maybe_extract_prompt` of TRL 1.16's `data_utils.py`, by hand."""
+def test_preference_pairs_match_trl(row, expected):
+    """Results of `extract_prompt` and `maybe_extract_prompt` in TRL 1.16's `data_utils.py`, by hand."""
     chosen, rejected = columns.pair(files.Record("x", row))
     assert (chosen.prompt, chosen.answer, rejected.answer) == expected and rejected.prompt == chosen.prompt
 
@@ -132,7 +132,7 @@ MISTAKES = [
     ({"prompt": "x", "answer": ["a"]}, "line 3: message 1 of 'answer' is \"a\", without a role"),
     ({"prompt": [{"role": "user"}]}, "line 3: message 1 of 'prompt' has content null"),
     ({"prompt": "x", "completion": USER}, "line 3: 'completion' has messages of user"),
-    ({"messages": SAID}, "line 3: 'messages' has only an answer"),
+    ({"messages": REPLY}, "line 3: 'messages' has only an answer"),
     (
         {"messages": [*USER, {**CALL, "content": "x"}]},
         "line 3: the last of 'messages' calls tools (tool_calls)",
@@ -145,20 +145,20 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), MISTAKES)
-def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp_path):
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_errors_name_file_line_column_and_fix(line, message, tmp_path):
     path = tmp_path / "data.jsonl"
     bad = line if isinstance(line, str) else json.dumps(line)
     path.write_text(f"{json.dumps(GOOD)}\n\n{bad}\n")
     with pytest.raises(fdg.FdgError) as error:
         envs.make("text:file", path=str(path))
-    said = str(error.value)
-    assert f"task 'text:file': {path}, {words}" in said and "\n" not in said
-    assert any(verb in said for verb in ("write", "rename", "put", "add", "remove", "use"))
+    text_of_error = str(error.value)
+    assert f"task 'text:file': {path}, {message}" in text_of_error and "\n" not in text_of_error
+    assert any(verb in text_of_error for verb in ("write", "rename", "put", "add", "remove", "use"))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("a.csv", "prompt,answer\n1,2,3\n", "line 2: has 3 fields, and the first line names 2"),
         ("a.csv", 'prompt,answer\n"1,2\n', "is not CSV"),
@@ -174,14 +174,14 @@ def test_mistakes_name_the_file_the_line_the_column_and_the_fix(line, words, tmp
         ("a.jsonl", json.dumps(GOOD), "too few to hold some out: give more of them, or a file"),
     ],
 )  # fmt: skip
-def test_files_that_hold_no_problems(name, content, words, tmp_path):
+def test_invalid_files_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with refuses(words):
+    with refuses(message):
         envs.make("text:file", path=str(tmp_path / name))
 
 
-def test_a_file_that_changes_makes_another_task(tmp_path, monkeypatch):
-    """Whether a path is relative or not is all one; what is in the file is not."""
+def test_task_depends_on_file_content(tmp_path, monkeypatch):
+    """A relative and an absolute path give equal tasks; other content gives another task."""
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({**GOOD, "prompt": str(i)}) + "\n" for i in range(4)))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`vectorize` against episodes worked by hand, and environments that break the contract."""
+"""`vectorize` against hand-worked episodes, and environments that break the contract."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ GO, STOP = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Counts from `start`; the reward is the count; action STOP terminates; `limit` truncates."""
+    """Counts from `start`; the reward is the count; STOP terminates; `max_episode_steps` truncates."""
 
     start: int = 10
     max_episode_steps: int | None = 3
@@ -44,7 +44,7 @@ def test_episodes_worked_by_hand():
     state, observation = env.reset(keys())
     assert observation.tolist() == [[10.0], [10.0]]
     steps = []
-    #          both go     1 stops     0 truncates (3 steps)  0 begins; 1 stops at its limit: terminated
+    #          both go     1 stops     0 truncates (3 steps)  0 restarts; 1 stops at its limit: terminated
     for t, action in enumerate([[GO, GO], [GO, STOP], [GO, GO], [GO, GO], [STOP, STOP]]):
         state, step = env.step(keys(t), state, jnp.asarray(action))
         steps.append(step)
@@ -62,7 +62,7 @@ def test_episodes_worked_by_hand():
     assert state.running_return.tolist() == [0, 0] and state.running_length.tolist() == [0, 0]
 
 
-def test_without_a_limit_an_episode_goes_on():
+def test_no_time_limit():
     env = envs.vectorize(Counting(max_episode_steps=None))
     state, _ = env.reset(keys())
     for t in range(5):
@@ -71,7 +71,7 @@ def test_without_a_limit_an_episode_goes_on():
     assert state.running_length.tolist() == [5, 5] and state.running_return.tolist() == [65, 65]
 
 
-def test_a_state_may_hold_python_numbers_and_keys():
+def test_state_may_hold_python_numbers_and_keys():
     assert_conforms(envs.vectorize(Counting()))
 
 
@@ -81,8 +81,8 @@ def test_vectorized_is_a_value():
     assert envs.vectorize(Counting()) != envs.vectorize(Counting(start=3))
 
 
-class Scattered(Counting):
-    """Counting from somewhere else in every episode."""
+class RandomStart(Counting):
+    """Counting from a random start in every episode."""
 
     def reset(self, key):
         start = jax.random.randint(key, (), 0, 1000)
@@ -90,8 +90,8 @@ class Scattered(Counting):
 
 
 @pytest.mark.parametrize("repeat_start", [False, True])
-def test_episodes_start_anew_or_where_the_first_one_did(repeat_start):
-    env = envs.vectorize(Scattered(max_episode_steps=2), repeat_start)
+def test_repeat_start(repeat_start):
+    env = envs.vectorize(RandomStart(max_episode_steps=2), repeat_start)
     state, first = env.reset(keys())
     starts = [first]
     for t in range(6):
@@ -104,7 +104,7 @@ def test_episodes_start_anew_or_where_the_first_one_did(repeat_start):
     assert first[0] != first[1]
 
 
-def test_an_environment_that_repeats_its_start_conforms():
+def test_repeat_start_conforms():
     assert_conforms(envs.vectorize(Masking(), repeat_start=True))
     assert envs.vectorize(Masking(), repeat_start=True) != envs.vectorize(Masking())
 
@@ -124,19 +124,19 @@ class Masking(Counting):
         return envs.MaskedObservation(observation, jnp.array([True, observation[0] % 2 == 0]))
 
 
-def test_a_mask_goes_with_its_observation():
+def test_masks_reset_with_observations():
     env = envs.vectorize(Masking(start=11, max_episode_steps=2))
     state, observation = env.reset(keys())
     assert observation.observation.tolist() == [[11], [11]]
     assert observation.action_mask.tolist() == [[True, False], [True, False]]
-    _, step = env.step(keys(), state, jnp.array([GO, STOP]))  # the second ends, and starts again
+    _, step = env.step(keys(), state, jnp.array([GO, STOP]))  # the second terminates and resets
     assert step.final_observation.action_mask.tolist() == [[True, True], [True, True]]
     assert step.observation.observation.tolist() == [[12], [11]]
     assert step.observation.action_mask.tolist() == [[True, True], [True, False]]
 
 
-class Together(Counting):
-    """Three agents count together; agent `a` is paid the count `a` times; the episode ends if one stops."""
+class MultiAgent(Counting):
+    """Three agents share one count; the reward of agent `a` is `a` times the count; any STOP terminates."""
 
     num_agents: ClassVar[int] = 3
 
@@ -149,12 +149,12 @@ class Together(Counting):
         return state, jnp.tile(observation, (3, 1)), reward * jnp.arange(3), jnp.any(action == STOP), False
 
 
-def test_an_episode_of_several_agents_by_hand():
-    env = envs.vectorize(Together())
+def test_multi_agent_episode_by_hand():
+    env = envs.vectorize(MultiAgent())
     assert env.num_agents == envs.num_agents(env) == 3
     state, observation = env.reset(keys())
     assert observation.tolist() == [[[10]] * 3] * 2
-    #                                     two go on, and are cut off at 3;  in one of them an agent stops
+    # all go; an agent of the second environment stops; all go, and the first environment truncates
     for t, action in enumerate([[[GO] * 3] * 2, [[GO] * 3, [GO, STOP, GO]], [[GO] * 3] * 2]):
         state, step = env.step(keys(t), state, jnp.asarray(action))
         if t == 1:
@@ -168,7 +168,7 @@ def test_an_episode_of_several_agents_by_hand():
     assert step.episode_return.tolist() == [11 + 12 + 13, 0] and step.episode_length.tolist() == [3, 0]
 
 
-# Environments that break the contract of a single environment: `vectorize` says what is wrong.
+# Single environments that break the contract: `vectorize` names the fault.
 
 
 class ObservationOfAnotherShape(Counting):
@@ -176,13 +176,13 @@ class ObservationOfAnotherShape(Counting):
         return super().reset(key)[0], jnp.zeros(2)
 
 
-class OneRewardForAll(Together):
+class OneRewardForAll(MultiAgent):
     def step(self, key, state, action):
         state, observation, reward, *rest = super().step(key, state, action)
         return state, observation, reward[0], *rest
 
 
-class OneObservationForAll(Together):
+class OneObservationForAll(MultiAgent):
     def reset(self, key):
         state, observation = super().reset(key)
         return state, observation[0]
@@ -241,7 +241,7 @@ class StateThatGrows(Counting):
         (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
     ],
 )
-def test_a_broken_single_environment_is_named(broken, message):
+def test_broken_single_environment_is_refused(broken, message):
     env = envs.vectorize(broken)
     agents = envs.num_agents(env)
     action = jnp.zeros(2 if agents is None else (2, agents), jnp.int32)
@@ -255,22 +255,22 @@ def test_keys_must_be_one_typed_key_per_environment(wrong):
         envs.vectorize(Counting()).reset(wrong)
 
 
-def test_actions_must_have_the_shape_of_their_space():
+def test_action_shape_is_checked():
     env = envs.vectorize(Counting())
     state, _ = env.reset(keys())
     with pytest.raises(FdgError, match=r"action has shape \(2, 1\), expected \(2,\)"):
         env.step(keys(), state, jnp.zeros((2, 1), jnp.int32))
 
 
-# Batched environments that break the contract of `Environment`: the conformance check must see each.
+# Batched environments that break the contract: the conformance check must reject each.
 
 
 @dataclasses.dataclass(frozen=True)
 class Broken(Vectorized):
     def step(self, keys, state, action):
-        return self.spoil(keys, *super().step(keys, state, action))
+        return self.corrupt(keys, *super().step(keys, state, action))
 
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         raise NotImplementedError
 
 
@@ -280,36 +280,36 @@ class IgnoresTheLimit(Broken):
 
 
 class TruncatesWhatTerminates(Broken):
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         return state, step._replace(truncated=step.truncated | step.terminated)
 
 
 class StatisticsEveryStep(Broken):
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         return state, step._replace(episode_return=step.episode_return + state.running_return)
 
 
 class StatisticsNeverCleared(Broken):
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         return state._replace(running_return=state.running_return + step.episode_return), step
 
 
 class FinalObservationAfterReset(Broken):
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         return state, step._replace(final_observation=jnp.roll(step.observation, 1, axis=0))
 
 
 class OneKeyForTheBatch(Broken):
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         noise = jax.random.uniform(keys[0], step.observation.shape) - 2
         final = jnp.where(step.done[:, None], noise, step.final_observation)
         return state, step._replace(final_observation=final)
 
 
 class WeakState(Broken):
-    """Starts from a Python number, whose weak type a step then loses."""
+    """Resets to a weakly typed number; `step` returns a strong type."""
 
-    def spoil(self, keys, state, step):
+    def corrupt(self, keys, state, step):
         return state, step
 
     def reset(self, keys):
@@ -318,12 +318,12 @@ class WeakState(Broken):
 
 
 class Wide(Counting):
-    """Counting, in a space that holds whatever the broken ones add; ends by STOP and by its limit."""
+    """Counting with unbounded observations; STOP terminates and the limit truncates."""
 
     observation_space = Box(float("-inf"), float("inf"), (1,))
 
 
-def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
+def test_conformance_check_accepts_correct_environment():
     step = assert_conforms(envs.vectorize(Wide())).step
     assert step.terminated.any() and step.truncated.any()
 
@@ -340,6 +340,6 @@ def test_the_conformance_check_passes_what_the_broken_ones_are_made_of():
         (WeakState, "changes a shape, dtype or weak type"),
     ],
 )
-def test_the_conformance_check_fails_a_broken_environment(broken, message):
+def test_conformance_check_rejects_broken_environment(broken, message):
     with pytest.raises((AssertionError, FdgError), match=message):
         assert_conforms(broken(Wide()))

@@ -1,4 +1,4 @@
-"""EnvPool's environments: the contract, and the numbers of stepping the library by hand."""
+"""EnvPool's environments: the contract, and equality with stepping EnvPool directly."""
 
 import jax
 import numpy as np
@@ -16,30 +16,30 @@ envpool = Later("envpool")
 
 
 @pytest.fixture(autouse=True)
-def _end_pools():
+def _close_pools():
     yield
     host.close()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 18), ("Hopper-v4", 12), ("CheetahRun-v1", 5)])
-def test_it_conforms(name, limit):
+def test_conforms(name, limit):
     rollout = assert_conforms(envs.make(f"envpool:{name}", max_episode_steps=limit))
     assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name != "CheetahRun-v1")
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")  # by EnvPool's spaces
 @pytest.mark.parametrize(("name", "ends"), [("CartPole-v1", {True, False}), ("HalfCheetah-v4", {False})])
-def test_a_rollout_has_the_numbers_of_stepping_by_hand(name, ends):
-    """By hand, EnvPool resets at a step of its own after the last, for those instances alone."""
+def test_matches_envpool(name, ends):
+    """EnvPool itself resets ended instances in an additional step of those instances."""
     limit = 20
     env = envs.make(f"envpool:{name}", max_episode_steps=limit)
     seeds, first, actions, step = random_rollout(env)
-    by_hand = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seeds.tolist(), max_episode_steps=limit)
-    observation, _ = by_hand.reset()
+    reference = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seeds.tolist(), max_episode_steps=limit)
+    observation, _ = reference.reset()
     np.testing.assert_array_equal(first, observation.astype(np.float32))
-    total, length, seen = np.zeros(NUM_ENVS, np.float32), np.zeros(NUM_ENVS, int), set()
+    total, length, terminations = np.zeros(NUM_ENVS, np.float32), np.zeros(NUM_ENVS, int), set()
     for t in range(STEPS):
-        observation, reward, terminated, truncated, info = by_hand.step(actions[t])
+        observation, reward, terminated, truncated, info = reference.step(actions[t])
         total, length, ended = total + reward.astype(np.float32), length + 1, terminated | truncated
         np.testing.assert_array_equal(length, info["elapsed_step"])
         np.testing.assert_array_equal(step.final_observation[t], observation.astype(np.float32))
@@ -50,22 +50,22 @@ def test_a_rollout_has_the_numbers_of_stepping_by_hand(name, ends):
         np.testing.assert_array_equal(step.episode_length[t], np.where(ended, length, 0))
         rows = np.flatnonzero(ended).astype(np.int32)
         if len(rows):
-            _, reward, again, _, _ = by_hand.step(actions[t][rows], rows)
+            _, reward, again, _, _ = reference.step(actions[t][rows], rows)
             assert not again.any() and not reward.any()
-            seen |= set(terminated[rows].tolist())
+            terminations |= set(terminated[rows].tolist())
             total[rows], length[rows] = 0, 0
-    assert seen == ends
+    assert terminations == ends
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CVRP-v1"])
-def test_parts_stay_apart_and_a_mask_is_one(name):
-    """Pictures and texts are bytes, categories categories; of what is allowed nobody sees a number."""
+def test_composite_observations_and_masks(name):
+    """Images and text are uint8, categories int32; the action mask is not part of the observation."""
     env = envs.make(f"envpool:{name}")
     keys = jax.random.split(jax.random.key(0), 2)
-    _, seen = env.reset(keys)
+    _, observation = env.reset(keys)
     seeds = np.asarray(host._seeds(keys)).tolist()
     theirs, _ = envpool.make_gymnasium(name, num_envs=2, seed=seeds).reset()
-    features, mask = envs.features_and_mask(seen)
+    features, mask = envs.features_and_mask(observation)
     assert env.observation_space.contains(jax.tree.map(lambda x: x[0], features))
     assert set(features) | ({"action_mask"} if name == "CVRP-v1" else set()) == set(theirs)
     for part, values in features.items():
@@ -79,16 +79,16 @@ def test_parts_stay_apart_and_a_mask_is_one(name):
         assert env.observation_space["image"].codes == ((0, 11), (0, 6), (0, 4))
 
 
-def test_sudoku_finds_its_boards():
-    _, seen = envs.make("envpool:Sudoku-very-easy-v0").reset(jax.random.split(jax.random.key(0), 2))
-    board = np.asarray(envs.features_and_mask(seen)[0]["board"])
+def test_sudoku_loads_its_boards():
+    _, observation = envs.make("envpool:Sudoku-very-easy-v0").reset(jax.random.split(jax.random.key(0), 2))
+    board = np.asarray(envs.features_and_mask(observation)[0]["board"])
     assert board.dtype == np.int32 and (board > 0).sum() > 30, "a board is half full"
 
 
-def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
-    """Two instances that make it at once, and one that cannot, take the process down with them.
+def test_vizdoom_folder(tmp_path, monkeypatch):
+    """ViZDoom ends the process if two instances make the folder at once, or if none can.
 
-    ViZDoom itself is not started: it may hang in a call that keeps Python's lock, and no time limit holds.
+    ViZDoom itself is not started: it may hang while it holds the GIL, which no timeout can stop.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "_vizdoom").write_bytes(b"")
@@ -105,7 +105,7 @@ def test_vizdoom_has_its_folder_or_says_so(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_names_are_those_of_envpool():
+def test_names_and_parameters_are_checked():
     assert len(envpool.list_all_envs()) > 1600
     with pytest.raises(UnknownNameError, match="EnvPool 'HalfCheeta-v4': did you mean 'HalfCheetah-v4'"):
         envs.make("envpool:HalfCheeta-v4")
@@ -116,9 +116,9 @@ def test_names_are_those_of_envpool():
     with pytest.raises(FdgError, match="no parameter 'num_envs': it is a setting of the algorithm"):
         envs.make("envpool:HalfCheetah-v4", num_envs=3)
     with pytest.raises(FdgError, match="has 2 players"):
-        envs.make("envpool:Backgammon-v1").observation_space  # noqa: B018 asked of EnvPool here
+        envs.make("envpool:Backgammon-v1").observation_space  # noqa: B018 read from EnvPool here
 
 
-def test_a_preset_for_the_cheetah():
+def test_half_cheetah_preset():
     algorithm = algos.make("ppo", envs.make("envpool:HalfCheetah-v4"))
     assert algorithm.normalize_observation and algorithm.total_steps == 1_000_000

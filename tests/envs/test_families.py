@@ -1,4 +1,4 @@
-"""Families: the same task has the same one from every source, and none is left without a reason."""
+"""Families: a task has the same family from every source; the rest are classified by their spaces."""
 
 import pytest
 
@@ -22,12 +22,12 @@ SAME = [
 
 
 @pytest.mark.parametrize("names", SAME)
-def test_the_same_kind_of_task_has_the_same_family(names):
+def test_same_tasks_share_a_family(names):
     assert len({families.family(name) for name in names}) == 1
     assert families.family(names[0]) in families.names()
 
 
-def test_families_that_look_alike_are_told_apart():
+def test_similar_names_have_different_families():
     kinds = {
         families.family(name)
         for name in (
@@ -53,7 +53,7 @@ def test_families_that_look_alike_are_told_apart():
     }
 
 
-def test_every_built_in_environment_has_a_family_or_is_known_by_its_spaces():
+def test_built_in_environments_have_a_family():
     without = {name for name in envs.names() if families.family(name) is None}
     assert all(name.endswith("-misc") for name in without), without
 
@@ -79,5 +79,5 @@ ARM = envs.Dict({"joints": envs.Box(-1.0, 1.0, (9,)), "goal": envs.Discrete(3)})
         (envs.Tuple((ARM, envs.Box(0.0, 1.0, (7, 7, 3)))), envs.Box(-1.0, 1.0, (1,)), families.VISUAL),
     ],
 )
-def test_an_environment_without_a_name_is_known_by_its_spaces(observation, action, expected):
+def test_family_by_spaces(observation, action, expected):
     assert families.family_by_spaces(observation, action) == expected

@@ -1,4 +1,4 @@
-"""Environments in workers on a Ray cluster: the numbers of those without, and what a dead worker costs."""
+"""Environments in workers on a Ray cluster: names, flags, errors and values."""
 
 import re
 
@@ -21,7 +21,7 @@ def cluster():
     ray.shutdown()
 
 
-def test_a_cluster_that_is_not_there(monkeypatch):
+def test_unreachable_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
     monkeypatch.setattr(ray_cluster.module(), "is_initialized", lambda: False)
     source = envs.make("ray:gymnasium:CartPole-v1").source
@@ -42,7 +42,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_fleets_that_cannot_be(name):
+def test_invalid_fleets_are_refused(name):
     with pytest.raises(FdgError, match=re.escape(ERRORS[name])):
         made, overrides = envs.parse(name)
         envs.make(made, **overrides)
@@ -57,11 +57,11 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("words", FLAGS)
-def test_bad_flags_get_one_line(words, capsys):
+def test_bad_flags_are_refused(words, capsys):
     assert FLAGS[words] in refused(capsys, words.split(), train_main)
 
 
-def test_a_fleet_is_a_value_that_says_what_it_is_of():
+def test_fleet_is_a_value():
     one, two = (envs.make("ray:gymnasium:CartPole-v1", workers=2, timeout=5.0) for _ in range(2))
     assert one == two and hash(one) == hash(two)
     assert (one.name, one.max_episode_steps, one.timeout) == ("ray:gymnasium:CartPole-v1", 500, 5.0)

@@ -1,6 +1,6 @@
-"""What a fleet makes of its workers' answers, with a Ray that is played: no process starts here.
+"""How a fleet handles the results and failures of its workers.
 
-`test_fleet.py --whole` has the same on a cluster of Ray's own.
+Ray is mocked: no process starts.
 """
 
 import dataclasses
@@ -18,40 +18,40 @@ from envs.host import HostEnvironment
 from envs.pools import Transition
 from fdg import ray_cluster
 from fdg.errors import HostError
-from tests.envs.test_host import keys, stepped
+from tests.envs.test_host import keys, run_steps
 
-LIMIT, SEEN, ACTIONS = 5, envs.Box(-1e6, 1e6, (2,)), envs.Discrete(2)
+LIMIT, OBSERVATIONS, ACTIONS = 5, envs.Box(-1e6, 1e6, (2,)), envs.Discrete(2)
 
 
 class CountingPool:
-    """Observations are a seed and a count of steps; an episode has five."""
+    """Observes its seed and its step count; episodes have five steps."""
 
     def __init__(self, size):
         self.seeds, self.counts = np.zeros(size), np.zeros(size)
 
     def reset(self, rows, seeds, timeout):
         self.seeds[rows], self.counts[rows] = seeds % 1000, 0
-        return self._seen()[rows]
+        return self._observations()[rows]
 
     def step(self, action, timeout):
         self.counts += 1
-        final = self._seen()
+        final = self._observations()
         ended = self.counts == LIMIT
         self.counts[ended] = 0
         no = np.zeros(len(ended), bool)
-        return Transition(self._seen(), np.ones(len(ended), np.float32), no, ended, final)
+        return Transition(self._observations(), np.ones(len(ended), np.float32), no, ended, final)
 
     def close(self):
         self.counts = None
 
-    def _seen(self):
+    def _observations(self):
         return np.stack([self.seeds, self.counts], axis=1).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
     name: str = "counting"
-    observation_space: envs.Box = SEEN
+    observation_space: envs.Box = OBSERVATIONS
     action_space: envs.Discrete = ACTIONS
     max_episode_steps: int = LIMIT
 
@@ -60,7 +60,7 @@ class Counting:
 
 
 class Actor:
-    """A handle of a worker, whose methods answer at once, unless it is dead or told to `hang` or `fail`."""
+    """A worker handle whose methods return at once, unless its mode is `dead`, `hang` or `fail`."""
 
     def __init__(self, worker, cpus):
         self.worker, self.cpus, self.mode = worker, cpus, "well"
@@ -77,8 +77,8 @@ class Answer:
             actor.mode = "well"
 
 
-class PlayedRay:
-    """What `envs.from_ray` uses of Ray's module, for a cluster of so many CPUs."""
+class MockRay:
+    """What `envs.from_ray` uses of Ray's module, for a cluster with `cpus` CPUs."""
 
     class exceptions:
         class RayError(Exception):
@@ -139,39 +139,39 @@ class PlayedRay:
 
 @pytest.fixture
 def ray(monkeypatch):
-    played = PlayedRay(cpus=2)
-    monkeypatch.setitem(sys.modules, "ray", played)
-    monkeypatch.setattr(ray_cluster, "connect", lambda local_cpus: played)
+    mock = MockRay(cpus=2)
+    monkeypatch.setitem(sys.modules, "ray", mock)
+    monkeypatch.setattr(ray_cluster, "connect", lambda local_cpus: mock)
     monkeypatch.setattr(from_ray, "_ROOM_SECONDS", 0.0)
     monkeypatch.setattr(from_ray, "_fleets", {})
-    yield played
+    yield mock
     host.close()
 
 
-def fleet_of(workers, restarts=100):
+def make_fleet(workers, restarts=100):
     return HostEnvironment(from_ray.FleetSource(Counting(), workers), restarts=restarts)
 
 
-def begun(env):
-    """Three instances of it, and of the same without a fleet, after seven steps."""
+def step_with_and_without_fleet(env):
+    """Seven steps of three instances: state with a fleet, and last steps without, which are equal."""
     alone = HostEnvironment(Counting())
     (state, first), (other, one) = (jax.jit(each.reset)(keys(3)) for each in (env, alone))
     np.testing.assert_array_equal(first, one)
-    state, step = stepped(env, state, 7)
-    other, without = stepped(alone, other, 7)
-    jax.tree.map(np.testing.assert_array_equal, step, without)  # across the ends of episodes
-    return state, without
+    state, step = run_steps(env, state, 7)
+    other, expected = run_steps(alone, other, 7)
+    jax.tree.map(np.testing.assert_array_equal, step, expected)  # across the ends of episodes
+    return state, expected
 
 
-def test_a_worker_that_dies_costs_its_running_episodes_and_no_more(ray):
-    env = fleet_of(2)
-    state, without = begun(env)
+def test_dead_worker_truncates_only_its_episodes(ray):
+    env = make_fleet(2)
+    state, expected = step_with_and_without_fleet(env)
     before = host.losses()
     ray.actors[0].mode = "dead"  # it had two of the three instances
-    state, step = stepped(env, state, 4)
+    state, step = run_steps(env, state, 4)
     np.testing.assert_array_equal(step.truncated, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]])
     np.testing.assert_array_equal(step.observation[..., 1], [[0, 0, 3], [1, 1, 4], [2, 2, 0], [3, 3, 1]])
-    np.testing.assert_array_equal(step.final_observation[0, :2], without.observation[-1, :2])
+    np.testing.assert_array_equal(step.final_observation[0, :2], expected.observation[-1, :2])
     np.testing.assert_array_equal(step.reward[0], [0, 0, 1])
     assert host.losses() == (before.failures + 1, before.episodes + 2)
     assert ray.started == 3 and len(ray.actors) == 2
@@ -180,15 +180,15 @@ def test_a_worker_that_dies_costs_its_running_episodes_and_no_more(ray):
     assert fleet.where(0).startswith("worker 0 (host ") and f"process {os.getpid()})" in fleet.where(0)
 
 
-def test_where_no_host_has_room_another_worker_takes_its_share(ray):
-    env = fleet_of(2)
-    state, _ = begun(env)
-    ray.cpus = 1  # with the worker its host is gone
+def test_another_worker_takes_over_without_free_cpus(ray):
+    env = make_fleet(2)
+    state, _ = step_with_and_without_fleet(env)
+    ray.cpus = 1  # the host is lost with its worker
     ray.actors[0].mode = "dead"
-    state, step = stepped(env, state, 2)
+    state, step = run_steps(env, state, 2)
     np.testing.assert_array_equal(step.truncated, [[1, 1, 0], [0, 0, 0]])
     np.testing.assert_array_equal(step.observation[..., 1], [[0, 0, 3], [1, 1, 4]])
-    assert ray.started == 2 and len(ray.actors) == 1  # which has both shares now, each under its own key
+    assert ray.started == 2 and len(ray.actors) == 1  # which now holds the pools of both workers
     assert len(ray.actors[0].worker._pools) == 2
 
 
@@ -200,28 +200,28 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_when_no_restart_is_left(fault, ray):
+def test_fault_is_named_when_no_restart_is_left(fault, ray):
     source = from_ray.FleetSource(Counting(), 2)
-    running = running_pools._RunningPool(fleet_of(2, restarts=1), np.arange(3))
+    running = running_pools._RunningPool(make_fleet(2, restarts=1), np.arange(3))
     ray.actors[1].mode = fault
     made, lost = running.step(np.arange(3), np.zeros(3, np.int32))
     assert lost.tolist() == [False, False, True] and made.truncated.tolist() == [False, False, True]
-    assert ray.started == (2 if fault == "fail" else 3)  # one that raised lives on
+    assert ray.started == (2 if fault == "fail" else 3)  # a worker that raised is not replaced
     from_ray.fleet(source).worker(1).mode = fault
     with pytest.raises(HostError, match=FAULTS[fault]):
         running.step(np.arange(3), np.zeros(3, np.int32))
 
 
-def test_one_that_cannot_make_its_instances_is_named(ray):
+def test_failing_start_is_named(ray):
     from_ray.fleet(from_ray.FleetSource(Counting(), 2)).worker(0).mode = "fail"
     where = r"worker 0 \(host .*, process \d+\)"
     with pytest.raises(
         HostError, match=rf"^environment 'ray:counting': at its start, {where}: RuntimeError: it fell over$"
     ):
-        running_pools._RunningPool(fleet_of(2), np.arange(3))
+        running_pools._RunningPool(make_fleet(2), np.arange(3))
 
 
-def test_workers_are_as_many_as_there_is_room_for(ray):
+def test_number_of_workers_fits_the_cluster(ray):
     assert len(from_ray.fleet(from_ray.FleetSource(Counting()))) == 2
     ray.cpus = 7
     assert len(from_ray.fleet(from_ray.FleetSource(Counting(), cpus=2.0))) == 2  # two CPUs are taken
@@ -229,15 +229,15 @@ def test_workers_are_as_many_as_there_is_room_for(ray):
         from_ray.fleet(from_ray.FleetSource(Counting(), 8))
 
 
-def test_workers_that_do_not_start_are_ended_and_counted(ray, monkeypatch):
+def test_workers_that_do_not_start(ray, monkeypatch):
     monkeypatch.setattr(ray, "wait", lambda refs, num_returns, timeout: (refs[:1], refs[1:]))
     with pytest.raises(HostError, match=r"1 of 2 workers have not started in 300 s: .* use --env-workers 1"):
         from_ray.fleet(from_ray.FleetSource(Counting(), 2))
     assert ray.actors == []
 
 
-def test_a_pool_lets_go_of_its_shares_and_leaves_the_workers(ray):
-    running = running_pools._RunningPool(fleet_of(2), np.arange(3))
+def test_closed_pool_leaves_workers_running(ray):
+    running = running_pools._RunningPool(make_fleet(2), np.arange(3))
     assert [len(actor.worker._pools) for actor in ray.actors] == [1, 1]
     running.pool.close()
     assert [len(actor.worker._pools) for actor in ray.actors] == [0, 0]

@@ -1,4 +1,4 @@
-"""Environments of a user's own for gymnax, brax, Jumanji and Gymnasium are taken; others get the fix."""
+"""User environments with the interfaces of gymnax, brax, Jumanji and Gymnasium; errors for others."""
 
 import gymnasium
 import jax
@@ -19,8 +19,8 @@ HERE, HOST = "tests.envs.foreign_envs", "tests.envs.thermostat"
 gymnax, theirs = Later("gymnax"), Later(HERE)
 
 
-def walked(env, action, steps=4):
-    """Rewards and ends of one instance that takes the same action again and again."""
+def repeat_action(env, action, steps=4):
+    """`(reward, terminated, truncated)` of one instance at each step."""
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = env.reset(keys)
     found = []
@@ -30,33 +30,33 @@ def walked(env, action, steps=4):
     return found
 
 
-ALONG = [(1.0, False, False), (2.0, False, False), (3.0, True, False), (1.0, False, False)]
+EXPECTED = [(1.0, False, False), (2.0, False, False), (3.0, True, False), (1.0, False, False)]
 
 
 @pytest.mark.parametrize("name", ["Line", "BraxLine", "JumanjiLine"])
-def test_one_for_jax_is_taken_by_value_and_by_name(name):
+def test_jax_interfaces_by_value_and_by_name(name):
     value = envs.vectorize(getattr(theirs, name)())
     by_name = envs.make(f"{HERE}:{name}")
-    assert walked(value, 1) == walked(by_name, 1) == ALONG
+    assert repeat_action(value, 1) == repeat_action(by_name, 1) == EXPECTED
     assert by_name == envs.make(f"{HERE}:{name}") and envs.spelled(by_name) == f"{HERE}:{name}"
     assert_conforms(by_name)
 
 
-def test_parameters_are_the_class_s_or_its_interface_s():
+def test_parameters_of_class_and_interface():
     env = envs.make(f"{HERE}:Line", step_length=2.0, goal=8, max_steps_in_episode=2)
-    assert walked(env, 1) == [(2.0, False, False), (4.0, False, True)] * 2
+    assert repeat_action(env, 1) == [(2.0, False, False), (4.0, False, True)] * 2
     assert env == envs.make(f"{HERE}:Line", goal=8, max_steps_in_episode=2, step_length=2.0)
     assert envs.make(f"{HERE}:BraxLine", episode_length=7).max_episode_steps == 7
-    line = envs.make(f"{HERE}:a_line")
-    assert line == envs.make(f"{HERE}:a_line") and walked(line, 1, 1) == [(2.0, False, False)]
+    line = envs.make(f"{HERE}:make_line")
+    assert line == envs.make(f"{HERE}:make_line") and repeat_action(line, 1, 1) == [(2.0, False, False)]
     with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
         envs.make(f"{HERE}:Line", gaol=8)
-    assert walked(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
+    assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
 
-def test_a_class_of_gymnasium_needs_no_registration():
-    """A class, and a function; with parameters of its own, of `gymnasium.make` and of ours."""
-    for name, steps in [("Thermostat", 3), ("a_thermostat", 2)]:
+def test_unregistered_gymnasium_class():
+    """A class and a function, with their own parameters, those of `gymnasium.make` and those of fdg."""
+    for name, steps in [("Thermostat", 3), ("make_thermostat", 2)]:
         env = envs.make(f"{HOST}:{name}", workers=1, info="is_success")
         assert env == envs.make(f"gymnasium:{HOST}:{name}", workers=1, info="is_success")
         keys = jax.random.split(jax.random.key(0), 2)
@@ -72,13 +72,13 @@ def test_a_class_of_gymnasium_needs_no_registration():
     host.close()
 
 
-def in_main():
-    """A class as a script's own."""
+def class_in_main():
+    """A class that is defined in a script."""
     return type("Boiler", (thermostat.Thermostat,), {"__module__": "__main__"})
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    ("call", "message"),
     [
         (lambda: algos.PPO(env=theirs.Line()), r"is one instance: write envs.vectorize\(Line\(\)\)"),
         (lambda: envs.vectorize(theirs.BraxLine), r"is a class.*write envs.vectorize\(BraxLine\(\)\)"),
@@ -90,10 +90,10 @@ def in_main():
         (lambda: envs.vectorize(thermostat.Thermostat()), rf"write envs.make\('{HOST}:Thermostat'\)"),
         (lambda: algos.PPO(env=gymnasium.make("CartPole-v1")), r"write envs.make\('gymnasium:CartPole-v1'\)"),
         (
-            lambda: envs.vectorize(in_main()()),
+            lambda: envs.vectorize(class_in_main()()),
             r"its own file, such as boiler.py.*envs.make\('boiler:Boiler'\)",
         ),
-        (lambda: envs.make(f"{HOST}:one_thermostat"), rf"write envs.make\('{HOST}:Thermostat'\)"),
+        (lambda: envs.make(f"{HOST}:thermostat"), rf"write envs.make\('{HOST}:Thermostat'\)"),
         (lambda: envs.make("gymnasium:Thermo-v0"), "registers it, write gymnasium:MODULE:Thermo-v0"),
         (
             lambda: envs.vectorize(theirs.Pair(2)),
@@ -106,6 +106,6 @@ def in_main():
         ),
     ],
 )
-def test_what_is_not_taken_hears_what_to_write(do, said):
-    with refuses(match=said):
-        do()
+def test_errors_name_the_fix(call, message):
+    with refuses(match=message):
+        call()

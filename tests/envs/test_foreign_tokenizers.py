@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates that cost more than their size: refused, in time and in little memory."""
+"""Untrusted tokenizers and chat templates: expensive ones are refused within bounded time and memory."""
 
 import json
 
@@ -29,7 +29,7 @@ VALUES = {
 }
 PLAIN = [
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}",
-    # As Qwen3's: backwards for the last question, thoughts left out, calls as JSON.
+    # As Qwen3's: finds the last question, omits thoughts, prints tool calls as JSON.
     """{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
     {%- set ns = namespace(last=messages | length - 1) %}{% for m in messages[::-1] %}
     {%- set i = (messages | length - 1) - loop.index0 %}
@@ -59,14 +59,14 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("source", PLAIN)
-def test_templates_are_rendered_as_by_jinjas_own_sandbox(source):
+def test_templates_match_jinja_sandbox(source):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     plain.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     assert templates.Template(source).render(**VALUES) == plain.from_string(source).render(**VALUES) != ""
 
 
 @pytest.mark.parametrize("attribute", ["encode", "expandtabs", "translate", "maketrans", "denominator"])
-def test_an_attribute_that_is_not_read_is_refused_where_it_would_be_written_as_nothing(attribute):
+def test_unsupported_attributes_are_refused(attribute):
     value = "3" if attribute == "denominator" else "'a'"
     with pytest.raises(SecurityError, match=attribute):
         templates.Template(f"{{% set x = {value} %}}{{{{ x.{attribute} }}}}").render()
@@ -103,8 +103,8 @@ GROWING = [
 
 
 @pytest.mark.parametrize("source", GROWING)
-def test_templates_that_grow_are_refused_before_they_do(source, monkeypatch):
-    monkeypatch.setattr(templates, "_BUDGET", 200_000)  # a twentieth, for a quick test
+def test_growing_templates_are_refused_early(source, monkeypatch):
+    monkeypatch.setattr(templates, "_BUDGET", 200_000)  # a twentieth of the default, for speed
 
     def render():
         with pytest.raises(Exception, match=r"."):
@@ -120,14 +120,14 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def altered(folder, file, **changes):
+def modified(folder, file, **changes):
     found = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**found, **changes}))
     return HuggingFaceTokenizer(str(folder))
 
 
 @pytest.mark.parametrize("kind", valid_models.TOKENIZERS)
-def test_tokenizers_of_each_kind_are_read(tmp_path, kind):
+def test_tokenizer_kinds_load(tmp_path, kind):
     valid_models.valid_folder(tmp_path / "model", "llama", kind, False, "float32")
     tokenizer = HuggingFaceTokenizer(str(tmp_path / "model"))
     ids = tokenizer.encode("3")
@@ -143,17 +143,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("i", REFUSED)
-def test_parts_of_a_tokenizer_that_are_too_large_are_named(folder, i):
+def test_oversized_parts_of_a_tokenizer_are_refused(folder, i):
     name, made = model_folders.TOKENIZER_PARTS[i]
     with pytest.raises(FdgError, match=REFUSED[i]) as error:
-        altered(folder, "tokenizer.json", **{name: made()})
+        modified(folder, "tokenizer.json", **{name: made()})
     assert "tokenizer.json' is not read: " in str(error.value) and len(str(error.value)) < 500
 
 
-def test_a_tokenizer_neither_pads_nor_cuts(folder):
+def test_padding_and_truncation_are_ignored(folder):
     (name, made), cut = model_folders.TOKENIZER_PARTS[7], {"direction": "Right", "stride": 0}
     cut |= {"max_length": 2, "strategy": "LongestFirst"}
-    assert len(altered(folder, "tokenizer.json", **{name: made(), "truncation": cut}).encode("12345")) == 5
+    assert len(modified(folder, "tokenizer.json", **{name: made(), "truncation": cut}).encode("12345")) == 5
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,17 @@ def test_a_tokenizer_neither_pads_nor_cuts(folder):
         ("tokenizer_config.json", {"chat_template": {}}, "chat_template={}: it must be a string"),
     ],
 )  # fmt: skip
-def test_settings_of_a_wrong_type_name_file_and_field(folder, file, changes, message):
+def test_settings_of_wrong_type_name_file_and_field(folder, file, changes, message):
     with refuses(message):
-        tokenizer = altered(folder, file, **changes)
+        tokenizer = modified(folder, file, **changes)
         _ = tokenizer.stops, tokenizer.chat_template
 
 
-def test_numbers_of_tokens_may_leave_gaps(folder):
-    """An embedding needs a row for the largest, not one for each."""
+def test_token_ids_may_have_gaps(folder):
+    """`vocab_size` is the largest token id plus one, because an embedding has a row for each id."""
     found = json.loads((folder / "tokenizer.json").read_text())
     found["model"]["vocab"]["gap"] = 300
-    tokenizer = altered(folder, "tokenizer.json", model=found["model"])
+    tokenizer = modified(folder, "tokenizer.json", model=found["model"])
     assert tokenizer.vocab_size == 301 and tokenizer.decode([300]) == "gap"
     codes, counts = tokenizer.codes_of_tokens()
     assert bytes(codes[300, : counts[300]]) == b"gap" and not counts[299]

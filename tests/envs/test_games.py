@@ -1,4 +1,4 @@
-"""Two-player games: rules against plain Python and pgx, players against what is known of tic-tac-toe."""
+"""Two-player games: rules against plain Python and pgx; players on known tic-tac-toe positions."""
 
 import dataclasses
 import functools
@@ -18,53 +18,53 @@ SMALL_FOUR = games.connect_four(rows=4, columns=5)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def played(game, position, action):
+def play(game, position, action):
     return game.play(position, action)
 
 
-def moved(game, *actions):
+def play_moves(game, *actions):
     position = game.init(jax.random.key(0))
     for action in actions:
-        position = played(game, position, jnp.int32(action))
+        position = play(game, position, jnp.int32(action))
     return position
 
 
 def outcome(game, *actions):
-    over, score = game.outcome(moved(game, *actions))
+    over, score = game.outcome(play_moves(game, *actions))
     return bool(over), float(score)
 
 
-def test_the_first_row_wins_for_who_begins():
+def test_tic_tac_toe_outcomes():
     assert outcome(TIC_TAC_TOE, 0, 3, 1, 4) == (False, 0)
     assert outcome(TIC_TAC_TOE, 0, 3, 1, 4, 2) == (True, 1)
     assert outcome(TIC_TAC_TOE, 0, 3, 1, 4, 8, 5) == (True, -1)
     assert outcome(TIC_TAC_TOE, 0, 1, 2, 4, 3, 5, 7, 6, 8) == (True, 0)
-    assert outcome(TIC_TAC_TOE, 0, 0) == (True, 1), "who takes a place that is taken loses"
+    assert outcome(TIC_TAC_TOE, 0, 0) == (True, 1), "a move to an occupied cell loses"
 
 
-def test_a_move_is_seen_from_the_side_of_who_moves():
-    position = moved(SMALL_FOUR, 2, 2, 0)
+def test_connect_four_observations_are_relative_to_the_player():
+    position = play_moves(SMALL_FOUR, 2, 2, 0)
     own, other = np.moveaxis(np.asarray(SMALL_FOUR.observe(position)), -1, 0)
-    assert [*zip(*np.nonzero(own), strict=True)] == [(2, 2)], "the second stone lies upon the first"
+    assert [*zip(*np.nonzero(own), strict=True)] == [(2, 2)], "the second stone is on top of the first"
     assert [*zip(*np.nonzero(other), strict=True)] == [(3, 0), (3, 2)]
     assert int(SMALL_FOUR.player(position)) == 1
-    assert SMALL_FOUR.legal(moved(SMALL_FOUR, 1, 1, 1, 1)).tolist() == [True, False, True, True, True]
+    assert SMALL_FOUR.legal(play_moves(SMALL_FOUR, 1, 1, 1, 1)).tolist() == [True, False, True, True, True]
 
 
-def test_hex_is_turned_for_the_second_player():
-    position = moved(HEX, 1)  # row 0, column 1
+def test_hex_is_transposed_for_the_second_player():
+    position = play_moves(HEX, 1)  # row 0, column 1
     own, other = np.moveaxis(np.asarray(HEX.observe(position)), -1, 0)
     assert not own.any() and [*zip(*np.nonzero(other), strict=True)] == [(1, 0)]
     assert np.flatnonzero(~np.asarray(HEX.legal(position))).tolist() == [4]
-    column = [moved(HEX, 0, 1, 4, 5, 8, 9), moved(HEX, 0, 1, 4, 5, 8, 9, 12)]
+    column = [play_moves(HEX, 0, 1, 4, 5, 8, 9), play_moves(HEX, 0, 1, 4, 5, 8, 9, 12)]
     assert [bool(one.over) for one in column] == [False, True] and float(column[1].score) == 1
 
 
-# --- whole random games, beside a plain Python reference ---
+# --- random games against plain Python and pgx ---
 
 
 def lines_winner(board, length):
-    """Who has a line on a board of 1, -1 and 0, by looking from every place in every direction."""
+    """The player (1, -1 or 0) with a line: checks every cell in every direction."""
     rows, columns = board.shape
     for r, c in np.ndindex(rows, columns):
         for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
@@ -77,7 +77,7 @@ def lines_winner(board, length):
 
 
 def hex_winner(board):
-    """Who has connected their sides: a search from the first row, and from the first column."""
+    """The player (1, -1 or 0) that connects both sides: flood fill from the first row or column."""
     size = len(board)
     for stone, first, last in ((1, lambda r, c: r == 0, lambda r, c: r == size - 1),
                                (-1, lambda r, c: c == 0, lambda r, c: c == size - 1)):  # fmt: skip
@@ -99,20 +99,20 @@ def hex_winner(board):
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def random_games(game, key, count, moves):
-    """Positions `[count, moves, ...]` of random games, and their legal moves."""
+    """Final positions of random games; positions, legal moves and actions `[count, moves, ...]`."""
 
-    def one(position, key):
+    def step(position, key):
         legal = game.legal(position)
         action = jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf))
         after = games.game.play_on(game, position, action)
         return after, (position, legal, action)
 
-    def whole(key):
+    def play_game(key):
         start = game.init(key)
-        end, played = jax.lax.scan(one, start, jax.random.split(key, moves))
-        return end, played
+        end, history = jax.lax.scan(step, start, jax.random.split(key, moves))
+        return end, history
 
-    return jax.vmap(whole)(jax.random.split(key, count))
+    return jax.vmap(play_game)(jax.random.split(key, count))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def random_games(game, key, count, moves):
     ],
     ids=["tic_tac_toe", "connect_four", "hex"],
 )
-def test_random_games_end_as_a_reference_says(game, winner):
+def test_random_games_match_reference(game, winner):
     end, (positions, legal, _) = random_games(game, jax.random.key(1), 24, game.max_moves)
     assert np.asarray(end.over).all() and len(set(end.score.tolist())) >= 2
     for i in range(24):
@@ -143,7 +143,7 @@ def test_random_games_end_as_a_reference_says(game, winner):
     [(games.connect_four(), "connect_four"), (TIC_TAC_TOE, "tic_tac_toe")],
     ids=["connect_four", "tic_tac_toe"],
 )
-def test_the_same_moves_in_pgx(ours, name):
+def test_matches_pgx(ours, name):
     pytest.importorskip("pgx")
     theirs = games.PgxGame(name)
     _, (positions, legal, actions) = random_games(ours, jax.random.key(2), 8, ours.max_moves)
@@ -172,13 +172,13 @@ def test_the_same_moves_in_pgx(ours, name):
 
 
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "hex"])
-def test_a_game_conforms(name):
+def test_games_conform(name):
     sizes = {"connect_four": {"rows": 4, "columns": 4}, "hex": {"size": 3}}.get(name, {})
     assert_conforms(envs.make(f"game:{name}", **sizes))
     assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
 
 
-def test_a_game_of_pgx_conforms():
+def test_pgx_game_conforms():
     pytest.importorskip("pgx")
     env = envs.make("pgx:tic_tac_toe", opponent="greedy")
     assert env == envs.make("pgx:tic_tac_toe", opponent="greedy") and env.name == "pgx:tic_tac_toe"
@@ -187,8 +187,8 @@ def test_a_game_of_pgx_conforms():
         envs.make("pgx:otello")
 
 
-def test_games_begin_after_random_moves():
-    """From none to two, equally often; and from the start where they would have ended the game."""
+def test_random_opening_moves():
+    """Zero to two moves, equally often; a game that they would end starts from the initial position."""
     env = envs.vectorize(games.Turns(TIC_TAC_TOE, random_moves=2))
     state, _ = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 300))
     counts = np.bincount(np.asarray(state.inner.moves), minlength=3)
@@ -198,52 +198,52 @@ def test_games_begin_after_random_moves():
     assert not np.asarray(state.inner.over).any() and set(state.inner.moves.tolist()) == {0, 1, 2}
 
 
-def test_the_agent_begins_in_half_of_the_games_and_is_paid_for_its_own_side():
+def test_agent_starts_half_of_the_games():
     env = envs.make("game:tic_tac_toe", opponent="greedy")
     keys = jax.random.split(jax.random.key(0), 64)
     state, observation = jax.jit(env.reset)(keys)
     began = np.asarray(state.inner.player) == 0
     assert 16 < began.sum() < 48
     stones = np.asarray(observation.observation).sum(axis=(1, 2))
-    np.testing.assert_array_equal(stones[:, 1], ~began)  # the opponent has moved where it began
+    np.testing.assert_array_equal(stones[:, 1], ~began)  # the opponent has moved if it started
     step = jax.jit(env.step)
     ends = []
-    for _ in range(5):  # the lowest legal place, which loses to a greedy opponent almost always
+    for _ in range(5):  # the lowest legal action, which almost always loses to a greedy opponent
         state, step_ = step(keys, state, jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32))
         observation = step_.observation
         ends += np.asarray(step_.episode_return)[np.asarray(step_.terminated)].tolist()
     assert len(ends) >= 64 and np.mean(ends) < -0.3
 
 
-def test_both_sides_are_played_in_turns():
+def test_turns_reward_the_last_player():
     env = envs.vectorize(games.Turns(TIC_TAC_TOE))
     keys = jax.random.split(jax.random.key(0), 1)
     state, _ = jax.jit(env.reset)(keys)
-    rewards, play = [], jax.jit(env.step)
+    rewards, step_env = [], jax.jit(env.step)
     for action in (0, 3, 1, 4, 8, 5):
-        state, step = play(keys, state, jnp.array([action]))
+        state, step = step_env(keys, state, jnp.array([action]))
         rewards.append(float(step.reward[0]))
-    assert rewards == [0, 0, 0, 0, 0, 1] and bool(step.terminated[0]), "who moved last is paid"
+    assert rewards == [0, 0, 0, 0, 0, 1] and bool(step.terminated[0]), "the last player gets the reward"
 
 
 # --- players ---
 
 
-def test_a_greedy_player_wins_and_prevents_losses():
+def test_greedy_player_wins_and_blocks():
     greedy = games.Greedy(TIC_TAC_TOE)
     choose = jax.jit(jax.vmap(lambda key, position: greedy.choose(key, (), position)[0], (0, None)))
     keys = jax.random.split(jax.random.key(0), 12)
-    for played, best in {(0, 3, 1, 4): {2}, (0, 4, 1): {2}, (0, 1, 4, 2): {8, 3, 6}}.items():
-        assert set(choose(keys, moved(TIC_TAC_TOE, *played)).tolist()) <= best, played
-    # Two threats at once cannot be met: any move will do.
-    assert set(choose(keys, moved(TIC_TAC_TOE, 0, 1, 4, 5, 6)).tolist()) <= {2, 3, 7, 8}
+    for actions, best in {(0, 3, 1, 4): {2}, (0, 4, 1): {2}, (0, 1, 4, 2): {8, 3, 6}}.items():
+        assert set(choose(keys, play_moves(TIC_TAC_TOE, *actions)).tolist()) <= best, actions
+    # A double threat cannot be blocked: any move is allowed.
+    assert set(choose(keys, play_moves(TIC_TAC_TOE, 0, 1, 4, 5, 6)).tolist()) <= {2, 3, 7, 8}
 
 
-def test_no_game_of_a_match_is_decided_before_its_players_move():
-    """Eight random moves end most games of tic-tac-toe: those begin without any."""
+def test_openings_of_a_match_do_not_end_games():
+    """Eight random moves would end most games of tic-tac-toe: these games start without any."""
 
     @dataclasses.dataclass(frozen=True)
-    class Resigns:  # loses by a move that is not legal, once the first stone is there
+    class Resigns:  # makes an illegal move, which loses, once a stone is on the board
         game = TIC_TAC_TOE
 
         def begin(self, key):
@@ -253,13 +253,13 @@ def test_no_game_of_a_match_is_decided_before_its_players_move():
             return jnp.argmax(position.stones.ravel() != 0).astype(jnp.int32), memory
 
     scores = games.match(TIC_TAC_TOE, Resigns(), Resigns(), jax.random.key(0), 40, 8)
-    # Of the empty board the first move is legal, and the second player resigns.
+    # On the empty board the first player's move is legal, and the second player resigns.
     first, second = np.asarray(scores).reshape(2, -1)
     assert set(first.tolist()) == set(second.tolist()) == {-1.0, 1.0}
     assert (first == 1).sum() > 10 and (second == -1).sum() > 10
 
 
-def test_mistakes():
+def test_invalid_arguments_are_refused():
     with pytest.raises(FdgError, match="games=3 is odd"):
         games.match(HEX, games.Uniform(HEX), games.Uniform(HEX), jax.random.key(0), 3)
     with pytest.raises(FdgError, match="a row of 6 does not fit on a board of 4 rows and 5 columns"):

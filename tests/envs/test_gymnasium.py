@@ -1,4 +1,4 @@
-"""Gymnasium's environments: the contract, and the numbers of stepping the library by hand."""
+"""Gymnasium's environments: the contract, spaces, and equality with stepping Gymnasium directly."""
 
 import gymnasium
 import jax
@@ -16,7 +16,7 @@ STEPS, NUM_ENVS = 60, 3
 
 
 @pytest.fixture(autouse=True)
-def _end_pools():
+def _close_pools():
     yield
     host.close()
 
@@ -37,13 +37,13 @@ def random_rollout(env):
 
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 18), ("Pendulum-v1", 7)])
-def test_it_conforms(name, limit):
+def test_conforms(name, limit):
     rollout = assert_conforms(envs.make(f"gymnasium:{name}", max_episode_steps=limit, workers=2))
     assert rollout.step.truncated.any() and rollout.step.terminated.any() == (name == "CartPole-v1")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "options", "message"),
     [
         ("NoSuch-v0", {}, "environment 'gymnasium:NoSuch-v0' cannot be made: NameNotFound: .*NoSuch"),
         ("CartPole-v9", {}, "VersionNotFound.*: write gymnasium:CartPole-v1; if a module registers it"),
@@ -52,13 +52,13 @@ def test_it_conforms(name, limit):
         ("CartPole-v1", {"max_episode_steps": [3]}, "must be a number, string or tuple"),
     ],
 )
-def test_what_gymnasium_does_not_make(name, options, words):
-    with pytest.raises(FdgError, match=words):
+def test_errors_of_gymnasium_are_reported(name, options, message):
+    with pytest.raises(FdgError, match=message):
         envs.make(f"gymnasium:{name}", **options)
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"),
+    ("missing", "message"),
     [
         (
             "box2d",
@@ -68,13 +68,13 @@ def test_what_gymnasium_does_not_make(name, options, words):
         ("toy-text", r"cannot be made: DependencyNotInstalled: .*gymnasium\[toy-text\]"),
     ],
 )
-def test_what_is_not_installed_is_named_as_our_extra(missing, words, monkeypatch):
+def test_missing_dependency_names_the_extra(missing, message, monkeypatch):
     def make(*_, **__):
         raise gymnasium.error.DependencyNotInstalled(f'it is missing: pip install "gymnasium[{missing}]"')
 
     monkeypatch.setattr(gymnasium, "make", make)
     from_gymnasium._facts.cache_clear()
-    with pytest.raises(FdgError, match=words):
+    with pytest.raises(FdgError, match=message):
         envs.make("gymnasium:Missing-v0")
 
 
@@ -83,8 +83,8 @@ def test_what_is_not_installed_is_named_as_our_extra(missing, words, monkeypatch
 spaces = gymnasium.spaces
 
 
-def elements(space, number=4):
-    """A batch of random elements, as the libraries give them, and the elements."""
+def sample_batch(space, number=4):
+    """Random elements, batched in Gymnasium's layout and unbatched."""
     from envs.gymnasium_worker import stack
 
     space.seed(0)
@@ -92,19 +92,19 @@ def elements(space, number=4):
     return stack(samples), samples
 
 
-def test_images_have_their_channels_last():
+def test_images_are_channels_last():
     for shape, expected in {(4, 9, 8): (9, 8, 4), (9, 8, 3): (9, 8, 3), (9, 8): (9, 8)}.items():
         space = spaces.Box(0, 255, shape, np.uint8)
         box = gymnasium_spaces.observation_box("it", space)
         assert box == Box(0.0, 255.0, expected, "uint8")
-        batch, samples = elements(space)
+        batch, samples = sample_batch(space)
         encoded = gymnasium_spaces.encode(space, batch)
         assert encoded.shape == (4, *expected) and encoded.dtype == np.uint8 and encoded.flags["C_CONTIGUOUS"]
-        moved = shape == (4, 9, 8)
-        np.testing.assert_array_equal(encoded[1], np.moveaxis(samples[1], 0, -1) if moved else samples[1])
+        is_moved = shape == (4, 9, 8)
+        np.testing.assert_array_equal(encoded[1], np.moveaxis(samples[1], 0, -1) if is_moved else samples[1])
 
 
-def test_parts_become_one_vector_as_gymnasium_flattens_them():
+def test_encode_matches_gymnasium_flatten():
     space = spaces.Dict(
         {
             "position": spaces.Box(-1.0, 2.0, (2, 3), np.float64),
@@ -112,7 +112,7 @@ def test_parts_become_one_vector_as_gymnasium_flattens_them():
             "bits": spaces.MultiBinary(2),
         }
     )
-    batch, samples = elements(space)
+    batch, samples = sample_batch(space)
     encoded = gymnasium_spaces.encode(space, batch)
     assert encoded.dtype == np.float32
     for row, sample in zip(encoded, samples, strict=True):
@@ -122,7 +122,7 @@ def test_parts_become_one_vector_as_gymnasium_flattens_them():
     np.testing.assert_array_equal(box.high_array, flat.high)
 
 
-def test_codes_stay_integers_and_other_numbers_are_float32():
+def test_observation_dtypes():
     for dtype, high in ((np.float64, 9), (np.int32, 900), (np.uint8, 100)):
         space = spaces.Box(0, high, (5,), dtype)
         assert gymnasium_spaces.observation_box("it", space) == Box(0.0, float(high), (5,))
@@ -133,7 +133,7 @@ def test_codes_stay_integers_and_other_numbers_are_float32():
         assert gymnasium_spaces.observation_box("it", space) == Box(0.0, 9.0, (5,), "int32")
         encoded = gymnasium_spaces.encode(space, np.arange(10, dtype=dtype).reshape(2, 5))
         assert encoded.dtype == np.int32 and encoded[1].tolist() == [5, 6, 7, 8, 9]
-    memory = spaces.Box(0, 255, (5,), np.uint8)  # a console's, which networks scale as they scale pictures
+    memory = spaces.Box(0, 255, (5,), np.uint8)  # of a console: networks scale it as they scale images
     assert gymnasium_spaces.observation_box("it", memory) == Box(0.0, 255.0, (5,), "uint8")
     assert gymnasium_spaces.encode(memory, np.full((2, 5), 200, np.uint8)).dtype == np.uint8
     assert gymnasium_spaces.observation_box("it", spaces.Discrete(3)) == Box(0.0, 1.0, (3,))
@@ -142,8 +142,8 @@ def test_codes_stay_integers_and_other_numbers_are_float32():
     )
 
 
-def test_a_map_of_minigrid_has_the_range_of_its_codes_and_a_text_is_bytes():
-    """From whichever source it comes, and however its module is named; pictures of a wrapper are pictures."""
+def test_minigrid_codes_and_text_bytes():
+    """Maps have code ranges with every source and module name; rendered images do not."""
     cells, drawn = (spaces.Box(0, 255, (size, size, 3), np.uint8) for size in (7, 56))
     for name in ("envpool:MiniGrid-Empty-5x5-v0", "gymnasium:minigrid:BabyAI-GoToObj-v0"):
         found = gymnasium_spaces.observation_box(name, cells)
@@ -170,7 +170,7 @@ def test_a_map_of_minigrid_has_the_range_of_its_codes_and_a_text_is_bytes():
         (spaces.Box(-1.0, np.array([1.0, 2.0]), dtype=np.float64), Box(-1.0, (1.0, 2.0), (2,))),
     ],
 )
-def test_actions_are_those_of_the_library(space, expected):
+def test_action_spaces(space, expected):
     ours = gymnasium_spaces.action_space("it", space)
     assert ours == expected
     keys = jax.random.split(jax.random.key(0), 20)
@@ -180,38 +180,38 @@ def test_actions_are_those_of_the_library(space, expected):
         assert space.contains(action), action
 
 
-def test_the_smallest_positive_number_is_no_bound():
-    """EnvPool's ViZDoom has it for actions, its Control Suite for observations."""
+def test_smallest_positive_bound_means_unbounded():
+    """EnvPool's ViZDoom has this bound for actions, its Control Suite for observations."""
     space, free = spaces.Box(np.finfo(np.float64).tiny, np.inf, (2,), np.float64), Box(-np.inf, np.inf, (2,))
     assert gymnasium_spaces.action_space("it", space) == gymnasium_spaces.observation_box("it", space) == free
 
 
-def test_spaces_without_a_place_are_refused():
+def test_unsupported_spaces_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its observations hold a Sequence"):
         gymnasium_spaces.observation_box("it", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(3))}))
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
 
 
-# --- observations in parts ---
+# --- composite observations ---
 
 
 @pytest.mark.parametrize(
-    ("acting", "shape", "expected"),
+    ("action_space", "shape", "expected"),
     [
         (spaces.Discrete(6), (2, 3), [[0, 1, 1, 1, 1, 1]]),
         (spaces.MultiDiscrete([2, 4]), (6,), [[0, 1, 1, 1, 1, 1]]),
         (spaces.MultiDiscrete([3, 3]), (6,), [[0, 1, 1, 1, 1, 1]]),
         (spaces.MultiDiscrete([3, 3]), (2, 3), [[0, 1, 1, 1, 1, 1]]),
-        (spaces.MultiDiscrete([2, 3]), (2, 3), None),  # of combinations of choices
-        (spaces.MultiDiscrete([2, 2]), (2, 2), None),  # of combinations, or of two choices
+        (spaces.MultiDiscrete([2, 3]), (2, 3), None),  # one bit per combination of choices
+        (spaces.MultiDiscrete([2, 2]), (2, 2), None),  # ambiguous
         (spaces.Discrete(5), (2, 3), None),
         (spaces.Box(-1.0, 1.0, (6,)), (6,), None),
     ],
 )
-def test_a_part_is_a_mask_where_it_has_a_bit_for_each_action(acting, shape, expected):
+def test_detects_action_masks(action_space, shape, expected):
     theirs = spaces.Dict({"seen": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(shape)})
-    facts = gymnasium_spaces.facts("it", theirs, acting, None)
+    facts = gymnasium_spaces.facts("it", theirs, action_space, None)
     bits = np.ones((2, *shape), np.int8)
     bits[0].flat[0], bits[1] = 0, 0
     batch = {"seen": np.zeros((2, 1), np.float32), "action_mask": bits}
@@ -219,14 +219,14 @@ def test_a_part_is_a_mask_where_it_has_a_bit_for_each_action(acting, shape, expe
     features, mask = envs.features_and_mask(shown)
     assert set(features) == {"seen"} | ({"action_mask"} if expected is None else set())
     if expected is not None:
-        np.testing.assert_array_equal(mask, [*expected, [1] * 6])  # where nothing is allowed, all is
+        np.testing.assert_array_equal(mask, [*expected, [1] * 6])  # an empty mask allows every action
 
 
 PARTED = "gymnasium:tests.envs.parted:Parted-v0"
 
 
-def test_parts_stay_apart_and_arrive_bit_for_bit():
-    """Images with their channels last, categories from zero on, all other numbers float32."""
+def test_matches_gymnasium_with_composite_observations():
+    """Images are channels-last, categories start at zero, all other numbers are float32."""
     env = envs.make(PARTED, workers=2)
     assert env.observation_space == envs.Dict(
         {
@@ -239,20 +239,20 @@ def test_parts_stay_apart_and_arrive_bit_for_bit():
     seeds, first, actions, step = random_rollout(env)
     ended = 0
     for b in range(NUM_ENVS):
-        by_hand = gymnasium.make(PARTED.removeprefix("gymnasium:"))
-        seen, _ = by_hand.reset(seed=int(seeds[b]))
-        compare(jax.tree.map(lambda x, b=b: x[b], first), seen)
+        reference = gymnasium.make(PARTED.removeprefix("gymnasium:"))
+        observation, _ = reference.reset(seed=int(seeds[b]))
+        assert_same(jax.tree.map(lambda x, b=b: x[b], first), observation)
         for t in range(STEPS):
-            seen, reward, terminated, truncated, _ = by_hand.step(int(actions[t, b]))
-            compare(jax.tree.map(lambda x, t=t, b=b: x[t, b], step.final_observation), seen)
+            observation, reward, terminated, truncated, _ = reference.step(int(actions[t, b]))
+            assert_same(jax.tree.map(lambda x, t=t, b=b: x[t, b], step.final_observation), observation)
             assert (step.reward[t, b], step.terminated[t, b]) == (reward, terminated)
             if terminated or truncated:
                 ended += 1
-                by_hand.reset()
+                reference.reset()
     assert ended > NUM_ENVS
 
 
-def compare(ours, theirs):
+def assert_same(ours, theirs):
     np.testing.assert_array_equal(ours["picture"], np.moveaxis(theirs["picture"], 0, -1))
     np.testing.assert_array_equal(ours["position"], theirs["position"].astype(np.float32))
     np.testing.assert_array_equal(ours["bits"], theirs["bits"])

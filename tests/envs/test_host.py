@@ -1,4 +1,4 @@
-"""Environments on the host: their order, their failures, and what becomes of pools."""
+"""Environments on the host: step order, failures, and the lifetime of pools."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ COUNTING = "gymnasium:tests.envs.faulty:Counting-v0"
 
 
 @pytest.fixture(autouse=True)
-def _end_pools():
+def _close_pools():
     yield
     host.close()
 
@@ -43,8 +43,8 @@ def counting(fault="none", workers=2, **overrides):
     return envs.make(COUNTING, fault=fault, workers=workers, **overrides)
 
 
-def stepped(env, state, steps, seed=1):
-    """`steps` steps with action 1 in everything, in one program: the state, and a `TimeStep [T, B]`."""
+def run_steps(env, state, steps, seed=1):
+    """Runs `steps` steps with action 1 in one program; returns the state and a `TimeStep [T, B]`."""
 
     number = state.running_length.shape[0]
     return _steps(env)(state, jax.random.split(jax.random.key(seed), (steps, number)))
@@ -68,21 +68,21 @@ def small_ppo(env, **fields):
 # --- order and seeds ---
 
 
-def test_steps_come_in_order_and_episodes_end_at_the_limit():
+def test_step_order_and_time_limit():
     env = counting()
     state, first = jax.jit(env.reset)(keys(3))
     assert first.dtype == "float32" and (first[:, 1] == 0).all() and len(set(first[:, 0].tolist())) == 3
-    state, step = stepped(env, state, 12)
+    state, step = run_steps(env, state, 12)
     times = np.tile(np.arange(12)[:, None] % 5 + 1, 3)
     np.testing.assert_array_equal(step.final_observation[..., 1], times)
     np.testing.assert_array_equal(step.truncated, times == 5)
     np.testing.assert_array_equal(step.observation[..., 1], times % 5)
     assert not step.terminated.any()
-    np.testing.assert_array_equal(step.reward, 1.0)  # the library saw action 6: its space starts at 5
+    np.testing.assert_array_equal(step.reward, 1.0)  # Gymnasium gets action 6: its space starts at 5
     np.testing.assert_array_equal(step.episode_return, np.where(times == 5, 5.0, 0.0))
     np.testing.assert_array_equal(step.episode_length, np.where(times == 5, 5, 0))
-    # A further call goes on where the program before it ended.
-    _, step = stepped(env, state, 1)
+    # A second program continues from the state of the first.
+    _, step = run_steps(env, state, 1)
     np.testing.assert_array_equal(step.final_observation[..., 1], 3)
 
 
@@ -96,22 +96,22 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_ends_the_run_with_its_name(fault):
+def test_worker_failures_are_named(fault):
     env = counting(fault, timeout=2.0)
     state, _ = jax.jit(env.reset)(keys(2))
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=f"HostError: environment '{COUNTING}': .*{FAULTS[fault]}"
     ):
-        jax.block_until_ready(stepped(env, state, 6))
+        jax.block_until_ready(run_steps(env, state, 6))
     assert host.running() == 0
 
 
 @pytest.mark.parametrize("fault", ["die", "hang"])
-def test_a_restart_replaces_the_instances_that_were_lost(fault, caplog):
+def test_restart_replaces_lost_instances(fault, caplog):
     env = counting(fault, timeout=2.0, restarts=1)
     state, first = jax.jit(env.reset)(keys(2))
-    state, step = jax.tree.map(np.asarray, stepped(env, state, 6))
-    (lost,) = np.flatnonzero(step.truncated[2])  # the first to come to step 3 in one of the two workers
+    state, step = jax.tree.map(np.asarray, run_steps(env, state, 6))
+    (lost,) = np.flatnonzero(step.truncated[2])  # the instance that reached step 3 first
     other = 1 - lost
     assert [
         message
@@ -119,7 +119,7 @@ def test_a_restart_replaces_the_instances_that_were_lost(fault, caplog):
         if "1 of its 2 instances start anew (restart 1 of 1)" in message
     ]
     assert step.reward[2, lost] == 0 and step.reward[2, other] == 1
-    # What it saw last ends its episode, and a new one begins.
+    # Its last observation ends the episode, and a new episode starts.
     np.testing.assert_array_equal(step.final_observation[2, lost], step.observation[1, lost])
     assert step.observation[2, lost, 1] == 0 and step.observation[2, lost, 0] != first[lost, 0]
     np.testing.assert_array_equal(step.final_observation[:, lost, 1], [1, 2, 2, 1, 2, 3])
@@ -127,7 +127,7 @@ def test_a_restart_replaces_the_instances_that_were_lost(fault, caplog):
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
 
 
-def test_an_instance_that_does_not_start():
+def test_constructor_failure():
     env = counting("constructor")
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"at its start, worker . .*OSError: no such model"):
         jax.block_until_ready(jax.jit(env.reset)(keys(2)))
@@ -135,7 +135,7 @@ def test_an_instance_that_does_not_start():
 
 
 class _Faulty:
-    """EnvPool's CartPole, that does something else at its third step."""
+    """EnvPool's CartPole with a fault at its third step."""
 
     def __init__(self, env, fault):
         self.env, self.fault, self.count = env, fault, 0
@@ -160,13 +160,13 @@ def _hang():
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "error"),
     [
         (_raise, "a step raised RuntimeError: mj_step diverged"),
         (_hang, "was not done in 0.5 s"),
     ],
 )
-def test_a_failure_of_envpool_ends_the_run_or_restarts_it(fault, words, monkeypatch, caplog):
+def test_envpool_failures(fault, error, monkeypatch, caplog):
     make = from_envpool._make
     made = []
 
@@ -176,25 +176,25 @@ def test_a_failure_of_envpool_ends_the_run_or_restarts_it(fault, words, monkeypa
 
     monkeypatch.setattr(from_envpool, "_make", faulty_once)
     env = envs.make("envpool:CartPole-v1", timeout=0.5)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"environment 'envpool:CartPole-v1': .*{words}"):
-        jax.block_until_ready(stepped(env, env.reset(keys(2))[0], 5))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"environment 'envpool:CartPole-v1': .*{error}"):
+        jax.block_until_ready(run_steps(env, env.reset(keys(2))[0], 5))
     made.clear()
     env = envs.make("envpool:CartPole-v1", timeout=0.5, restarts=1)
-    _, step = stepped(env, env.reset(keys(2))[0], 5)
+    _, step = run_steps(env, env.reset(keys(2))[0], 5)
     np.testing.assert_array_equal(step.truncated[2], True)
     np.testing.assert_array_equal(step.final_observation[2], step.observation[1])
     assert (step.observation[2] != step.final_observation[2]).any() and len(made) == 2
     assert "2 of its 2 instances start anew (restart 1 of 1)" in caplog.text
 
 
-# --- pools and tickets ---
+# --- pools ---
 
 
-def test_a_state_whose_instances_are_gone_starts_new_episodes(caplog):
+def test_lost_instances_start_new_episodes(caplog):
     env = counting()
-    state, _ = stepped(env, env.reset(keys(2))[0], 3)
+    state, _ = run_steps(env, env.reset(keys(2))[0], 3)
     host.close()  # as in another process, where a checkpoint is restored
-    _, step = jax.tree.map(np.asarray, stepped(env, state, 3))
+    _, step = jax.tree.map(np.asarray, run_steps(env, state, 3))
     assert caplog.messages == [
         f"environment '{COUNTING}': the instances that this state was made with are gone (no checkpoint holds"
         " them): 2 new episodes start here"
@@ -209,23 +209,23 @@ def test_a_state_whose_instances_are_gone_starts_new_episodes(caplog):
 def test_old_pools_are_closed():
     env = counting(workers=1)
     kept, _ = env.reset(keys(1))
-    closed = list(running_pools.POOLS._by_number.values())
+    pools = list(running_pools.POOLS._by_number.values())
     for _ in range(running_pools._MAX_POOLS + 2):
         other, _ = env.reset(keys(1))
-        kept, step = stepped(env, kept, 1)  # what is in use stays
+        kept, step = run_steps(env, kept, 1)  # a pool in use stays open
         assert step.reward[0, 0] == 1
     assert host.running() == running_pools._MAX_POOLS
-    assert closed[0] in running_pools.POOLS._by_number.values()
+    assert pools[0] in running_pools.POOLS._by_number.values()
     processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)
     del other
 
 
-# --- engines ---
+# --- tracing, placing and training ---
 
 
-def test_tracing_and_planning_start_nothing():
+def test_tracing_and_placing_start_no_pool():
     algorithm = small_ppo(counting())
     graph = fdg.trace(algorithm)
     assert [f.name for f in graph.fragments if f.role == "environment"] == ["step"]
@@ -234,7 +234,7 @@ def test_tracing_and_planning_start_nothing():
 
 
 @pytest.mark.parametrize(
-    ("policy", "devices", "words"),
+    ("policy", "devices", "error"),
     [
         (
             policies.GPUOnly(),
@@ -248,16 +248,16 @@ def test_tracing_and_planning_start_nothing():
         (policies.Central(), 3, "the 2 devices of group 'workers': use workers=1"),
     ],
 )
-def test_a_policy_that_would_split_it_is_refused(policy, devices, words):
+def test_policies_that_split_it_are_refused(policy, devices, error):
     algorithm = small_ppo(counting())
     what = f"environment '{COUNTING}' in fragment 'step' .environment. runs on the host, and cannot be split"
-    with pytest.raises(PlanError, match=f"{what} over {words}" if not words.startswith("GPU") else words):
+    with pytest.raises(PlanError, match=f"{what} over {error}" if not error.startswith("GPU") else error):
         fdg.place(algorithm, policy, devices)
     assert host.running() == 0
 
 
 def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
-    """Where a worker dies once, which costs the episode that it was at."""
+    """A worker dies once: its running episode is lost and counted."""
     out = tmp_path / "run"
     flags = "--algo a2c --num-envs 2 --num-steps 8 --hidden 4 --devices 1"
     command = [
@@ -267,8 +267,8 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
         str(out),
     ]
     assert train_main(command) == 0
-    said = capsys.readouterr().out
-    assert "lost 1 running episode to 1 failure of the environment's workers: they count as" in said
+    output = capsys.readouterr().out
+    assert "lost 1 running episode to 1 failure of the environment's workers: they count as" in output
     assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1
     assert [row["lost_episodes"] for row in read_metrics(out / "metrics.jsonl")][-1] == 1
     # The same run, as if it had been killed before its last checkpoint.
@@ -282,7 +282,7 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
     assert train_main(["--resume", str(out), "--trust", "--eval-episodes", "0"]) == 0
     (note,) = (record.getMessage() for record in caplog.records if record.name == "envs.running_pools")
     assert "2 new episodes start here" in note
-    assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1  # of both sittings
+    assert json.loads((out / "summary.json").read_text())["lost_episodes"] == 1  # of both runs together
     assert "lost 1" not in capsys.readouterr().out
 
 
@@ -290,12 +290,12 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
 
 
 def test_values_out_of_range_are_refused():
-    for fields, words in {
+    for fields, error in {
         ("timeout", 0.0): "timeout=0.0 must be above 0 seconds",
         ("restarts", -1): "restarts=-1 must be 0 or more",
         ("workers", 0): "workers=0 must be an integer of at least 1",
     }.items():
-        with pytest.raises(FdgError, match=words):
+        with pytest.raises(FdgError, match=error):
             envs.make("gymnasium:CartPole-v1", **dict([fields]))
     env = envs.make("gymnasium:CartPole-v1")
     with pytest.raises(FdgError, match=r"action has shape \(3,\), expected \(2,\)"):
@@ -305,14 +305,14 @@ def test_values_out_of_range_are_refused():
 
 
 @pytest.mark.parametrize("package", ["envpool", "gymnasium"])
-def test_a_missing_package_is_one_line(package, monkeypatch):
+def test_missing_package(package, monkeypatch):
     find = from_envpool.importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(FdgError, match=rf"not installed: pip install 'fdg\[{package}\]'"):
         envs.make(f"{package}:Pendulum-v1", max_episode_steps=3)
 
 
-def test_equal_environments_are_equal_values():
+def test_environments_are_values():
     short = {"max_episode_steps": 7}
     for name in ("envpool:CartPole-v1", "gymnasium:CartPole-v1"):
         assert envs.make(name, **short) == envs.make(name, **short) != envs.make(name)
@@ -320,8 +320,8 @@ def test_equal_environments_are_equal_values():
         assert envs.make(name).name == name and envs.make(name, **short).max_episode_steps == 7
 
 
-def test_logging_by_jax_is_left_alone(caplog):
-    """Only our own errors, which JAX raises once more, are kept from its log."""
+def test_jax_log_filter(caplog):
+    """JAX's log omits only fdg's own errors, which JAX raises again."""
     for error in (fdg.errors.HostError("x"), ValueError("y")):
         logging.getLogger("jax._src.callback").error("failed", exc_info=(type(error), error, None))
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]

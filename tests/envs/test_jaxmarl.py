@@ -1,4 +1,4 @@
-"""The multi-particle environments of JaxMARL: the contract, and JaxMARL's own numbers."""
+"""The multi-particle environments of JaxMARL: the contract, and equality with JaxMARL."""
 
 import sys
 
@@ -15,25 +15,25 @@ from tests.later import Later
 
 jaxmarl, baselines = Later("jaxmarl"), Later("jaxmarl.wrappers.baselines")
 
-LIMIT = 7  # steps of an episode: it is cut off three times within a rollout
+LIMIT = 7  # steps per episode: truncates three times within a rollout
 SHORT = {"max_steps": LIMIT - 1}
 
-# The other kind of action than the default, and what no default has.
+# Kinds of actions and options that no default has.
 VARIANTS = (
     ("MPE_simple_spread_v3", {"action_type": "Continuous", "num_agents": 2, "agent_identity": True}),
     ("MPE_simple_speaker_listener_v4", {"action_type": "Continuous"}),
     ("MPE_simple_world_comm_v3", {"action_type": "Discrete"}),
 )
-# Three are one with other numbers of agents, and take no arguments.
-OF_OTHER_SIZES = ("MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1", "MPE_simple_facmac_9a_v1")
+# These differ only in the number of agents, and take no arguments.
+FACMAC = ("MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1", "MPE_simple_facmac_9a_v1")
 
 
-def test_the_names_are_those_that_jaxmarl_registers():
+def test_names_match_jaxmarl():
     assert [name for name in jaxmarl.registered_envs if name.startswith("MPE_")] == list(from_jaxmarl.NAMES)
 
 
 class JaxmarlStep:
-    """JaxMARL's own step, which resets by itself."""
+    """JaxMARL's own step with auto-reset."""
 
     def __init__(self, name, **arguments):
         self.env = jaxmarl.make(name, **arguments)
@@ -59,15 +59,15 @@ def strong(x):
     return jax.lax.convert_element_type(x, x.dtype)
 
 
-# world_comm, the slowest to compile, has continuous actions by default, as the variants have too.
-DEFAULTS = [name for name in from_jaxmarl.NAMES if name not in (*OF_OTHER_SIZES, "MPE_simple_world_comm_v3")]
+# Without world_comm, the slowest to compile: `VARIANTS` has it with discrete actions.
+DEFAULTS = [name for name in from_jaxmarl.NAMES if name not in (*FACMAC, "MPE_simple_world_comm_v3")]
 CASES = [(name, SHORT) for name in DEFAULTS] + [(name, {**SHORT, **variant}) for name, variant in VARIANTS]
 
 
 @pytest.mark.parametrize(
     ("name", "overrides"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overrides):
+def test_matches_jaxmarl(name, overrides):
     env = envs.make(name, **overrides)
     arguments = {argument: value for argument, value in overrides.items() if argument != "agent_identity"}
     reference = JaxmarlStep(name, **arguments)
@@ -83,17 +83,17 @@ def test_every_environment_conforms_and_gives_the_numbers_of_jaxmarl(name, overr
         theirs = observation[agent]
         np.testing.assert_allclose(seen[:, :, i, : theirs.shape[-1]], theirs, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(step.reward[:, :, i], reward[agent], rtol=1e-5, atol=1e-4)
-        behind = seen[:, :, i, theirs.shape[-1] :].sum(-1)
-        assert (behind == env.single._index_length // env.num_agents).all(), "padded with zeros, then one-hot"
+        extra = seen[:, :, i, theirs.shape[-1] :].sum(-1)
+        assert (extra == env.single._index_length // env.num_agents).all(), "padded with zeros, then one-hot"
         if mask is not None:
             assert (mask[:, :, i].sum(-1) == reference.env.action_space(agent).n).all()
     numbers_of_actions = {getattr(reference.env.action_space(agent), "n", None) for agent in observation}
     assert (mask is not None) == (len(numbers_of_actions) > 1), (
-        "a mask where, and only where, it says something"
+        "a mask only if agents have different numbers of actions"
     )
 
 
-def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
+def test_agent_identity_matches_jaxmarl_wrapper():
     name = "MPE_simple_speaker_listener_v4"
     manager = baselines.CTRolloutManager(jaxmarl.make(name), batch_size=1)
     with jax.numpy_rank_promotion("allow"):
@@ -105,14 +105,14 @@ def test_agents_are_told_apart_as_by_jaxmarls_own_wrapper():
 
 
 def test_tracing_allocates_nothing():
-    # With overrides of its own, so that no other test has made it already.
+    # Unique overrides, so that no other test has cached this environment.
     assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
 
 
-def test_the_sizes_of_all():
+def test_sizes():
     for name in from_jaxmarl.NAMES:
         assert envs.make(name).max_episode_steps == 26
-    others = [envs.make(name) for name in OF_OTHER_SIZES]
+    others = [envs.make(name) for name in FACMAC]
     sizes = [(env.num_agents, env.observation_space.shape) for env in others]
     assert sizes == [(4, (16 + 4,)), (8, (28 + 8,)), (12, (40 + 12,))]  # JaxMARL declares 16 for all three
     assert envs.make("MPE_simple_spread_v3").observation_space.shape == (18,)
@@ -121,7 +121,7 @@ def test_the_sizes_of_all():
     assert envs.make("MPE_simple_tag_v3", agent_identity=False).observation_space.shape == (16,)
 
 
-def test_without_jaxmarl_the_error_says_what_to_install(monkeypatch):
+def test_missing_jaxmarl(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments", None)
     with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):
         from_jaxmarl._mpe.__wrapped__()

@@ -1,4 +1,4 @@
-"""JaxMARL's games beside the particles: shapes and spaces of all, numbers of one, and what is refused."""
+"""JaxMARL's other environments: names, shapes and spaces; equality with JaxMARL for one; errors."""
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from tests.later import Later
 jaxmarl = Later("jaxmarl")
 
 
-def test_the_names_are_those_that_jaxmarl_registers():
+def test_names_match_jaxmarl():
     ours = {*jaxmarl_games.KINDS, *jaxmarl_brax.BODIES}
     theirs = {name for name in jaxmarl.registered_envs if not name.startswith(("MPE_", "JaxRobotarium"))}
-    assert theirs - ours == {"LearnedPolicyEnemySMAX"}, "which needs a policy, and is made in Python"
+    assert theirs - ours == {"LearnedPolicyEnemySMAX"}, "it needs a policy, so only Python code can make it"
     assert not ours - theirs
 
 
@@ -33,7 +33,7 @@ def test_the_names_are_those_that_jaxmarl_registers():
         ("hanabi", {}, 2, (658,), 21, None),
     ],
 )
-def test_an_environment_fits_its_spaces(name, overrides, agents, shape, actions, limit):
+def test_shapes_match_spaces(name, overrides, agents, shape, actions, limit):
     env = envs.make(name, **overrides)
     assert env.num_agents == agents and env.max_episode_steps == limit
     assert env.observation_space.shape[1:] == shape[1:] and env.action_space == envs.Discrete(actions)
@@ -51,7 +51,7 @@ def test_an_environment_fits_its_spaces(name, overrides, agents, shape, actions,
     assert (mask is not None) == (name in ("HeuristicEnemySMAX", "hanabi"))
 
 
-def test_the_riddle_conforms_and_gives_the_numbers_of_jaxmarl():
+def test_switch_riddle_matches_jaxmarl():
     env = envs.make("switch_riddle", agent_identity=True)
     rollout = assert_conforms(env)
     step, theirs = rollout.step, jaxmarl.make("switch_riddle")
@@ -72,8 +72,8 @@ def test_the_riddle_conforms_and_gives_the_numbers_of_jaxmarl():
         assert step.reward[0, 0, i] == reward[agent]
 
 
-def test_a_body_is_moved_by_its_parts():
-    """Each agent's actions reach its own joints, and it sees its own numbers."""
+def test_mabrax_agents_have_separate_joints():
+    """Joints are divided among agents; each agent observes its own components."""
     env = envs.make("hopper_3x1", episode_length=5)
     assert (env.num_agents, env.max_episode_steps) == (3, 5)
     seen, moved = jaxmarl_brax._mappings("hopper_3x1")
@@ -92,6 +92,6 @@ def test_a_body_is_moved_by_its_parts():
         ("overcooked", {"layout": "ring"}, "unknown layout of overcooked 'ring'"),
     ],
 )
-def test_an_unknown_map_is_refused(name, overrides, message):
+def test_unknown_map_or_layout_is_refused(name, overrides, message):
     with pytest.raises(FdgError, match=message):
         envs.make(name, **overrides)

@@ -1,4 +1,4 @@
-"""Actions in parts: algorithms act by one array, the environment gets its parts; so does a policy's user."""
+"""Composite actions: algorithms use one array; environments and users of a policy get the parts."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from fdg.errors import FdgError
 
 @dataclasses.dataclass(frozen=True)
 class Echo:
-    """Shows all numbers of the last action, the parts in their order, and is paid their sum."""
+    """Observes the last action, flattened in the order of its parts; the reward is its sum."""
 
     action_space: Any
     name: ClassVar[str] = "echo"
@@ -40,12 +40,12 @@ class Echo:
         return state + 1, seen, jnp.sum(seen), False, False
 
 
-def parted(leaves):
-    """Dictionaries and tuples of them, nested."""
-    inside = st.one_of(leaves, st.lists(leaves, min_size=1, max_size=2).map(lambda x: Tuple(tuple(x))))
+def nested(leaves):
+    """Nested dictionaries and tuples of `leaves`."""
+    part = st.one_of(leaves, st.lists(leaves, min_size=1, max_size=2).map(lambda x: Tuple(tuple(x))))
     return st.one_of(
-        st.dictionaries(st.sampled_from("abc"), inside, min_size=1).map(Dict),
-        st.lists(inside, min_size=1, max_size=3).map(lambda x: Tuple(tuple(x))),
+        st.dictionaries(st.sampled_from("abc"), part, min_size=1).map(Dict),
+        st.lists(part, min_size=1, max_size=3).map(lambda x: Tuple(tuple(x))),
     )
 
 
@@ -56,9 +56,9 @@ FLOATS = st.sampled_from(
 
 
 @settings(max_examples=2, deadline=None, derandomize=True)
-@given(st.one_of(parted(CATEGORIES), parted(FLOATS)))
-def test_parts_of_actions_are_joined(space):
-    """The joined space draws what the parts would, in their order; policies at work give the parts."""
+@given(st.one_of(nested(CATEGORIES), nested(FLOATS)))
+def test_composite_actions_are_joined(space):
+    """The joined space contains the parts, flattened in order; `native` decodes actions into parts."""
     env = envs.vectorize(Echo(space))
     drawn = [composite.sample(space, key) for key in jax.random.split(jax.random.key(0), 2)]
     flat = jnp.stack([jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(one)]) for one in drawn])
@@ -73,6 +73,6 @@ def test_parts_of_actions_are_joined(space):
             np.testing.assert_array_equal(given_out[i], part)
 
 
-def test_categories_and_floats_together_are_refused():
+def test_discrete_and_float_actions_together_are_refused():
     with pytest.raises(FdgError, match="categories and floats together: make all discrete or all floats"):
         envs.check(envs.vectorize(Echo(Tuple((Discrete(2), Box(0.0, 1.0, (1,)))))))

@@ -1,4 +1,4 @@
-"""Importing environments without the libraries that they draw with."""
+"""Environments run without their plotting libraries, which are imported on first use."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import textwrap
 
 
 def run(code):
-    """The output of a fresh process, in which nothing is imported yet."""
+    """Runs code in a new process; returns its output."""
     words = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
-def test_a_step_imports_no_drawing_and_drawing_works_afterwards():
-    said = run(
+def test_step_imports_no_plotting_library():
+    output = run(
         """
         import sys
         import jax, envs
@@ -25,4 +25,4 @@ def test_a_step_imports_no_drawing_and_drawing_works_afterwards():
         print(pong.plt.subplots is __import__("matplotlib.pyplot").pyplot.subplots)
         """
     )
-    assert said.splitlines() == ["['gymnax']", "True", "True"]
+    assert output.splitlines() == ["['gymnax']", "True", "True"]

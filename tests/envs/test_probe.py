@@ -1,4 +1,4 @@
-"""The right answers that the probes' docstrings state."""
+"""Probe environments give the rewards that their docstrings state."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,17 @@ from tests.envs.conformance import assert_conforms
 
 
 def play(env, policy, num_envs=64, steps=12):
-    """What `policy(observation [B, ...], t)` saw, and its steps; `[T, B, ...]`."""
+    """Observations and time steps `[T, B, ...]` of `policy(observation [B, ...], t)`."""
     keys = jax.random.split(jax.random.key(0), (steps + 1, num_envs))
     state, observation = env.reset(keys[0])
-    seen, taken = [], []
+    observations, steps_taken = [], []
     for t in range(steps):
-        seen.append(observation)
+        observations.append(observation)
         state, step = env.step(keys[t + 1], state, policy(observation, t))
         observation = step.observation
-        taken.append(step)
-    seen = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
-    return seen, jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+        steps_taken.append(step)
+    observations = jax.tree.map(lambda *leaves: np.stack(leaves), *observations)
+    return observations, jax.tree.map(lambda *leaves: np.stack(leaves), *steps_taken)
 
 
 def zeros(observation, t):
@@ -29,7 +29,7 @@ def zeros(observation, t):
 
 
 @pytest.mark.parametrize("name", sorted(probe.factories()))
-def test_a_probe_conforms(name):
+def test_probes_conform(name):
     assert_conforms(envs.make(name))
 
 
@@ -39,10 +39,10 @@ def test_value():
 
 
 def test_value_of_observation():
-    seen, step = play(envs.make("probe:value_of_observation"), zeros)
-    np.testing.assert_array_equal(step.reward, seen[..., 0])
-    assert set(np.unique(seen)) == {-1, 1} and step.terminated.all()
-    assert abs(seen.mean()) < 0.15
+    observations, step = play(envs.make("probe:value_of_observation"), zeros)
+    np.testing.assert_array_equal(step.reward, observations[..., 0])
+    assert set(np.unique(observations)) == {-1, 1} and step.terminated.all()
+    assert abs(observations.mean()) < 0.15
 
 
 def test_policy():
@@ -58,7 +58,7 @@ def test_policy_of_observation():
     assert abs(play(env, zeros)[1].reward.mean()) < 0.15
 
 
-def test_memory_rewards_the_cue_and_only_the_cue():
+def test_memory():
     env = envs.make("probe:memory", delay=3)
     cue = {}
 
@@ -67,14 +67,14 @@ def test_memory_rewards_the_cue_and_only_the_cue():
             cue["action"] = (observation[:, 0] > 0).astype(jnp.int32)
         return cue["action"]
 
-    seen, step = play(env, remember)
+    observations, step = play(env, remember)
     assert (step.episode_return[3::4] == 1).all() and (step.episode_length[3::4] == 4).all()
     assert not (step.reward[0::4] + step.reward[1::4] + step.reward[2::4]).any()
-    # When the action counts the observation is the same after either cue: without memory nothing is known.
+    # At the rewarded step the observation does not depend on the cue: the task needs memory.
     assert (
-        (seen[3::4] == [0, 1]).all()
-        and (seen[1::4] == 0).all()
-        and set(np.unique(seen[0::4, :, 0])) == {-1, 1}
+        (observations[3::4] == [0, 1]).all()
+        and (observations[1::4] == 0).all()
+        and set(np.unique(observations[0::4, :, 0])) == {-1, 1}
     )
     assert abs(play(env, zeros)[1].episode_return[3::4].mean()) < 0.25
 
@@ -101,7 +101,7 @@ def test_continuous():
     np.testing.assert_allclose(play(env, lambda observation, t: observation + 0.5)[1].reward, -0.5, rtol=1e-5)
 
 
-def test_agents_are_judged_each_by_its_own_target():
+def test_agents():
     env = envs.make("probe:agents", num_agents=3, delay=1)
     cue = {}
 
@@ -110,24 +110,24 @@ def test_agents_are_judged_each_by_its_own_target():
             cue["action"] = (observation[..., 0] > 0).astype(jnp.int32)
         return cue["action"]
 
-    seen, step = play(env, remember)
-    assert seen.shape == (12, 64, 3, 2) and step.reward.shape == (12, 64, 3)
+    observations, step = play(env, remember)
+    assert observations.shape == (12, 64, 3, 2) and step.reward.shape == (12, 64, 3)
     assert (step.reward[1::2] == env.single.optimal_return).all() and not step.reward[0::2].any()
     assert (step.episode_return[1::2] == 1).all() and step.terminated[1::2].all()
-    assert (seen[1::2] == [0, 1]).all() and set(np.unique(seen[0::2])) == {-1, 0, 1}
-    # One agent is wrong: it alone pays for it.
+    assert (observations[1::2] == [0, 1]).all() and set(np.unique(observations[0::2])) == {-1, 0, 1}
+    # Only the agent with the wrong action loses reward.
     wrong = play(env, lambda observation, t: remember(observation, t).at[:, 1].add(1) % 2)[1]
     assert (wrong.reward[1] == [1, -1, 1]).all()
     assert wrong.episode_return[1] == pytest.approx(np.full(64, 1 / 3))
 
 
-def test_agents_with_continuous_targets():
+def test_continuous_agents():
     env = envs.make("probe:agents", continuous=True)
     step = play(env, lambda observation, t: observation[..., :1] + jnp.array([0.0, 0.5])[None, :, None])[1]
     np.testing.assert_allclose(step.reward[0], np.tile([[0.0, -0.25]], (64, 1)), atol=1e-6)
 
 
-def test_team_pays_each_what_the_next_one_sees():
+def test_team():
     env = envs.make("probe:team", num_agents=3)
-    seen, step = play(env, lambda observation, t: jnp.zeros((64, 3), jnp.int32))
-    np.testing.assert_array_equal(step.reward, np.roll(seen[..., 0], -1, axis=-1))
+    observations, step = play(env, lambda observation, t: jnp.zeros((64, 3), jnp.int32))
+    np.testing.assert_array_equal(step.reward, np.roll(observations[..., 0], -1, axis=-1))

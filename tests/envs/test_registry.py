@@ -10,18 +10,18 @@ from fdg.errors import FdgError, UnknownNameError
 
 
 @pytest.fixture
-def own_names(monkeypatch):
+def empty_registry(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
 
 
 @pytest.mark.parametrize("name", envs.names())
-def test_making_is_naming_a_value(name):
+def test_environments_are_values(name):
     assert envs.make(name) == envs.make(name)
     assert hash(envs.make(name)) == hash(envs.make(name))
     assert envs.make(name).name == name
 
 
-def test_names_are_those_of_all_sources():
+def test_names_of_all_sources():
     of_sources = [name for source in registry.SOURCES for name in source.factories()]
     assert sorted(envs.names()) == sorted(of_sources) and len(set(of_sources)) == len(of_sources)
     assert {from_gymnax, from_brax, from_jaxmarl, probe} < set(registry.SOURCES)
@@ -37,7 +37,7 @@ def test_overrides_are_part_of_the_value():
     assert "max_steps_in_episode" in repr(short)
 
 
-def test_an_unknown_name_gives_the_nearest():
+def test_unknown_name_suggests_the_nearest():
     with pytest.raises(
         UnknownNameError, match=r"unknown environment 'CartPole': did you mean 'CartPole-v1'\?"
     ):
@@ -128,14 +128,14 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
         ("jumanji:Snake-v1", {"num_rows": (3,)}, r"num_rows=\(3,\) must be a Python number or string"),
     ],
 )
-def test_an_override_that_does_not_fit(name, overrides, message):
+def test_invalid_overrides_are_refused(name, overrides, message):
     if name.startswith("playground:"):
         pytest.importorskip("mujoco_playground")
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 constructor arguments are checked here
 
 
-def test_registering_an_environment(own_names):
+def test_register(empty_registry):
     envs.register("recall", lambda delay=8: envs.vectorize(probe.Memory(delay)))
     assert "recall" in envs.names()
     assert envs.make("recall", delay=2) == envs.make("probe:memory", delay=2)
@@ -145,8 +145,8 @@ def test_registering_an_environment(own_names):
         envs.register("CartPole-v1", lambda: envs.make("probe:value"))
 
 
-def test_importing_and_making_start_no_backend_and_tracing_allocates_nothing():
-    # In a process of its own: here gymnax and the backend are long loaded.
+def test_make_starts_no_backend_and_tracing_allocates_nothing():
+    # In a new process: this one has loaded gymnax and the backend.
     script = """
 import gc, jax, sys
 from jax._src import xla_bridge
@@ -163,7 +163,7 @@ for env in all_envs:
         state, _ = env.reset(keys)
         return env.step(keys, state, jax.vmap(env.action_space.sample)(keys))
     jax.eval_shape(first_step, jax.eval_shape(lambda: jax.random.key(0)))
-# JAX keeps a few scalars of its own, of eager random calls; every array of an environment has an axis.
+# JAX caches a few scalars of eager random calls; every array of an environment has an axis.
 assert not [a for a in jax.live_arrays() if a.ndim], jax.live_arrays()
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,4 +1,4 @@
-"""Workers of a fleet that act by themselves, with a Ray that is played."""
+"""Satellites: fleet workers that hold the actor. Ray is mocked."""
 
 import jax
 import numpy as np
@@ -27,14 +27,14 @@ def trained(algorithm, policy=None, devices=1):
     return jax.device_get(state.parameters), jax.device_get(metrics)
 
 
-def compare(one, other, **tolerance):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), one, other)
+def assert_close(actual, expected, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), actual, expected)
 
 
-def test_a_worker_that_dies_costs_its_own_rows_alone(ray):  # noqa: F811
+def test_dead_worker_loses_only_its_rows(ray):  # noqa: F811
     """The second worker has rows 3 and 4."""
     env = fleet(acts=True)
-    run = jax.jit(lambda key, state: rolled_out(env, key, state))
+    run = jax.jit(lambda key, state: run_segment(env, key, state))
     keys = jax.random.split(jax.random.key(1), (7, 2, 5))
     before, found = host.losses(), []
     for dies in (False, True):
@@ -42,17 +42,17 @@ def test_a_worker_that_dies_costs_its_own_rows_alone(ray):  # noqa: F811
         if dies:
             [actor for actor in ray.actors if actor.worker._observations][-1].mode = "dead"
         found.append(jax.device_get(run(keys, state)))
-    alone, lost = found
-    compare(*(jax.tree.map(lambda x: x[:, :3], x) for x in (alone, lost)), rtol=0)
+    expected, lost = found
+    assert_close(*(jax.tree.map(lambda x: x[:, :3], x) for x in (expected, lost)), rtol=0)
     assert lost[1].truncated[0].tolist() == [False, False, False, True, True]
     assert lost[1].reward[0].tolist() == [1, 1, 1, 0, 0]
-    assert alone[1].truncated[0].tolist() == [False] * 5
+    assert expected[1].truncated[0].tolist() == [False] * 5
     assert host.losses().failures > before.failures
-    # They begin again at once: five steps later their next episode ends, as those of the others did.
-    assert lost[1].truncated[5, 3:].all() and alone[1].truncated[4].all()
+    # They restart at once: their next episode ends five steps later.
+    assert lost[1].truncated[5, 3:].all() and expected[1].truncated[4].all()
 
 
-def rolled_out(env, keys, state):
+def run_segment(env, keys, state):
     def act(observation, keys):
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys), observation
 
@@ -61,7 +61,7 @@ def rolled_out(env, keys, state):
     return extras, steps
 
 
-def test_what_cannot_be_is_refused(ray, monkeypatch):  # noqa: F811
+def test_invalid_settings_are_refused(ray, monkeypatch):  # noqa: F811
     monkeypatch.setattr(envs.from_ray.ray_cluster, "module", lambda: ray)
     with pytest.raises(FdgError, match=r"acts=True needs the number of workers.*--env-workers"):
         from_ray.make("counting", lambda name: HostEnvironment(Counting()), acts=True)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from envs import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError
 
-FEW = settings(max_examples=25, deadline=None)  # the first example of a shape compiles
+FEW = settings(max_examples=25, deadline=None)  # each new shape compiles
 INF = float("inf")
 MAX = float(np.finfo(np.float32).max)
 
 seeds = st.integers(0, 2**31 - 1)
-# A lower bound may be -inf, an upper one inf; sorted, each still is what it may be.
+# A lower bound may be -inf and an upper bound inf, also after sorting.
 low_bound = st.floats(width=32, allow_nan=False, max_value=MAX)
 high_bound = st.floats(width=32, allow_nan=False, min_value=-MAX)
 # Few shapes, so that few programs compile.
@@ -46,25 +46,25 @@ spaces = st.one_of(
 
 @FEW
 @given(spaces, seeds)
-def test_a_sample_has_shape_and_dtype_and_is_contained(space, seed):
+def test_samples_are_contained(space, seed):
     sample = space.sample(jax.random.key(seed))
     assert sample.shape == space.shape
     assert sample.dtype == space.dtype
-    # A bound of infinity contains everything but is drawn finite.
+    # Samples are finite, also with infinite bounds.
     assert np.isfinite(np.asarray(sample, float)).all() or not np.isfinite(np.asarray(space.low)).all()
     assert bool(space.contains(sample))
 
 
 @FEW
 @given(spaces)
-def test_a_space_is_a_value(space):
+def test_spaces_are_values(space):
     copy = eval(repr(space), {"Box": Box, "Discrete": Discrete, "MultiDiscrete": MultiDiscrete, "inf": INF})
     assert copy == space and hash(copy) == hash(space)
 
 
 @FEW
 @given(spaces)
-def test_what_is_not_an_element_is_not_contained(space):
+def test_contains_rejects_other_values(space):
     outside = jnp.zeros((*space.shape, 1), space.dtype)
     assert not bool(space.contains(outside))
     if isinstance(space, Box):
@@ -83,18 +83,18 @@ def test_what_is_not_an_element_is_not_contained(space):
     ("low", "high", "expected"),
     [(-INF, INF, (-INF, INF)), (2.0, INF, (2.0, INF)), (-INF, -2.0, (-INF, -2.0)), (-MAX, MAX, (-MAX, MAX))],
 )
-def test_samples_without_bounds_are_finite(low, high, expected):
+def test_unbounded_samples_are_finite(low, high, expected):
     samples = np.asarray(Box(low, high, (1000,)).sample(jax.random.key(0)))
     assert np.isfinite(samples).all() and (samples >= expected[0]).all() and (samples <= expected[1]).all()
     assert np.ptp(samples / 2) > 0.1
 
 
-def test_samples_reach_both_ends_of_an_integer_box():
+def test_integer_box_includes_both_bounds():
     samples = np.asarray(Box(254, 255, (200,), "uint8").sample(jax.random.key(0)))
     assert set(samples.tolist()) == {254, 255}
 
 
-def test_multi_discrete_components_have_their_own_range():
+def test_multi_discrete_ranges():
     space = MultiDiscrete((2, 5))
     samples = np.asarray(jax.vmap(space.sample)(jax.random.split(jax.random.key(0), 200)))
     assert samples.max(axis=0).tolist() == [1, 4] and samples.min() == 0
@@ -106,7 +106,7 @@ def test_spaces_work_under_jit():
     assert bool(contained)
 
 
-def test_a_dtype_is_one_however_it_is_written():
+def test_dtype_spellings_are_equal():
     assert Box(0.0, 1.0, (2,), jnp.float32) == Box(0, 1, (2,), "float32")
     assert hash(Box(0.0, 1.0, (2,), np.dtype("float32"))) == hash(Box(0, 1, (2,)))
 
@@ -127,6 +127,6 @@ def test_a_dtype_is_one_however_it_is_written():
         (lambda: Box(0.0, 1.0, [2]), "shape must be a tuple of integers"),
     ],
 )
-def test_what_cannot_be_a_space(build, message):
+def test_invalid_spaces_are_refused(build, message):
     with pytest.raises(FdgError, match=message):
         build()

@@ -1,4 +1,4 @@
-"""Tasks of text against Python: every problem that is drawn is read and solved again, from its words."""
+"""Text tasks against Python, which parses and solves every sampled problem from its text."""
 
 import collections
 import dataclasses
@@ -25,14 +25,14 @@ from tests.refusing import refuses
 COUNT = 32
 COPYING = envs.make("text:copying")
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-jit = functools.partial(jax.jit, compiler_options=QUICK)  # there are many programs, each runs once
+jit = functools.partial(jax.jit, compiler_options=QUICK)  # many programs, each of which runs once
 
 
 def keys(seed=0, count=COUNT):
     return jax.random.split(jax.random.key(seed), count)
 
 
-def after(text):
+def numbers_in(text):
     return [int(n) for n in text[:-1].split(",")]
 
 
@@ -42,22 +42,22 @@ SOLUTIONS = {
     "multiplication": lambda text: str(eval(text[:-1])),
     "division": lambda text: str(eval(text[:-1].replace("/", "//"))),
     "remainder": lambda text: str(eval(text[:-1])),
-    "divisor": lambda text: str(math.gcd(*after(text))),
+    "divisor": lambda text: str(math.gcd(*numbers_in(text))),
     "comparison": lambda text: "<=>"[
         np.sign(int(text[:-1].split("?")[0]) - int(text[:-1].split("?")[1])) + 1
     ],
     "arithmetic": lambda text: str(eval(text[:-1])),
-    "sorting": lambda text: ",".join(map(str, sorted(after(text)))),
-    "maximum": lambda text: str(max(after(text))),
-    "total": lambda text: str(sum(after(text))),
+    "sorting": lambda text: ",".join(map(str, sorted(numbers_in(text)))),
+    "maximum": lambda text: str(max(numbers_in(text))),
+    "total": lambda text: str(sum(numbers_in(text))),
     "copying": lambda text: text[:-1],
     "reversal": lambda text: text[-2::-1],
     "counting": lambda text: str(text[:-3].count(text[-2])),
     "parity": lambda text: str(text.count("1") % 2),
     "binary": lambda text: bin(int(text[:-1]))[2:],
 }
-# Written alike, these are read from contents of NumPy's: drawing takes seconds to compile.
-PLAIN = {
+# Contents sampled with NumPy, because `draw` takes seconds to compile.
+CONTENTS = {
     "subtraction": lambda rng: rng.integers(0, 100, (COUNT, 2)),
     "multiplication": lambda rng: rng.integers(0, 100, (COUNT, 2)),
     "division": lambda rng: np.cumprod(rng.integers(1, 100, (COUNT, 2)), axis=1)[:, ::-1],
@@ -70,7 +70,7 @@ PLAIN = {
     "reversal": lambda rng: rng.integers(97, 123, (COUNT, 6)),
     "parity": lambda rng: rng.integers(0, 2, (COUNT, 8)),
 }
-OTHER = {
+OPTIONS = {
     "addition": {"digits": 8},
     "multiplication": {"digits": 4},
     "arithmetic": {"terms": 4, "digits": 2},
@@ -80,7 +80,7 @@ OTHER = {
 
 
 def solved(task, prompt, response):
-    """Whether a response is right, by Python alone."""
+    """True if plain Python accepts the response."""
     if task.problem.name != "countdown":
         return response == SOLUTIONS[task.problem.name](prompt)
     given, target = re.fullmatch(r"([\d,]+)=(\d+)\?", prompt).groups()
@@ -93,7 +93,7 @@ def value(expression):
 
 @pytest.fixture
 def drawn():
-    """A task with a batch of problems, held-out ones, and demonstrations, in words."""
+    """A task with prompts, solutions, and rewards of correct, swapped and unfinished responses."""
 
     def one(task):
         @jit
@@ -109,68 +109,68 @@ def drawn():
 
         return task, run(keys())
 
-    return lambda name: one(envs.make(f"text:{name}", **OTHER.get(name, {})))
+    return lambda name: one(envs.make(f"text:{name}", **OPTIONS.get(name, {})))
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_what_is_written_is_what_python_reads(name):
+@pytest.mark.parametrize("name", CONTENTS)
+def test_prompt_and_solution_match_python(name):
     problem = envs.make(f"text:{name}").problem
-    content = jnp.asarray(PLAIN[name](np.random.default_rng(0)), jnp.int32)
+    content = jnp.asarray(CONTENTS[name](np.random.default_rng(0)), jnp.int32)
     assert jax.eval_shape(problem.draw, jax.random.key(0)).shape == content.shape[1:]
     write = jit(jax.vmap(lambda one: (problem.prompt(one), problem.solution(one), problem.identity(one))))
-    asked, right, identity = write(content)
+    prompts, solutions, identity = write(content)
     for i in range(COUNT):
-        prompt, answer = (to_string(jax.tree.map(lambda leaf, i=i: leaf[i], text)) for text in (asked, right))
+        prompt, answer = (to_string(jax.tree.map(lambda leaf, i=i: leaf[i], x)) for x in (prompts, solutions))
         assert answer == SOLUTIONS[name](prompt), (prompt, answer)
         assert len(prompt) <= problem.prompt_length and len(answer) <= problem.response_length
     assert len({tuple(row) for row in identity.tolist()}) > COUNT // 2
 
 
-@pytest.mark.parametrize("name", [name for name in envs.text.names() if name not in PLAIN])
-def test_a_problem_is_what_python_reads_in_it(drawn, name):
-    task, (asked, responses, mask, reward) = drawn(name)
-    assert asked.tokens.shape == asked.mask.shape == (COUNT, task.prompt_length)
+@pytest.mark.parametrize("name", [name for name in envs.text.names() if name not in CONTENTS])
+def test_sampled_problems_match_python(drawn, name):
+    task, (batch, responses, mask, reward) = drawn(name)
+    assert batch.tokens.shape == batch.mask.shape == (COUNT, task.prompt_length)
     assert responses.shape == mask.shape == (COUNT, task.response_length)
     full, swapped, unfinished = reward.parts["correct"]
     np.testing.assert_array_equal(reward.total[0], 1)
-    prompts, answers = task.texts(*asked), task.texts(responses, mask)
+    prompts, answers = task.texts(*batch), task.texts(responses, mask)
     others = np.roll(np.array(answers, object), 1)
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         assert solved(task, prompt, answer), (prompt, answer)
         assert full[i] == 1 and unfinished[i] == 0
         assert swapped[i] == solved(task, prompt, others[i]), (prompt, others[i])
-        row, shown = np.asarray(asked.tokens[i]), np.asarray(asked.mask[i])
-        assert (np.diff(shown.astype(int)) >= 0).all() and shown[-1]  # left-padded
-        assert (row[~shown] == 0).all() and list(row[shown]) == [1, *task.tokenizer.encode(prompt)]
-        said = np.asarray(responses[i])[np.asarray(mask[i])]
-        assert list(said) == [*task.tokenizer.encode(answer), 2]
+        row, valid = np.asarray(batch.tokens[i]), np.asarray(batch.mask[i])
+        assert (np.diff(valid.astype(int)) >= 0).all() and valid[-1]  # left-padded
+        assert (row[~valid] == 0).all() and list(row[valid]) == [1, *task.tokenizer.encode(prompt)]
+        ids = np.asarray(responses[i])[np.asarray(mask[i])]
+        assert list(ids) == [*task.tokenizer.encode(answer), 2]
     assert len(set(prompts)) > 3
     again = task.prompts_of(prompts)
-    np.testing.assert_array_equal(again.tokens, asked.tokens)
-    np.testing.assert_array_equal(again.mask, asked.mask)
+    np.testing.assert_array_equal(again.tokens, batch.tokens)
+    np.testing.assert_array_equal(again.mask, batch.mask)
 
 
-def test_held_out_problems_are_never_trained_on():
+def test_splits_are_disjoint():
     task = envs.make("text:addition", digits=1)
     both = jit(lambda keys: [task.sample(keys, split).prompts for split in ("train", "test")])(keys(1, 2048))
     train, test = (
         collections.Counter(tuple(sorted(t[:-1].split("+"))) for t in task.texts(*p)) for p in both
     )
     assert not train.keys() & test.keys()
-    # All pairs in any order, an eighth of them apart; a + b and b + a are one, twice as likely as a+a.
+    # 55 unordered pairs, an eighth of them held out; a+b is equal to b+a, and twice as likely as a+a.
     assert len(train) + len(test) == 55 and 2 <= len(test) <= 12
     unequal = [n for pair, n in train.items() if pair[0] != pair[1]]
     assert max(unequal) < 2.5 * min(unequal)
 
 
-def test_a_row_depends_on_its_key_alone():
+def test_rows_depend_only_on_their_keys():
     sample = jit(COPYING.sample)
-    whole, part = sample(keys()), sample(keys()[5:9])
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+    full, part = sample(keys()), sample(keys()[5:9])
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(part), strict=True):
         np.testing.assert_array_equal(a[5:9], b)
-    shown = jit(COPYING.demonstration)(keys())
-    np.testing.assert_array_equal(shown.prompts.tokens, whole.prompts.tokens)
-    np.testing.assert_array_equal(shown.responses[:, :6], whole.prompts.tokens[:, 1:-1])
+    demonstration = jit(COPYING.demonstration)(keys())
+    np.testing.assert_array_equal(demonstration.prompts.tokens, full.prompts.tokens)
+    np.testing.assert_array_equal(demonstration.responses[:, :6], full.prompts.tokens[:, 1:-1])
 
 
 EXPRESSIONS = [
@@ -181,7 +181,7 @@ EXPRESSIONS = [
 ]  # fmt: skip
 
 
-def test_expressions_are_what_python_makes_of_them():
+def test_expressions_match_python():
     width = max(map(len, EXPRESSIONS))
     codes = jnp.stack([jnp.pad(literal(t).codes, (0, width - len(t))) for t in EXPRESSIONS])
     lengths = jnp.array([len(t) for t in EXPRESSIONS])
@@ -205,7 +205,7 @@ def test_expressions_are_what_python_makes_of_them():
 
 @pytest.fixture(scope="module")
 def countdown():
-    """The problem `3,2,4=20?`, and the reward of answers to it."""
+    """The problem `3,2,4=20?` and its reward function."""
     task = envs.make("text:countdown", count=3, largest=9)
     content = Content(*map(jnp.array, ([[3, 2, 4]], [20], [[2, 3, 4]], [[0, 2]])))
     return task, jit(lambda tokens, mask: task.reward(content, tokens, mask))
@@ -215,7 +215,7 @@ def countdown():
     ("response", "total", "parts"),
     [
         ("(2+3)*4", 1.0, {"correct": 1.0, "format": 0.0}),
-        ("4*3+4*2", 0.0, {"correct": 0.0, "format": 0.0}),  # 4 is there once
+        ("4*3+4*2", 0.0, {"correct": 0.0, "format": 0.0}),  # 4 is given once
         ("2+3*4", 0.1, {"correct": 0.0, "format": 0.1}),
         ("20", 0.0, {"correct": 0.0, "format": 0.0}),
         ("4*5", 0.0, {"correct": 0.0, "format": 0.0}),
@@ -232,12 +232,12 @@ def test_countdown_by_hand(response, total, parts, countdown):
     assert {name: float(part[0]) for name, part in found.parts.items()} == pytest.approx(parts)
 
 
-# --- problems and rewards of one's own ---
+# --- user problems and rewards ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Echo:
-    """Says `5!` for `5`; all but `draw` and `prompt` in a few words."""
+    """The answer to `5` is `5!`."""
 
     name = "echo"
     instruction = "Shout."
@@ -260,7 +260,7 @@ class Echo:
         return envs.text.exact(self, content, response)
 
 
-def test_a_problem_of_ones_own_has_its_reward_from_the_host():
+def test_custom_problem_with_host_reward():
     seen = []
 
     def louder(prompts, responses, answers):
@@ -271,8 +271,8 @@ def test_a_problem_of_ones_own_has_its_reward_from_the_host():
 
     @jit
     def run(keys):
-        problem, shown = task.sample(keys), task.demonstration(keys)
-        return task.reward(problem.answer, shown.responses, shown.mask)
+        problem, demonstration = task.sample(keys), task.demonstration(keys)
+        return task.reward(problem.answer, demonstration.responses, demonstration.mask)
 
     found = run(keys(0, 3))
     (prompts, responses, answers) = seen[0]
@@ -321,7 +321,7 @@ def mute():
         (lambda p, r, a: ["good", "bad"], "raised ValueError: could not convert string to float: 'good'"),
     ],
 )
-def test_a_reward_that_fails_says_which_and_why(function, message):
+def test_failing_reward_names_response_and_error(function, message):
     task = COPYING.with_reward(function)
     prompts = task.prompts_of(["ab=", "cd="])
     answer = {"content": jnp.zeros((2, 6)), "prompt": prompts.tokens, "prompt_mask": prompts.mask}
@@ -333,10 +333,10 @@ def test_a_reward_that_fails_says_which_and_why(function, message):
     )
 
 
-# --- values, and mistakes ---
+# --- values and errors ---
 
 
-def test_tasks_are_values_that_allocate_nothing():
+def test_tasks_are_values():
     a, b = (envs.make("text:addition", digits=3) for _ in range(2))
     assert a == b and hash(a) == hash(b) and a != envs.make("text:subtraction", digits=3)
     assert len({envs.make(f"text:{name}") for name in envs.text.names()}) == len(envs.text.names())
@@ -345,25 +345,25 @@ def test_tasks_are_values_that_allocate_nothing():
     assert envs.make("text:addition", max_response=3).response_length == 3
 
 
-def test_answers_written_backwards_and_numbers_with_leading_zeros():
-    """`12-34=` asks for `22-`; problems, and which of them are held out, stay as they are."""
-    plain, turned = (envs.make("text:subtraction", reverse=reverse) for reverse in (False, True))
-    for pair, said in (((12, 34), "22-"), ((99, 9), "09")):
+def test_reversed_answers_and_padded_numbers():
+    """The answer to `12-34=` is `22-`; problems and splits do not change."""
+    plain, reverse = (envs.make("text:subtraction", reverse=reverse) for reverse in (False, True))
+    for pair, answer in (((12, 34), "22-"), ((99, 9), "09")):
         content = jnp.array(pair)
-        assert to_string(turned.problem.solution(content)) == said
-        scores = [turned.problem.score(content, literal(text))["correct"] for text in (said, said[::-1])]
-        assert scores == [1.0, float(said == said[::-1])]
-        assert to_string(plain.problem.solution(content)) == said[::-1]
-        assert (turned.problem.identity(content) == plain.problem.identity(content)).all()
-    assert turned.overrides == (("reverse", True),) and turned.prompt_length == plain.prompt_length
-    assert "Write it from its last character" in turned.problem.instruction
+        assert to_string(reverse.problem.solution(content)) == answer
+        scores = [reverse.problem.score(content, literal(x))["correct"] for x in (answer, answer[::-1])]
+        assert scores == [1.0, float(answer == answer[::-1])]
+        assert to_string(plain.problem.solution(content)) == answer[::-1]
+        assert (reverse.problem.identity(content) == plain.problem.identity(content)).all()
+    assert reverse.overrides == (("reverse", True),) and reverse.prompt_length == plain.prompt_length
+    assert "Write it from its last character" in reverse.problem.instruction
     padded = envs.make("text:division", padded=True)
     assert to_string(padded.problem.prompt(jnp.array([408, 2]))) == "0408/02="
     assert padded.prompt_length == envs.make("text:division").prompt_length
 
 
 @pytest.mark.parametrize("name", ["addition", "remainder", "division"])
-def test_numbers_are_drawn_from_the_smallest_on(name):
+def test_smallest_number(name):
     problem = envs.make(f"text:{name}", smallest=90).problem
     drawn = jax.vmap(problem.draw)(jax.random.split(jax.random.key(0), 500))
     numbers = drawn if name != "division" else jnp.stack([drawn[:, 0] // drawn[:, 1], drawn[:, 1]])
@@ -371,7 +371,7 @@ def test_numbers_are_drawn_from_the_smallest_on(name):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: envs.make("text:adition"), "unknown text task 'adition': did you mean 'addition'?"),
         (
@@ -399,23 +399,23 @@ def test_numbers_are_drawn_from_the_smallest_on(name):
         (lambda: HostReward(3), "HostReward(3): give a function"),
     ],
 )
-def test_mistakes_are_one_line(make, words):
-    with refuses(words):
+def test_errors_are_one_line(make, message):
+    with refuses(message):
         make()
 
 
-def test_the_alphabet_is_common():
-    """One tokenizer serves all tasks; its size divides over 8 devices."""
+def test_tasks_share_a_tokenizer():
+    """All tasks have equal tokenizers; the vocabulary size is a multiple of 8, for 8 devices."""
     assert {envs.make(f"text:{name}").tokenizer for name in envs.text.names()} == {CharacterTokenizer()}
     assert CharacterTokenizer().vocab_size % 8 == 0
     assert all(len(c) == 1 for c in itertools.chain(CharacterTokenizer().alphabet))
 
 
 @pytest.mark.parametrize("kind", [envs.text.TextGame, envs.text.TextProblem])
-def test_what_lacks_one_part_of_a_task_is_told_which(kind, monkeypatch):
+def test_missing_attribute_is_named(kind, monkeypatch):
     parts = [name for name in vars(kind) if not name.startswith("_")]
     for missing in parts:
-        whole = {name: staticmethod(lambda *_: None) for name in parts if name != missing}
-        monkeypatch.setitem(globals(), "Mine", type("Mine", (), whole))
+        attributes = {name: staticmethod(lambda *_: None) for name in parts if name != missing}
+        monkeypatch.setitem(globals(), "Mine", type("Mine", (), attributes))
         with pytest.raises(fdg.FdgError, match=f"Mine is a {kind.__name__} without {missing}: "):
             envs.make(f"{__name__}:Mine")

@@ -1,4 +1,4 @@
-"""Conversations in turns, played by models that are written by hand; and the tokenizers of checkpoints."""
+"""Multi-turn text games with scripted models; tokenizers of checkpoints; problems from files."""
 
 import functools
 import json
@@ -18,10 +18,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
-def speaking(texts, game):
-    """What a model says that says these words, each with its end: tokens, mask, and a number of each
-    token.
-    """
+def message_of(texts, game):
+    """A `Message` of these texts, each with an end token: tokens, mask, and one number per token."""
     rows = np.zeros((len(texts), game.response_length), np.int32)
     for row, text in zip(rows, texts, strict=True):
         ids = [*game.tokenizer.encode(text), game.tokenizer.eos]
@@ -29,8 +27,8 @@ def speaking(texts, game):
     return Message(jnp.asarray(rows), jnp.asarray(rows > 0), jnp.asarray(rows) * 0.5)
 
 
-def played(game, problem, said):
-    """The transcript of a model that says these words, and what it had heard at each turn."""
+def play_script(game, problem, replies):
+    """The transcript of a model that gives these replies, and its context at each turn."""
 
     @jit
     def run(problem):
@@ -38,33 +36,33 @@ def played(game, problem, said):
 
         def speak(context, turn):
             contexts.append(context)
-            return speaking(said[turn], game)
+            return message_of(replies[turn], game)
 
         return play(game, problem, speak), contexts
 
     return run(problem)
 
 
-def words(tokenizer, tokens, mask):
+def decoded(tokenizer, tokens, mask):
     return [
         tokenizer.decode(row[shown]) for row, shown in zip(np.asarray(tokens), np.asarray(mask), strict=True)
     ]
 
 
-def test_a_conversation_worked_by_hand():
+def test_guess_by_hand():
     """Three numbers to guess: found at the second guess, at the first, and never."""
     game = Guess(largest=99, turns=3)
     problem = jit(game.sample)(jax.random.split(jax.random.key(0), 3))._replace(answer=jnp.array([7, 50, 99]))
-    said = [["50", "50", "50"], ["7", "1", "x"], ["7", "1", "98"]]
-    script, contexts = played(game, problem, said)
-    seen = [words(game.tokenizer, *context) for context in contexts]
-    assert seen[1] == ["0-99?50less,", "0-99?50", "0-99?50more,"]
-    assert seen[2] == ["0-99?50less,7", "0-99?50", "0-99?50more,xmore,"]
-    assert words(game.tokenizer, script.tokens, script.mask) == [
+    replies = [["50", "50", "50"], ["7", "1", "x"], ["7", "1", "98"]]
+    script, contexts = play_script(game, problem, replies)
+    decoded_contexts = [decoded(game.tokenizer, *context) for context in contexts]
+    assert decoded_contexts[1] == ["0-99?50less,", "0-99?50", "0-99?50more,"]
+    assert decoded_contexts[2] == ["0-99?50less,7", "0-99?50", "0-99?50more,xmore,"]
+    assert decoded(game.tokenizer, script.tokens, script.mask) == [
         "0-99?50less,7", "0-99?50", "0-99?50more,xmore,98more,"
     ]  # fmt: skip
-    # A loss counts what the model said, its ends included, and nothing of the game.
-    assert words(game.tokenizer, script.tokens, script.said) == ["507", "50", "50x98"]
+    # The loss covers the model's tokens, including end tokens, and no tokens of the game.
+    assert decoded(game.tokenizer, script.tokens, script.said) == ["507", "50", "50x98"]
     assert np.sum(script.said, axis=1).tolist() == [5, 3, 8]
     np.testing.assert_array_equal(script.about, np.where(script.said, np.asarray(script.tokens) * 0.5, 0))
     assert (np.diff(np.asarray(script.mask).astype(int), axis=1) >= 0).all() and script.mask[:, -1].all()
@@ -74,13 +72,13 @@ def test_a_conversation_worked_by_hand():
     }  # fmt: skip
 
 
-def test_a_tool_is_asked_and_answers():
+def test_calculator_by_hand():
     game = Calculator(terms=3, digits=2, turns=2)
     contents = jnp.array([[17, 23, 5]] * 3), jnp.array([[2, 1]] * 3)  # 17*23-5
     problem = envs.text.Problem(jit(game.task.prompts)(contents), contents)
-    said = [["?17*23", "386", "?17*"], ["386", "386", "385"]]
-    script, _ = played(game, problem, said)
-    assert words(game.tokenizer, script.tokens, script.mask) == [
+    replies = [["?17*23", "386", "?17*"], ["386", "386", "385"]]
+    script, _ = play_script(game, problem, replies)
+    assert decoded(game.tokenizer, script.tokens, script.mask) == [
         "17*23-5=?17*23391,386", "17*23-5=386", "17*23-5=?17*?,385"
     ]  # fmt: skip
     assert script.reward.total.tolist() == [1, 1, 0] and script.turns.tolist() == [2, 1, 2]
@@ -90,7 +88,7 @@ def test_a_tool_is_asked_and_answers():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A directory as Hugging Face's, with a byte-level tokenizer that joins some digits."""
+    """A Hugging Face checkpoint directory with a byte-level tokenizer that merges some digits."""
     path = tmp_path_factory.mktemp("checkpoint")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -109,19 +107,19 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-def test_the_tables_are_what_the_tokenizer_decodes(checkpoint):
+def test_byte_tables_match_decode(checkpoint):
     tokenizer = HuggingFaceTokenizer(str(checkpoint))
     codes, counts = tokenizer.codes_of_tokens()
     assert len(counts) == tokenizer.vocab_size
     for token in range(3, tokenizer.vocab_size):
-        said = bytes(codes[token, : counts[token]]).decode(errors="replace")
-        assert said == tokenizer.decode([token]), token
+        text = bytes(codes[token, : counts[token]]).decode(errors="replace")
+        assert text == tokenizer.decode([token]), token
     assert (counts[:3] == 0).all()
     table = tokenizer.token_of_code()
     assert all(tokenizer.decode([table[ord(c)]]) == c for c in CharacterTokenizer().alphabet)
 
 
-def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
+def test_broken_checkpoints_are_refused(tmp_path, checkpoint):
     def refused(make, *names):
         with refuses(*names):
             make()
@@ -143,14 +141,14 @@ def test_broken_checkpoints_are_one_line(tmp_path, checkpoint):
     refused(lambda: HuggingFaceTokenizer(str(checkpoint)).decode([10**6]), "token 1000000 at 0")
 
 
-def test_a_task_of_text_is_no_environment():
+def test_text_task_is_not_an_environment():
     with pytest.raises(fdg.FdgError, match="env=text:addition is a text task"):
         envs.check_spec(envs.make("text:addition"))
     assert envs.make("text:addition", digits=3).overrides == (("digits", 3),)
     assert envs.make("text:addition", digits=2, max_response=9).overrides == (("max_response", 9),)
 
 
-def test_problems_of_a_file(tmp_path):
+def test_problems_from_a_file(tmp_path):
     file = tmp_path / "sums.jsonl"
     lines = [{"question": f"{i} & {i}?", "answer": 2 * i} for i in range(80)]
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -165,22 +163,22 @@ def test_problems_of_a_file(tmp_path):
         return shown, task.reward(answer, shown.responses, shown.mask), task.sample(keys, "test").prompts
 
     shown, reward, held_out = run(jax.random.split(jax.random.key(0), 64))
-    asked, said = task.texts(*shown.prompts), task.texts(shown.responses, shown.mask)
-    assert all(int(s) == 2 * int(a.split()[0]) for a, s in zip(asked, said, strict=True))
-    assert reward.total.tolist() == [1] * 64 and not set(asked) & set(task.texts(*held_out))
+    prompts, responses = task.texts(*shown.prompts), task.texts(shown.responses, shown.mask)
+    assert all(int(s) == 2 * int(a.split()[0]) for a, s in zip(prompts, responses, strict=True))
+    assert reward.total.tolist() == [1] * 64 and not set(prompts) & set(task.texts(*held_out))
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "messages"),
     [
         ('{"problem": "1", "answer": "1"}\n' * 3, ["only 1 such problems", "give more"]),
         ("x\n", ["line 1: is not JSON", "write one object a line"]),
         (None, ["problems.jsonl: there is no such file"]),
     ],
 )
-def test_files_that_cannot_be_are_one_line(content, words, tmp_path):
+def test_invalid_files_are_refused(content, messages, tmp_path):
     file = tmp_path / "problems.jsonl"
     if content is not None:
         file.write_text(content)
-    with refuses(*words):
+    with refuses(*messages):
         envs.make("text:file", path=str(file))

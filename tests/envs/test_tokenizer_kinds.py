@@ -1,4 +1,4 @@
-"""Tokenizers of each kind, by random texts: what we write and read is what their library does."""
+"""Tokenizers of each kind on random texts: encoding and decoding match the `tokenizers` library."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ from tests.refusing import refuses
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.envs.tokenizer_kinds import KINDS, words, written  # noqa: E402
+from tests.envs.tokenizer_kinds import KINDS, word_level, write_checkpoint  # noqa: E402
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -40,7 +40,7 @@ PIECES = [
     "<think>",
 ]
 TEXTS = st.lists(st.sampled_from([*PIECES, "<0x31>", "▁", "##a", "日本", " n't"]), max_size=12).map("".join)
-QUICKLY = settings(
+SETTINGS = settings(
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 WIDTH = 64
@@ -48,10 +48,10 @@ WIDTH = 64
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request, tmp_path_factory):
-    """The library's tokenizer, ours of the same file, and reading within a program."""
-    made = KINDS[request.param]()
-    ours = HuggingFaceTokenizer(str(written(tmp_path_factory.mktemp("kind"), made)))
-    return made, ours, jit(jax.vmap(lambda tokens, mask: codec.decode(ours, tokens, mask)[0]))
+    """The library's tokenizer, fdg's of the same file, and fdg's decoding under jit."""
+    library = KINDS[request.param]()
+    ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path_factory.mktemp("kind"), library)))
+    return library, ours, jit(jax.vmap(lambda tokens, mask: codec.decode(ours, tokens, mask)[0]))
 
 
 def padded(lists):
@@ -61,58 +61,58 @@ def padded(lists):
     return jnp.asarray(rows), jnp.asarray(mask)
 
 
-def test_texts_are_encoded_and_read_as_by_the_library(kind):
-    made, ours, read = kind
+def test_encode_and_decode_match_library(kind):
+    library, ours, read = kind
 
-    @QUICKLY
+    @SETTINGS
     @given(st.lists(TEXTS, min_size=8, max_size=8))
     def compare(texts):
-        ids = [made.encode(text, add_special_tokens=False).ids for text in texts]
+        ids = [library.encode(text, add_special_tokens=False).ids for text in texts]
         assert [ours.encode(text) for text in texts] == ids
         ids = [one[:WIDTH] for one in ids]
-        said = jax.tree.map(np.asarray, read(*padded(ids)))
-        found = [to_string(jax.tree.map(lambda leaf, i=i: leaf[i], said)) for i in range(8)]
-        # A character that was cut in two at the end is no text.
-        assert [x.rstrip("\ufffd") for x in found] == [made.decode(one).rstrip("\ufffd") for one in ids]
+        decoded = jax.tree.map(np.asarray, read(*padded(ids)))
+        found = [to_string(jax.tree.map(lambda leaf, i=i: leaf[i], decoded)) for i in range(8)]
+        # A character that is cut at the end has no text.
+        assert [x.rstrip("\ufffd") for x in found] == [library.decode(one).rstrip("\ufffd") for one in ids]
 
     compare()
 
 
-def test_words_without_a_decoder_have_blanks_between_them(tmp_path):
-    made = words()
-    ours = HuggingFaceTokenizer(str(written(tmp_path, made)))
+def test_words_without_decoder_are_joined_by_spaces(tmp_path):
+    library = word_level()
+    ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))
     (codes, lengths), lost = ours.codes_of_tokens(), ours.opening_blanks()
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = rng.integers(4, ours.vocab_size, rng.integers(1, 8)).tolist()
-        said = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
-        assert said[lost[ids[0]] :].decode() == made.decode(ids) == ours.decode(ids)
+        decoded = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
+        assert decoded[lost[ids[0]] :].decode() == library.decode(ids) == ours.decode(ids)
 
 
-def test_an_answer_goes_on_behind_its_prompt(kind):
-    made, ours, _ = kind
+def test_answer_tokens_continue_the_prompt(kind):
+    library, ours, _ = kind
 
-    @QUICKLY
-    @example("a", "\n6")  # two line ends may be one token, which reaches over the border
+    @SETTINGS
+    @example("a", "\n6")  # two newlines may be one token, across the boundary
     @given(TEXTS, TEXTS)
     def compare(problem, answer):
-        ((prompt, said),) = ours.encode_rows([Row(problem, answer)], "Do this.")
-        asked, both = f"Do this.\n{problem}\n", f"Do this.\n{problem}\n{answer}"
-        whole = made.encode(both, add_special_tokens=False).ids
-        assert prompt == made.encode(asked, add_special_tokens=False).ids
-        assert made.decode([*prompt, *said]) == made.decode(whole)
-        if whole[: len(prompt)] == prompt:
-            assert [*prompt, *said] == whole
+        ((prompt, ids),) = ours.encode_rows([Row(problem, answer)], "Do this.")
+        prefix, text = f"Do this.\n{problem}\n", f"Do this.\n{problem}\n{answer}"
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert prompt == library.encode(prefix, add_special_tokens=False).ids
+        assert library.decode([*prompt, *ids]) == library.decode(expected)
+        if expected[: len(prompt)] == prompt:
+            assert [*prompt, *ids] == expected
 
     compare()
 
 
-def test_characters_are_tokens_as_the_library_has_them(kind):
-    made, ours, _ = kind
+def test_tokens_of_characters_match_library(kind):
+    library, ours, _ = kind
     table = ours.token_of_code()
     for c in "0123456789+-=abc":
-        if "<unk>" not in made.encode(c).tokens:
-            assert table[ord(c)] == made.encode(c).ids[-1] and "<0x" not in made.id_to_token(
+        if "<unk>" not in library.encode(c).tokens:
+            assert table[ord(c)] == library.encode(c).ids[-1] and "<0x" not in library.id_to_token(
                 int(table[ord(c)])
             )
 
@@ -120,8 +120,8 @@ def test_characters_are_tokens_as_the_library_has_them(kind):
 ANSWERS = ["{}", " it is {}\n", "Zürich {}", "北京{}", "café {}+1", "\t{} \r\n"]
 
 
-def test_rows_of_a_file_in_tokens_of_each_kind(kind, tmp_path, request):
-    made, ours, _ = kind
+def test_rows_of_a_file(kind, tmp_path, request):
+    library, ours, _ = kind
     rows = [
         {"problem": f"Say the sum of {a} and {b}", "answer": ANSWERS[(3 * a + b) % 6].format(a + b)}
         for a in range(9)
@@ -140,13 +140,13 @@ def test_rows_of_a_file_in_tokens_of_each_kind(kind, tmp_path, request):
         return task.prompts(content), responses, mask, [task.reward(content, *one).total for one in several]
 
     prompts, responses, mask, (right, swapped, unfinished) = run(jax.random.split(jax.random.key(0), 32))
-    asked, said = task.texts(*prompts), task.texts(responses, mask)
+    problems, answers = task.texts(*prompts), task.texts(responses, mask)
     assert right.tolist() == [1] * 32 and unfinished.tolist() == [0] * 32
-    stripped = [text.strip() for text in said]
+    stripped = [text.strip() for text in answers]
     assert swapped.tolist() == [float(stripped[i] == stripped[i - 1]) for i in range(32)]
-    for i, text in enumerate(asked):
+    for i, text in enumerate(problems):
         row = next(row for row in rows if row["problem"].lower() == text.strip().lower())
-        ids = made.encode(row["problem"] + "\n", add_special_tokens=False).ids
+        ids = library.encode(row["problem"] + "\n", add_special_tokens=False).ids
         assert np.asarray(prompts.tokens)[i][np.asarray(prompts.mask)[i]].tolist() == ids
         again = task.prompts_of([row["problem"]])
         np.testing.assert_array_equal(again.tokens[0], prompts.tokens[i])
@@ -156,13 +156,13 @@ def test_rows_of_a_file_in_tokens_of_each_kind(kind, tmp_path, request):
 
 @pytest.fixture
 def drawn(tmp_path):
-    """Problems that are drawn, in the tokens of a library."""
-    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "drawn", KINDS["bytes as Llama 3"]())))
+    """Sampled problems with a library tokenizer."""
+    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "drawn", KINDS["bytes as Llama 3"]())))
     return envs.make("text:addition", table_size=512).with_tokenizer(tokenizer)
 
 
-def test_the_table_is_split_over_devices(drawn):
-    """Each device picks rows of its own: nothing is gathered for it."""
+def test_table_is_split_over_devices(drawn):
+    """Each device samples its own rows: no gather is needed."""
     algorithm = algos.SFT(env=drawn, num_prompts=8, hidden_size=8, num_layers=1, num_heads=2)
     placed = str(fdg.place(fdg.trace(algorithm), policies.GPUOnly(), 4))
     line = next(line for line in placed.splitlines() if "demonstrations" in line)
@@ -171,7 +171,7 @@ def test_the_table_is_split_over_devices(drawn):
     )
 
 
-def test_characters_beyond_ascii_without_a_library(tmp_path):
+def test_non_ascii_characters_without_library(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(
         "".join(json.dumps({"problem": f"北{i}", "answer": f" ü{i}\n"}) + "\n" for i in range(80))
@@ -184,8 +184,8 @@ def test_characters_beyond_ascii_without_a_library(tmp_path):
         responses = task.solutions(content)
         return responses, task.reward(content, *responses).total
 
-    responses, worth = run(jax.random.split(jax.random.key(0), 8))
-    assert worth.tolist() == [1] * 8
+    responses, reward = run(jax.random.split(jax.random.key(0), 8))
+    assert reward.tolist() == [1] * 8
     assert {text[:2] for text in task.texts(*responses)} == {" ü"}
     assert CharacterTokenizer("aü").decode([1, 4, 3]) == "üa"
 
@@ -197,38 +197,38 @@ CHAT = (
 
 
 @pytest.fixture
-def chatting(tmp_path):
+def chat_checkpoint(tmp_path):
     more = {"chat_template": CHAT, "image_token": {"content": "<img>"}, "additional_special_tokens": ["<x>"]}
-    return written(tmp_path / "chat", KINDS["bytes as GPT-2"](), **more)
+    return write_checkpoint(tmp_path / "chat", KINDS["bytes as GPT-2"](), **more)
 
 
-def test_system_messages_and_arguments_of_templates(chatting):
-    made = tokenizers.Tokenizer.from_file(str(chatting / "tokenizer.json"))
-    tokenizer = HuggingFaceTokenizer(str(chatting))
+def test_system_messages_and_template_arguments(chat_checkpoint):
+    library = tokenizers.Tokenizer.from_file(str(chat_checkpoint / "tokenizer.json"))
+    tokenizer = HuggingFaceTokenizer(str(chat_checkpoint))
     options = 'table_size=64&system=Be brief.&template_arguments={"enable_thinking": false}'
     name, overrides = envs.parse(f"text:sorting?{options}")
     task = envs.make(name, **overrides).with_tokenizer(tokenizer)
     right = "<s>[system]Be brief.</s>[user]" + task.problem.instruction + "\n3,1=</s>[assistant]<think>"
     found = task.prompts_of(["3,1="])
-    assert np.asarray(found.tokens)[0][np.asarray(found.mask)[0]].tolist() == made.encode(right).ids
+    assert np.asarray(found.tokens)[0][np.asarray(found.mask)[0]].tolist() == library.encode(right).ids
     again = envs.make("text:sorting", **dict(task.overrides)).with_tokenizer(tokenizer)
     assert again == task and hash(again) == hash(task)
     talk = [{"role": "system", "content": "S"}, {"role": "user", "content": "3,1="}]
     ((ids, _),) = tokenizer.encode_rows([Row(tuple(talk))], system="Be brief.")
-    assert ids == made.encode("<s>[system]S</s>[user]3,1=</s>[assistant]").ids
-    named = {"instruction": "x", "messages": [], "system": "y", "bos_token": "!"}  # ours, all but the last
+    assert ids == library.encode("<s>[system]S</s>[user]3,1=</s>[assistant]").ids
+    named = {"instruction": "x", "messages": [], "system": "y", "bos_token": "!"}  # fdg sets the first 3
     ((ids, _),) = tokenizer.encode_rows([Row("3,1=")], "Sort.", arguments=named)
-    assert ids == made.encode("![user]Sort.\n3,1=</s>[assistant]").ids
+    assert ids == library.encode("![user]Sort.\n3,1=</s>[assistant]").ids
     with pytest.raises(
         FdgError, match="template_arguments='thinking' must be a mapping by name, or its JSON"
     ):
         envs.make("text:sorting", template_arguments="thinking")
 
 
-def test_a_row_brings_tools_and_arguments_of_its_template(chatting):
-    made = tokenizers.Tokenizer.from_file(str(chatting / "tokenizer.json"))
+def test_rows_with_tools_and_template_arguments(chat_checkpoint):
+    library = tokenizers.Tokenizer.from_file(str(chat_checkpoint / "tokenizer.json"))
     show = "{{ tools | tojson }}" + CHAT
-    (chatting / "chat_template.jinja").write_text(show)
+    (chat_checkpoint / "chat_template.jinja").write_text(show)
     rows = [{"type": "function", "function": {"name": "b", "a": 1}}, {"type": "other"}]
     cases = [
         ({"tools": rows}, json.dumps(rows), ""),
@@ -239,24 +239,24 @@ def test_a_row_brings_tools_and_arguments_of_its_template(chatting):
         ),
         ({"tools": None}, "null", ""),
     ]
-    tokenizer = HuggingFaceTokenizer(str(chatting))
+    tokenizer = HuggingFaceTokenizer(str(chat_checkpoint))
     found = tokenizer.encode_rows([Row("1", None, columns) for columns, _, _ in cases])
     for (ids, _), (_, tools, end) in zip(found, cases, strict=True):
-        assert ids == made.encode(f"{tools}<s>[user]1</s>[assistant]{end}").ids
+        assert ids == library.encode(f"{tools}<s>[user]1</s>[assistant]{end}").ids
 
 
-def test_templates_by_name_and_all_special_tokens(chatting):
+def test_named_templates_and_special_tokens(chat_checkpoint):
     user = [{"role": "user", "content": "a<b", "name": None}]
     show = "{{ image_token }}{{ additional_special_tokens }}{{ sep_token is defined }}{{ messages | tojson }}"
-    tokenizer = HuggingFaceTokenizer(str(chatting))
+    tokenizer = HuggingFaceTokenizer(str(chat_checkpoint))
     right = "<img>['<x>']False" + '[{"role": "user", "content": "a<b"}]'
     assert tokenizer.chat(user, chat_template=show) == right
     assert tokenizer.chat(user, False, eos_token="!") == "<s>[user]a<b!"
     several = [("default", "d"), ("tool_use", "{{ tools[0].name }}"), ("rag", "{{ documents[0].text }}")]
     several = [{"name": name, "template": text} for name, text in several]
     for files in (False, True):
-        folder = chatting / ("files" if files else "config")
-        written(folder, KINDS["unigram"](), **({} if files else {"chat_template": several}))
+        folder = chat_checkpoint / ("files" if files else "config")
+        write_checkpoint(folder, KINDS["unigram"](), **({} if files else {"chat_template": several}))
         if files:
             (folder / "additional_chat_templates").mkdir()
             for one in several[1:]:
@@ -266,48 +266,48 @@ def test_templates_by_name_and_all_special_tokens(chatting):
         assert tokenizer.chat(user) == tokenizer.chat_template == "d"
         assert tokenizer.chat(user, tools=[{"name": "f"}]) == "f"
         assert tokenizer.chat(user, documents=[{"text": "t"}], chat_template="rag") == "t"
-    bare = written(chatting / "bare", KINDS["unigram"](), chat_template=several[1:])
+    bare = write_checkpoint(chat_checkpoint / "bare", KINDS["unigram"](), chat_template=several[1:])
     with pytest.raises(
         FdgError, match="it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
     ):
         HuggingFaceTokenizer(str(bare)).chat(user)
-    for wrong, said in (
+    for call, message in (
         (lambda: tokenizer.chat(user, tools={1}), "of a chat template: TypeError: Object of type set"),
         (lambda: tokenizer.chat(["hello"]), "message 0 is 'hello': it must be a mapping"),
         (lambda: tokenizer.chat(user, chat_template=["d"]), "it must be the name of a template, or its text"),
         (lambda: envs.make("text:sorting", system=3), "system=3 must be a string"),
         (lambda: envs.make("text:sorting", table_size=1), "table_size=1 must be an integer from 64 to"),
     ):
-        with refuses(match=said):
-            wrong()
+        with refuses(match=message):
+            call()
 
 
-def test_special_tokens_of_the_configuration_are_special(tmp_path):
-    """A vocabulary that has `</s>` and `<s>` as usual words, and a configuration that says what they are."""
+def test_special_tokens_of_the_configuration(tmp_path):
+    """`</s>` and `<s>` are ordinary words of the vocabulary, but special in the configuration."""
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
     found["added_tokens"] = []
-    made = tokenizers.Tokenizer.from_str(json.dumps(found))
-    assert len(made.encode("</s>").ids) > 1
-    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "unmarked", made)))
-    assert tokenizer.encode("a</s>") == [*made.encode("a").ids, tokenizer.eos]
+    library = tokenizers.Tokenizer.from_str(json.dumps(found))
+    assert len(library.encode("</s>").ids) > 1
+    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "unmarked", library)))
+    assert tokenizer.encode("a</s>") == [*library.encode("a").ids, tokenizer.eos]
     assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
 
 
 @pytest.mark.parametrize("added", [True, False, None])
-def test_special_tokens_are_put_in_front_as_by_the_library(tmp_path, added):
-    made = KINDS["bytes as GPT-2"]()
+def test_prefix_tokens_match_library(tmp_path, added):
+    library = KINDS["bytes as GPT-2"]()
     around = tokenizers.processors.TemplateProcessing(
         single="<pad> $A </s>", special_tokens=[("<pad>", 3), ("</s>", 2)]
     )
-    made.post_processor = around
+    library.post_processor = around
     config = {} if added is None else {"add_bos_token": added}
-    tokenizer = HuggingFaceTokenizer(str(written(tmp_path / "around", made, **config)))
+    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "around", library, **config)))
     ((ids, answer),) = tokenizer.encode_rows([Row("1+1", "2")])
-    said = made.encode("1+1\n2", add_special_tokens=False).ids
-    assert [*ids, *answer] == [made.token_to_id("<pad>"), *said]
+    expected = library.encode("1+1\n2", add_special_tokens=False).ids
+    assert [*ids, *answer] == [library.token_to_id("<pad>"), *expected]
 
 
-def test_prompts_of_ones_own_are_as_long_as_the_context_has_room(drawn):
+def test_user_prompts_up_to_context_length(drawn):
     short = drawn.prompts_of(["1+1="], longest=512)
     assert short.tokens.shape == (1, drawn.prompt_length)
     long = drawn.prompts_of(["1+1=" * 30], longest=512)
@@ -317,38 +317,38 @@ def test_prompts_of_ones_own_are_as_long_as_the_context_has_room(drawn):
 
 
 @pytest.mark.parametrize("system", ["Be brief.", "A & B = 'C'?", '"&"', "Don't & won't", "a&b=c\n"])
-def test_options_of_any_text_are_read_as_they_are_written(system):
+def test_text_options_round_trip(system):
     given = {"system": system, "template_arguments": '{"x": [1, "&"]}', "length": 4}
-    written = "&".join(f"{name}={value!r}" for name, value in given.items())
-    assert envs.parse(f"text:sorting?{written}") == ("text:sorting", given)
+    options = "&".join(f"{name}={value!r}" for name, value in given.items())
+    assert envs.parse(f"text:sorting?{options}") == ("text:sorting", given)
     task = envs.make("text:sorting", **given)
     assert dict(task.overrides) == given
     assert task == envs.make("text:sorting", **{**given, "template_arguments": {"x": [1, "&"]}})
     assert task == envs.make("text:sorting", **{**given, "template_arguments": "{'x': (1, '&')}"})
 
 
-def test_messages_that_are_nested_without_end_are_refused(chatting):
+def test_deeply_nested_messages_are_refused(chat_checkpoint):
     content = []
     for _ in range(2000):
         content = [content]
-    tokenizer = HuggingFaceTokenizer(str(chatting))
+    tokenizer = HuggingFaceTokenizer(str(chat_checkpoint))
     for messages in ([{"role": "user", "content": content}], None):
         with pytest.raises(FdgError, match="message"):
             tokenizer.chat(messages)
 
 
-def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
-    made = KINDS["bytes as GPT-2"]()
-    found = json.loads(made.to_str())
+def test_gap_between_token_ids_is_not_decoded(tmp_path):
+    library = KINDS["bytes as GPT-2"]()
+    found = json.loads(library.to_str())
     found["model"]["vocab"]["gap"] = 1_000_000
-    folder = written(tmp_path / "gap", tokenizers.Tokenizer.from_str(json.dumps(found)))
+    folder = write_checkpoint(tmp_path / "gap", tokenizers.Tokenizer.from_str(json.dumps(found)))
     began = time.process_time()
     _, counts = HuggingFaceTokenizer(str(folder)).codes_of_tokens()
     assert counts[1_000_000] == 3 and not counts[999_999] and time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "said"),
+    ("part", "value", "message"),
     [
         (
             "post_processor",
@@ -382,13 +382,13 @@ def test_a_large_gap_between_tokens_is_not_decoded(tmp_path):
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_makes_the_library_panic_is_refused_before(tmp_path, capfd, part, value, said, nested):
+def test_settings_that_make_the_library_panic_are_refused(tmp_path, capfd, part, value, message, nested):
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
     inside = {"post_processor": "processors", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}[part]
     found[part] = {"type": "Sequence", inside: [value]} if nested else value
     folder = tmp_path / "panics"
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(found))
-    with pytest.raises(FdgError, match=said):
+    with pytest.raises(FdgError, match=message):
         HuggingFaceTokenizer(str(folder)).encode("1+1")
     assert "panicked" not in capfd.readouterr().err

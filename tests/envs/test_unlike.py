@@ -1,4 +1,4 @@
-"""Unlike agents in one team: what each sees and does, by hand, and what is refused."""
+"""Teams of different agents: observations and actions worked by hand, and errors."""
 
 import dataclasses
 import types
@@ -16,33 +16,33 @@ from fdg.errors import FdgError
 
 @dataclasses.dataclass(frozen=True)
 class Team(probe.Unlike):
-    """Of another module than the probes', so that `vectorize` sees to it."""
+    """Defined outside `envs.probe`, so that `vectorize` wraps it in `Alike`."""
 
 
-def test_a_step_of_the_probe_by_hand():
+def test_probe_step_by_hand():
     env = envs.vectorize(Team())
     assert isinstance(env.single, envs.Alike) and env.action_space == Discrete(3)
     assert env.observation_space == envs.Dict(
         {"agent": Box(0.0, 1.0, (2,)), "seen_0": Discrete(3), "seen_1": Box(-1.0, 1.0, (2,))}
     )
-    state, seen = env.reset(jax.random.split(jax.random.key(0), 8))
+    state, observation = env.reset(jax.random.split(jax.random.key(0), 8))
     category, numbers = state.inner
-    np.testing.assert_array_equal(seen.observation["agent"], np.tile(np.eye(2), (8, 1, 1)))
-    np.testing.assert_array_equal(seen.observation["seen_0"], np.stack([category, 0 * category], 1))
-    np.testing.assert_array_equal(seen.observation["seen_1"][:, 0], np.zeros((8, 2)))
-    np.testing.assert_array_equal(seen.observation["seen_1"][:, 1], numbers)
-    assert seen.action_mask[0].tolist() == [[True, True, True], [True, True, False]]
+    np.testing.assert_array_equal(observation.observation["agent"], np.tile(np.eye(2), (8, 1, 1)))
+    np.testing.assert_array_equal(observation.observation["seen_0"], np.stack([category, 0 * category], 1))
+    np.testing.assert_array_equal(observation.observation["seen_1"][:, 0], np.zeros((8, 2)))
+    np.testing.assert_array_equal(observation.observation["seen_1"][:, 1], numbers)
+    assert observation.action_mask[0].tolist() == [[True, True, True], [True, True, False]]
     right = jnp.stack([category, (numbers[:, 0] > 0).astype(jnp.int32)], 1)
     _, step = env.step(jax.random.split(jax.random.key(1), 8), state, right.at[0, 0].add(1) % 3)
     assert step.reward[0].tolist() == [0, 1] and step.reward[1:].min() == 1 and step.terminated.all()
 
 
-def test_continuous_actions_go_from_bound_to_bound():
+def test_continuous_actions_by_hand():
     env = envs.vectorize(Team(continuous=True))
     assert env.action_space == Box((-1.0, -1.0), (1.0, 1.0), (2,))
     first, second = env.single.split(jnp.array([[0.5, 9.0], [-2.0, 0.25]]))
     assert first.tolist() == [1.5] and second.tolist() == [-1.0, 0.25]
-    # What an agent has not counts for nothing.
+    # An action component that an agent lacks does not count.
     one = distributions.Normal(jnp.zeros((2, 2)), jnp.zeros((2, 2)))
     both = distributions.masked(one, jnp.array([[True, False], [True, True]]))
     alone = distributions.Normal(jnp.zeros((1, 1)), jnp.zeros((1, 1)))
@@ -58,7 +58,7 @@ def team(*acting, observed=None):
     return envs.Alike(types.SimpleNamespace(name="team", max_episode_steps=None, **spaces))
 
 
-def test_choices_of_different_numbers():
+def test_discrete_actions_of_different_sizes():
     alike = team(MultiDiscrete((2, 4)), Discrete(3))
     assert alike.action_space == MultiDiscrete((3, 4))
     masks = alike.together((jnp.zeros(1), jnp.zeros(1))).action_mask
@@ -68,7 +68,7 @@ def test_choices_of_different_numbers():
     ]
     first, second = alike.split(jnp.array([[1, 3], [2, 0]]))
     assert first.tolist() == [1, 3] and int(second) == 2
-    # Of agents whose observations are alike, one part; and no masks where actions are, too.
+    # Equal observation spaces give one part, and equal action spaces no mask.
     same = team(Discrete(2), Discrete(2))
     assert same.together((jnp.zeros(1), jnp.ones(1))).keys() == {"agent", "seen"}
     masked = envs.MaskedObservation(jnp.zeros(1), jnp.array([False, True, False]))
@@ -93,6 +93,6 @@ def test_choices_of_different_numbers():
         (lambda: team(Discrete(2)).together((jnp.zeros(3),)), r"agent 0 an observation of shape \(3,\)"),
     ],
 )
-def test_what_cannot_be_a_team(make, message):
+def test_invalid_teams_are_refused(make, message):
     with pytest.raises(FdgError, match=f"environment 'team': .*{message}"):
         make()

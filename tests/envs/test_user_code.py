@@ -1,4 +1,4 @@
-"""Environments of a user's own: by module, by entry point, and what is said where that fails."""
+"""User environments by module and by entry point, and errors."""
 
 import importlib.metadata
 import itertools
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Writes a module of a user's own into the current folder; gives its name."""
+    """A function that writes a user module into the current folder and returns its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -29,12 +29,12 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-MEMORY = "import envs\nfrom envs import probe\n"
+IMPORTS = "import envs\nfrom envs import probe\n"
 
 
-def test_a_factory_a_class_and_a_value(module):
+def test_factory_class_and_value(module):
     name = module(
-        MEMORY + "def make(size=3): return probe.Memory(size)\nready = envs.vectorize(probe.Value())"
+        IMPORTS + "def make(size=3): return probe.Memory(size)\nready = envs.vectorize(probe.Value())"
     )
     assert envs.make(f"{name}:make", size=2) == envs.make("probe:memory", delay=2)
     assert envs.make(f"{name}:probe.Memory", delay=2) == envs.make("probe:memory", delay=2)
@@ -77,7 +77,7 @@ def test_a_factory_a_class_and_a_value(module):
         ("", "MODULE:", {}, "no name follows the colon"),
     ],
 )
-def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, message):
+def test_errors_are_one_line(module, text, name, overrides, message):
     mine = module(text)
     with refuses(match=message.replace("MODULE", mine)):
         envs.make(name.replace("MODULE", mine), **overrides)
@@ -85,7 +85,7 @@ def test_what_cannot_be_made_is_said_in_one_line(module, text, name, overrides, 
 
 @pytest.mark.parametrize("attribute", ["name", "observation_space", "action_space", "max_episode_steps"])
 @pytest.mark.parametrize("vectorized", [False, True])
-def test_a_property_that_fails_is_named_in_one_line(attribute, vectorized):
+def test_failing_property_is_named(attribute, vectorized):
     def fails(self):
         raise ValueError("no\nspace")
 
@@ -94,7 +94,7 @@ def test_a_property_that_fails_is_named_in_one_line(attribute, vectorized):
         algos.DQN(env=envs.vectorize(cls()) if vectorized else cls())
 
 
-def test_a_source_of_ours_is_no_module():
+def test_sources_are_not_modules():
     with pytest.raises(UnknownNameError, match="did you mean 'brax:ant'"):
         envs.make("brax:antt")
     assert (
@@ -102,7 +102,7 @@ def test_a_source_of_ours_is_no_module():
     )
 
 
-class _Point:
+class _EntryPoint:
     def __init__(self, name, value):
         self.name, self.value, self.dist = name, "mazes:make", None
         self._value = value
@@ -113,11 +113,11 @@ class _Point:
         return self._value
 
 
-def test_installed_packages_register_theirs(monkeypatch):
+def test_entry_points(monkeypatch):
     points = [
-        _Point("Maze-v0", probe.Memory),
-        _Point("Broken-v0", ImportError("no numbers")),
-        _Point("CartPole-v1", 3),
+        _EntryPoint("Maze-v0", probe.Memory),
+        _EntryPoint("Broken-v0", ImportError("no numbers")),
+        _EntryPoint("CartPole-v1", 3),
     ]
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: points if group == user_code.ENTRY_POINTS else []

@@ -1,4 +1,4 @@
-"""Environments of `verifiers` on its real package, where it is installed, and on a stand-in."""
+"""Environments of `verifiers`, with a stub package and, where installed, with the real one."""
 
 import re
 import sys
@@ -86,17 +86,17 @@ def folder(request, tmp_path, monkeypatch):
         cached.cache_clear()
 
 
-def said(task, *responses):
-    """The rewards of responses to task 5, 1+1=."""
+def rewards_of(task, *responses):
+    """Rewards of responses to task 5, `1+1=`."""
     return task.host_reward.function(list(responses), [5] * len(responses))
 
 
-def test_prompts_are_rows_and_rewards_are_weighed(folder):
+def test_prompts_and_weighted_rewards(folder):
     task = envs.make("verifiers:sums")
     assert task == envs.make("text:verifiers", environment="sums") and task.num_rows + task.num_held_out == 16
     assert [row.prompt for row in task.problem.rows[:2]] == ["0+0=", "0+1="]
     assert task.problem.rows[5].columns == {"answer": "2", "idx": 5}
-    assert said(task, "2", "3", " 2") == [1.5, 0.5, 1.5]
+    assert rewards_of(task, "2", "3", " 2") == [1.5, 0.5, 1.5]
     assert envs.spelled(envs.make("verifiers:sums", size=4)) == "verifiers:sums?size=4"
 
     @jax.jit
@@ -104,11 +104,11 @@ def test_prompts_are_rows_and_rewards_are_weighed(folder):
         problem, right = task.sample(keys), task.demonstration(keys)
         return task.reward(problem.answer, right.responses, right.mask & (jax.numpy.arange(3) != 1)[:, None])
 
-    found = rewards(jax.random.split(jax.random.key(0), 3))
-    assert found.total.tolist() == [1.5, 0.5, 1.5] and list(found.parts) == ["sums"]
+    reward = rewards(jax.random.split(jax.random.key(0), 3))
+    assert reward.total.tolist() == [1.5, 0.5, 1.5] and list(reward.parts) == ["sums"]
 
 
-def test_arguments_are_those_of_the_taskset(folder):
+def test_taskset_arguments(folder):
     task = envs.make("verifiers:sums", arguments={"largest": 1, "polite": True}, size=3)
     system = {"role": "system", "content": "Be brief."}
     assert [row.prompt for row in task.problem.rows] == [
@@ -123,7 +123,7 @@ def test_arguments_are_those_of_the_taskset(folder):
 
 
 @pytest.mark.parametrize(
-    ("response", "words"),
+    ("response", "message"),
     [
         (
             "raise",
@@ -136,7 +136,7 @@ def test_arguments_are_those_of_the_taskset(folder):
         ("nan", "reward 'sums' of task 'text:verifiers' gave nan for the response 'nan'"),
     ],
 )
-def test_a_reward_that_fails_is_named(folder, response, words):
+def test_failing_reward_is_named(folder, response, message):
     alphabet = envs.text.CharacterTokenizer("0123456789+=raisetnx")
     task = envs.make("verifiers:sums").with_tokenizer(alphabet, max_response=8)
     tokens, mask = task.responses_of(["2", response])
@@ -144,25 +144,25 @@ def test_a_reward_that_fails_is_named(folder, response, words):
     answer = {**answer, "content": jax.numpy.array([5, 5])}
     with pytest.raises(Exception) as error:
         jax.block_until_ready(task.reward(answer, tokens, mask).total)
-    assert re.search(words, str(fdg.errors.host_error(error.value)))
+    assert re.search(message, str(fdg.errors.host_error(error.value)))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_says_why(folder, name):
-    change, words = REFUSED[name]
+def test_unsupported_environments_are_refused(folder, name):
+    change, message = REFUSED[name]
     names = "\n__all__ = ['Sums', 'Own']\n" if name == "of_turns" else ""
     (folder / f"{name}.py").write_text(SUMS + change + names)
-    with refuses(f"environment '{name}'", match=words):
+    with refuses(f"environment '{name}'", match=message):
         envs.make(f"verifiers:{name}")
 
 
-def test_only_a_user_may_name_one():
+def test_name_imports_a_module():
     assert envs.beyond_registries("verifiers:sums", {}) == "imports the module sums"
     assert envs.beyond_registries("text:verifiers", {"environment": "sums"}) == "imports the module sums"
     assert envs.beyond_registries("text:sorting", {}) is None
 
 
 @pytest.mark.skipif(find_spec("verifiers") is not None, reason="verifiers is installed")
-def test_without_the_package_the_error_says_what_to_install():
+def test_missing_package():
     with pytest.raises(fdg.FdgError, match=r"pip install 'verifiers>=0\.4'"):
         envs.make("verifiers:sums")

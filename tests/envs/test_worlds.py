@@ -1,6 +1,6 @@
-"""Worlds of other packages: their registries, what tracing says of them, and numbers beside their own.
+"""Craftax, Playground, Octax and Jumanji: names, traced shapes, equality with Jumanji, and optimistic resets.
 
-All of them compiled and trained: `python -m bench.every_environment`, which takes minutes.
+`python -m bench.every_environment` compiles and trains all environments, in minutes.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tests.envs.conformance import assert_conforms
 
 
 def traced(name, count=2, **overrides):
-    """Shapes of a first step, without compiling anything."""
+    """Shapes of the first step, without compiling."""
 
     def first_step(key):
         env = envs.make(name, **overrides)
@@ -37,7 +37,7 @@ def traced(name, count=2, **overrides):
 
 _BRIX = from_octax.OctaxEnvironment("brix")
 
-# --- what all have in common ---
+# --- all packages ---
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ _BRIX = from_octax.OctaxEnvironment("brix")
         ),
         ("playground:CartpoleBalance", {"action_repeat": 4}, (5,), envs.Box(-1.0, 1.0, (1,)), 250),
         ("jumanji:Snake-v1", {"num_rows": 6, "num_cols": 6}, (181,), envs.Discrete(4), None),
-        # A map of 10 x 10 cells that hold one of 32 things, and a clock of 51.
+        # A one-hot map of 10 x 10 cells with 32 values, and a one-hot time of 51.
         ("jumanji:Connector-v3", {}, (10 * 10 * 32 + 51,), envs.MultiDiscrete((5,) * 10), None),
         ("jumanji:MultiCVRP-v0", {}, None, envs.MultiDiscrete((21, 21)), None),
-        # Its score is a number of Python's at first.
+        # Its initial score is a Python number.
         ("jumanji:PacMan-v1", {}, None, envs.Discrete(5), None),
     ],
 )
-def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, overrides, shape, actions, limit):
+def test_shapes_match_spaces(name, overrides, shape, actions, limit):
     if name.startswith("playground:"):
         pytest.importorskip("mujoco_playground")
     env = envs.make(name, **overrides)
@@ -85,7 +85,7 @@ def test_an_environment_fits_its_spaces_and_leaves_nothing_behind(name, override
         ("jumanji", from_jumanji._jumanji.__wrapped__, "jumanji"),
     ],
 )  # fmt: skip
-def test_without_the_package_the_error_says_what_to_install(module, load, extra, monkeypatch):
+def test_missing_package(module, load, extra, monkeypatch):
     for name in list(sys.modules):
         if name.startswith(module.partition(".")[0]):
             monkeypatch.delitem(sys.modules, name)
@@ -94,12 +94,12 @@ def test_without_the_package_the_error_says_what_to_install(module, load, extra,
         load()
 
 
-def test_a_package_that_is_missing_is_no_refused_parameter():
+def test_missing_package_is_not_a_refused_parameter():
     with pytest.raises(FdgError, match=r"^install it$"), adapters.converting_errors("here", "Playground", ()):
         raise FdgError("install it")
 
 
-def test_the_names_are_those_that_the_packages_have():
+def test_names_match_packages():
     pytest.importorskip("mujoco_playground")
     with quietly():
         import jumanji
@@ -108,11 +108,11 @@ def test_the_names_are_those_that_the_packages_have():
     assert set(from_jumanji.NAMES) == set(jumanji.registered_environments())
 
 
-# --- Jumanji: numbers, masks, ends ---
+# --- Jumanji ---
 
 
-def test_a_game_of_jumanji_conforms_and_gives_its_numbers():
-    """Tetris: a choice among all turns and columns; the mask is Jumanji's, in one row."""
+def test_matches_jumanji():
+    """Tetris: one action per rotation and column; the mask is Jumanji's, flattened."""
     name = "Tetris-v0"
     env = envs.make(f"jumanji:{name}", num_rows=6, num_cols=5, time_limit=9)
     rollout = assert_conforms(env)
@@ -129,13 +129,13 @@ def test_a_game_of_jumanji_conforms_and_gives_its_numbers():
     np.testing.assert_array_equal(mask[0], np.asarray(first.observation.action_mask).reshape(-1))
     np.testing.assert_array_equal(observation[0, :30], np.asarray(first.observation.grid).reshape(-1))
     assert rollout.step.reward[0, 0] == np.asarray(second.reward)
-    assert rollout.step.terminated.any(), "the clock runs out, which Jumanji shows"
+    assert rollout.step.terminated.any(), "the time limit terminates in Jumanji"
 
 
-# --- Craftax: pictures ---
+# --- Craftax: textures and pixels ---
 
 
-def test_pictures_are_made_once_in_the_sizes_that_are_asked_for():
+def test_textures_are_made_once_per_size():
     made = []
     textures = from_craftax._Textures(lambda size: made.append(size) or {"grass": jnp.ones((size, size))})
     assert isinstance(textures[2]["grass"], Literal) and textures[2] is textures[2]
@@ -143,16 +143,16 @@ def test_pictures_are_made_once_in_the_sizes_that_are_asked_for():
 
 
 @pytest.mark.whole  # four seconds to read the package's files
-def test_craftax_is_shown_in_pixels():
+def test_craftax_pixels():
     assert traced("Craftax-Pixels-v1")[1].observation.shape == (2, 130, 110, 3)
     state, _ = traced("Craftax-Classic-Pixels-v1")
 
-    def nothing_of(x):
+    def zeros_of(x):
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         return jax.random.key(0) if is_key else np.zeros(x.shape[1:], x.dtype)
 
-    nothing = jax.tree.map(nothing_of, state.inner)
-    (picture,) = from_craftax.CraftaxEnvironment("Craftax-Classic-Pixels-v1").frames([nothing])
+    state_of_zeros = jax.tree.map(zeros_of, state.inner)
+    (picture,) = from_craftax.CraftaxEnvironment("Craftax-Classic-Pixels-v1").frames([state_of_zeros])
     assert picture.shape == (144, 144, 3) and picture.dtype == np.uint8
 
 
@@ -161,7 +161,7 @@ def test_craftax_is_shown_in_pixels():
 
 @dataclasses.dataclass(frozen=True)
 class Countdown:
-    """Ends after as many steps as its key says, 1 to 9; the observation names the episode."""
+    """Terminates after a random number of steps, 1 to 9; the observation identifies the episode."""
 
     name: typing.ClassVar[str] = "countdown"
     observation_space: typing.ClassVar = envs.Box(0.0, 1.0, (2,))
@@ -170,18 +170,18 @@ class Countdown:
 
     def reset(self, key):
         state = jax.random.randint(key, (), 1, 10), jax.random.uniform(key)
-        return state, self._shown(state)
+        return state, self._observe(state)
 
     def step(self, key, state, action):
         state = state[0] - 1, state[1]
-        return state, self._shown(state), jnp.float32(1), state[0] <= 0, jnp.bool_(False)
+        return state, self._observe(state), jnp.float32(1), state[0] <= 0, jnp.bool_(False)
 
-    def _shown(self, state):
+    def _observe(self, state):
         return jnp.stack([state[0] / 10, state[1]])
 
 
-def rolled(env, count, steps=40):
-    """States and steps of environments that do nothing, `[T, B]`."""
+def rollout(env, count, steps=40):
+    """Time steps `[T, B]` with action 0."""
 
     @jax.jit
     def run(key):
@@ -196,13 +196,13 @@ def rolled(env, count, steps=40):
     return jax.tree.map(np.asarray, run(jax.random.key(3)))
 
 
-def test_an_environment_that_ends_alone_starts_where_it_would_anyway():
-    plain, shared = rolled(vectorize(Countdown()), 8), rolled(vectorize_optimistically(Countdown(), 4), 8)
+def test_lone_reset_equals_vectorize():
+    plain, shared = rollout(vectorize(Countdown()), 8), rollout(vectorize_optimistically(Countdown(), 4), 8)
     done = shared.terminated | shared.truncated
-    first = done.reshape(-1, 2, 4).cumsum(-1) == 1  # of the neighbours that end at this step the first one
+    first = done.reshape(-1, 2, 4).cumsum(-1) == 1  # the first of the neighbours that end at this step
     first = first.reshape(done.shape) & done
     assert done.any() and not first[done].all(), "some end together, and share a start"
-    # Until two have ended together the two agree; so follow each environment up to there.
+    # Both agree until two neighbours end together: compare each environment up to there.
     for b in range(8):
         group = slice(b // 4 * 4, b // 4 * 4 + 4)
         together = np.flatnonzero(done[:, group].sum(-1) > 1)
@@ -211,8 +211,8 @@ def test_an_environment_that_ends_alone_starts_where_it_would_anyway():
             np.testing.assert_array_equal(ours[:until, b], theirs[:until, b])
 
 
-def test_neighbours_that_end_together_start_together_and_others_do_not():
-    step = rolled(vectorize_optimistically(Countdown(), 4), 8)
+def test_neighbours_that_end_together_share_a_start():
+    step = rollout(vectorize_optimistically(Countdown(), 4), 8)
     done = (step.terminated | step.truncated).reshape(-1, 2, 4)
     episodes = step.observation[..., 1].reshape(-1, 2, 4)
     shared = 0
@@ -220,18 +220,18 @@ def test_neighbours_that_end_together_start_together_and_others_do_not():
         assert len(set(episodes[t, group, done[t, group]])) == 1
         shared += 1
     assert shared and step.episode_length.max() == 7
-    assert (step.final_observation[step.terminated][:, 0] <= 0).all(), "what was seen last, before the reset"
+    assert (step.final_observation[step.terminated][:, 0] <= 0).all(), "the last observation before the reset"
 
 
-def test_what_the_ratio_does_not_divide_shares_less():
-    one, other = rolled(vectorize_optimistically(Countdown(), 16), 3), rolled(vectorize(Countdown()), 3)
+def test_reset_ratio_that_does_not_divide_the_batch():
+    one, other = rollout(vectorize_optimistically(Countdown(), 16), 3), rollout(vectorize(Countdown()), 3)
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 # --- literals ---
 
 
-def test_literals_behave_as_arrays_do_under_a_trace():
+def test_literals_behave_as_arrays():
     class Game:
         __module__ = "game"
 
@@ -261,16 +261,16 @@ def test_literals_behave_as_arrays_do_under_a_trace():
     assert product == 0 * 4 + 1 * 5 + 2 * 6
 
 
-def test_arrays_come_back_where_code_tells_them_from_numpys():
+def test_as_arrays_restores_jax_arrays():
     class Model:
         pass
 
     model = Model()
     model.mass, model.name = {"x": jnp.ones(2)}, "m"
     replace_pytree_arrays(model)
-    held = model.mass["x"]
-    assert isinstance(held, Literal)
+    literal = model.mass["x"]
+    assert isinstance(literal, Literal)
     with pytest.raises(ZeroDivisionError), as_arrays(model):
         assert isinstance(model.mass["x"], jax.Array)
         raise ZeroDivisionError
-    assert model.mass["x"] is held
+    assert model.mass["x"] is literal

@@ -1,4 +1,4 @@
-"""Wrappers: numbers worked by hand, random spaces, any source, several devices, and by name."""
+"""Wrappers: values worked by hand, errors, names, run directories and policies."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ from tests.training.trained import small
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """Shows the step and twice that; the reward is the step; it ends at `length`, and says how it went."""
+    """Observes the step and twice the step; the reward is the step; terminates at `length`; has an info."""
 
     length: int = 5
     limit: int | None = None
@@ -46,8 +46,8 @@ class Counter:
         return state, jnp.array([1.0, 2.0]) * state, state, state >= self.length, False, info
 
 
-def steps_of(env, actions):
-    """Time steps of a batch of two: `[T]` NumPy trees."""
+def run_steps(env, actions):
+    """First observation and `T` time steps of the first of two instances."""
     keys = jax.random.split(jax.random.key(0), 2)
     state, first = env.reset(keys)
     found = []
@@ -57,22 +57,22 @@ def steps_of(env, actions):
     return jax.tree.map(lambda x: np.asarray(x)[0].tolist(), first), found
 
 
-def test_frames_side_by_side_and_an_episodes_first_one_repeated():
+def test_frame_stack():
     env = envs.FrameStack(envs.vectorize(Counter(3)), 3)
-    first, steps = steps_of(env, [0] * 4)
+    first, steps = run_steps(env, [0] * 4)
     assert env.observation_space == Box(0.0, 100.0, (6,)) and first == [0.0] * 6
     assert [step.final_observation for step in steps] == [
         [0, 0, 0, 0, 1, 2],
         [0, 0, 1, 2, 2, 4],
-        [1, 2, 2, 4, 3, 6],  # the end
+        [1, 2, 2, 4, 3, 6],  # terminated
         [0, 0, 0, 0, 1, 2],
     ]
     assert steps[2].observation == [0.0] * 6 and steps[3].observation == [0, 0, 0, 0, 1, 2]
 
 
-def test_an_action_repeated_stops_where_the_episode_does():
+def test_action_repeat():
     env = envs.ActionRepeat(envs.vectorize(Counter(5), info=("is_success", "steps")), 2)
-    _, steps = steps_of(env, [1, 1, 1, 0])
+    _, steps = run_steps(env, [1, 1, 1, 0])
     assert [step.reward for step in steps] == [1 + 2, 3 + 4, 5, 1 + 2]
     assert [step.terminated for step in steps] == [False, False, True, False]
     assert [step.final_observation[0] for step in steps] == [2, 4, 5, 2]
@@ -82,27 +82,27 @@ def test_an_action_repeated_stops_where_the_episode_does():
     assert steps[1].episode_info == {"is_success": 0.0, "steps": 0.0}
     limited = envs.ActionRepeat(envs.vectorize(Counter(99, limit=5)), 2)
     assert limited.max_episode_steps == 3
-    _, steps = steps_of(limited, [1] * 4)
+    _, steps = run_steps(limited, [1] * 4)
     assert [step.truncated for step in steps] == [False, False, True, False]
 
 
-def test_the_time_is_the_share_of_the_limit():
+def test_time_aware():
     env = envs.TimeAware(envs.vectorize(Counter(3, limit=4)))
-    first, steps = steps_of(env, [0] * 4)
+    first, steps = run_steps(env, [0] * 4)
     assert first == [0, 0, 0] and env.observation_space.high_array.tolist() == [100, 100, 1]
     assert [step.final_observation[2] for step in steps] == [0.25, 0.5, 0.75, 0.25]
     assert [step.observation[2] for step in steps] == [0.25, 0.5, 0, 0.25]
 
 
-def test_hidden_components_are_gone():
+def test_hide_observations():
     env = envs.HideObservations(envs.vectorize(Counter()), (0,))
-    first, steps = steps_of(env, [0, 0])
+    first, steps = run_steps(env, [0, 0])
     assert first == [0.0] and [step.observation for step in steps] == [[2], [4]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Halved(envs.Wrapper):
-    """Half the reward, in either of the ways that it can be written."""
+    """Halves the reward, with `self.env.step` or with `super().step`."""
 
     inside: bool = True
 
@@ -113,8 +113,8 @@ class Halved(envs.Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class HalvedAfter(envs.Wrapper):
-    """Keeps something, and forgets that the environment inside does not know of it."""
+class SkipsMemory(envs.Wrapper):
+    """Has a memory, but steps the environment inside with the state that includes it."""
 
     def after(self, kept, observation):
         return (), observation
@@ -125,11 +125,11 @@ class HalvedAfter(envs.Wrapper):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("around", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
-def test_a_wrapper_of_rewards_steps_the_environment_inside(inside, around):
-    """Rewards are halved, returns are those within; `envs.check` takes it, under and over frames."""
-    env = Halved(around(envs.vectorize(Counter(3))), inside)
-    _, steps = steps_of(env, [0] * 4)
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
+def test_reward_wrappers(inside, wrap):
+    """Rewards are halved; episode returns are those of the environment inside."""
+    env = Halved(wrap(envs.vectorize(Counter(3))), inside)
+    _, steps = run_steps(env, [0] * 4)
     assert [step.reward for step in steps] == [0.5, 1.0, 1.5, 0.5]
     assert [step.episode_return for step in steps] == [0, 0, 6, 0]
     stays = algos.Actor(
@@ -137,32 +137,32 @@ def test_a_wrapper_of_rewards_steps_the_environment_inside(inside, around):
         lambda memory, observation, start, keys, greedy: (jnp.zeros(len(start), jnp.int32), memory),
     )
     assert evaluate(env, stays, jax.random.key(0), 2)["returns"].tolist() == [6.0, 6.0]
-    assert "is right" in envs.check(around(env), steps=4)
+    assert "is right" in envs.check(wrap(env), steps=4)
 
 
-class Centred(envs.Wrapper):
-    """Rewards less their mean over the batch."""
+class BatchCentred(envs.Wrapper):
+    """Subtracts the batch mean from the rewards."""
 
     def step(self, keys, state, action):
         state, step = super().step(keys, state, action)
         return state, step._replace(reward=step.reward - jnp.mean(step.reward))
 
 
-def test_instances_that_depend_on_each_other_by_a_mean():
+def test_batch_statistics_are_refused():
     with pytest.raises(FdgError, match="depends on more than its own key, state and action"):
-        envs.check(Centred(envs.make("Pendulum-v1")), steps=3)
+        envs.check(BatchCentred(envs.make("Pendulum-v1")), steps=3)
 
 
-@pytest.mark.parametrize("around", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
-def test_a_wrapper_with_a_memory_hears_how_to_step(around):
-    env = HalvedAfter(around(envs.vectorize(Counter())))
-    for find in (envs.check, lambda env: fdg.trace(dataclasses.replace(small(), env=env))):
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: envs.FrameStack(env, 2)])
+def test_wrapper_with_memory_must_use_super_step(wrap):
+    env = SkipsMemory(wrap(envs.vectorize(Counter())))
+    for check in (envs.check, lambda env: fdg.trace(dataclasses.replace(small(), env=env))):
         with pytest.raises(FdgError, match=r"line \d+ of test_wrappers.py.*the mistake.*super\(\).step"):
-            find(env)
+            check(env)
 
 
 @pytest.mark.parametrize(
-    ("wrap", "said"),
+    ("wrap", "message"),
     [
         (lambda env: envs.FrameStack(env, 0), r"FrameStack\(frames=0\): give an integer of at least 1"),
         (lambda env: envs.ActionRepeat(env, 1.5), r"ActionRepeat\(times=1.5\)"),
@@ -183,21 +183,21 @@ def test_a_wrapper_with_a_memory_hears_how_to_step(around):
         (lambda env: envs.make("CartPole-v1", info=3), "info=3: give names"),
     ],
 )
-def test_mistakes_are_one_line(wrap, said):
-    with refuses(match=said):
+def test_errors_are_one_line(wrap, message):
+    with refuses(match=message):
         wrap(envs.make("CartPole-v1"))
 
 
-def test_by_name_and_from_a_file(tmp_path):
+def test_names_and_run_directories(tmp_path):
     env = envs.make(*envs.parse("CartPole-v1?gravity=9.0")[:1], gravity=9.0, frame_stack=2, time_aware=True)
     assert env == envs.FrameStack(envs.TimeAware(envs.make("CartPole-v1", gravity=9.0)), 2)
     name, given = envs.parse("CartPole-v1?hide_observations=(1,3)&frame_stack=2")
     wrapped = envs.FrameStack(envs.HideObservations(envs.make(name), given["hide_observations"]), 2)
     assert envs.make(name, **given) == wrapped
-    wrapped = envs.ActionRepeat(wrapped, 3)  # in another order than parameters have: without a name
+    wrapped = envs.ActionRepeat(wrapped, 3)  # not in the order of the parameters: no name
     algorithm = algos.A2C(env=wrapped.env, num_envs=4, num_steps=8, hidden=(8,), total_steps=32)
-    said = description.describe(algorithm, policies.GPUOnly())
-    assert said["env"] == f"{name}?hide_observations=(1, 3)&frame_stack=2"
+    described = description.describe(algorithm, policies.GPUOnly())
+    assert described["env"] == f"{name}?hide_observations=(1, 3)&frame_stack=2"
     other = dataclasses.replace(algorithm, env=wrapped)
     assert description.describe(other, policies.GPUOnly())["rebuilds"] is False
     fdg.fit(algorithm, eval_episodes=0, progress=False, out=tmp_path / "run", devices=1)
@@ -207,7 +207,7 @@ def test_by_name_and_from_a_file(tmp_path):
 
 
 class Ticks(gymnasium.Env):
-    """Counts its steps up, from a number of its own."""
+    """Observes the step as a float and as a category that starts at 1."""
 
     observation_space = spaces.Dict(
         {"n": spaces.Box(-9, 99, (1,), np.float64), "k": spaces.Discrete(9, start=1)}
@@ -228,8 +228,8 @@ class Ticks(gymnasium.Env):
 gymnasium.register("Ticks-v0", entry_point=Ticks, max_episode_steps=8)
 
 
-def test_a_policy_keeps_frames_and_time_by_itself_in_a_loop_of_gymnasiums(tmp_path):
-    """It is given what the library gives, and sees what the wrapped environment would show; files do too."""
+def test_policy_applies_wrappers_in_a_gymnasium_loop(tmp_path):
+    """A policy and its exported file get raw observations, and apply frame stacking and time themselves."""
     name = "gymnasium:tests.envs.test_wrappers:Ticks-v0"
     env = envs.make(name, workers=1, hide_observations="k", time_aware=True, frame_stack=2)
     algorithm = dataclasses.replace(small(num_envs=2, num_steps=4), env=env)

@@ -1,4 +1,4 @@
-"""An environment of Gymnasium's interface, in a module that imports no more: worker processes do."""
+"""A Gymnasium environment, in a module with few imports, because worker processes import it."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class Thermostat(gymnasium.Env):
-    """Gymnasium's interface; nothing registers it."""
+    """An environment that is not registered."""
 
     observation_space = spaces.Box(-99.0, 99.0, (1,))
     action_space = spaces.Discrete(2)
@@ -25,8 +25,8 @@ class Thermostat(gymnasium.Env):
         return np.full(1, self.place, np.float32), self.place, end, False, {"is_success": end}
 
 
-def a_thermostat(goal=2.0):
+def make_thermostat(goal=2.0):
     return Thermostat(goal)
 
 
-one_thermostat = Thermostat()
+thermostat = Thermostat()

@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that checkpoints have, trained on a few lines."""
+"""Tokenizers of the kinds that checkpoints have, trained on a few lines of text."""
 
 import json
 
@@ -15,80 +15,80 @@ LINES = [
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _trained(made, trainer, special=SPECIAL, **options):
+def _trained(tokenizer, trainer, special=SPECIAL, **options):
     options |= {"special_tokens": list(special), "show_progress": False}
-    made.train_from_iterator(LINES * 5, trainer(**options))
-    return made
+    tokenizer.train_from_iterator(LINES * 5, trainer(**options))
+    return tokenizer
 
 
-def _of_pieces(prepend):
-    """As Llama 2's: blanks are pieces, and bytes stand for what is none."""
-    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+def _sentencepiece_bpe(prepend):
+    """As Llama 2: spaces become `▁`, and characters outside the vocabulary become bytes."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     steps = [normalizers.Prepend("▁")] if prepend else []
-    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    _trained(made, trainers.BpeTrainer, SPECIAL + BYTES, vocab_size=500)
-    found = json.loads(made.to_str())
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    _trained(tokenizer, trainers.BpeTrainer, SPECIAL + BYTES, vocab_size=500)
+    found = json.loads(tokenizer.to_str())
     found["added_tokens"] = [one for one in found["added_tokens"] if one["content"] in SPECIAL]
-    made = Tokenizer.from_str(json.dumps(found))
+    tokenizer = Tokenizer.from_str(json.dumps(found))
     end = [decoders.Strip(" ", 1, 0)] if prepend else []
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *end]
     )
-    return made
+    return tokenizer
 
 
-def _of_bytes(split):
-    """As GPT-2's, or Llama 3's: each byte is a letter."""
-    made = Tokenizer(models.BPE())
+def _byte_level_bpe(split):
+    """As GPT-2 or, with `split`, Llama 3: byte-level BPE."""
+    tokenizer = Tokenizer(models.BPE())
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(WORDS), "isolated"), cut] if split else [cut]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    _trained(made, trainers.BpeTrainer, vocab_size=400, initial_alphabet=letters)
-    made.add_tokens([AddedToken("<think>", special=False), AddedToken("日本", special=False)])
-    return made
+    _trained(tokenizer, trainers.BpeTrainer, vocab_size=400, initial_alphabet=letters)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("日本", special=False)])
+    return tokenizer
 
 
 def _unigram(scheme):
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    return _trained(made, trainers.UnigramTrainer, vocab_size=150, unk_token="<unk>")
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return _trained(tokenizer, trainers.UnigramTrainer, vocab_size=150, unk_token="<unk>")
 
 
 def _word_pieces(lowercase):
-    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece(cleanup=lowercase)
-    return _trained(made, trainers.WordPieceTrainer, vocab_size=300)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=lowercase)
+    return _trained(tokenizer, trainers.WordPieceTrainer, vocab_size=300)
 
 
-def words():
-    """Whole words, written with a blank between two of them: there is no decoder."""
-    made = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return _trained(made, trainers.WordLevelTrainer, vocab_size=90)
+def word_level():
+    """A word-level tokenizer without a decoder: spaces join the words."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _trained(tokenizer, trainers.WordLevelTrainer, vocab_size=90)
 
 
 KINDS = {
-    "pieces": lambda: _of_pieces(False),
-    "pieces behind a blank": lambda: _of_pieces(True),
-    "bytes as GPT-2": lambda: _of_bytes(False),
-    "bytes as Llama 3": lambda: _of_bytes(True),
+    "pieces": lambda: _sentencepiece_bpe(False),
+    "pieces with prefix space": lambda: _sentencepiece_bpe(True),
+    "bytes as GPT-2": lambda: _byte_level_bpe(False),
+    "bytes as Llama 3": lambda: _byte_level_bpe(True),
     "unigram": lambda: _unigram("never"),
-    "unigram behind a blank": lambda: _unigram("always"),
+    "unigram with prefix space": lambda: _unigram("always"),
     "word pieces": lambda: _word_pieces(False),
     "word pieces in lower case": lambda: _word_pieces(True),
 }
 
 
-def written(folder, made, **config):
-    """A checkpoint's folder with a tokenizer; `config` goes into its configuration."""
+def write_checkpoint(folder, tokenizer, **config):
+    """Writes a checkpoint folder with a tokenizer; `config` extends `tokenizer_config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    words = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**words, **config}))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**special, **config}))
     return folder

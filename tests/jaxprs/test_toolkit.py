@@ -13,35 +13,35 @@ from fdg import jaxprs
 
 
 @jax.custom_jvp
-def squashed(x):
+def with_custom_jvp(x):
     return jnp.sin(x) * 0.5
 
 
-squashed.defjvp(lambda xs, ts: (squashed(*xs), jnp.cos(xs[0]) * ts[0] * 0.5))
+with_custom_jvp.defjvp(lambda xs, ts: (with_custom_jvp(*xs), jnp.cos(xs[0]) * ts[0] * 0.5))
 
 
 @jax.custom_vjp
-def kept(x):
+def with_custom_vjp(x):
     return jnp.sin(x) + 1
 
 
-kept.defvjp(lambda x: (kept(x), x), lambda x, g: (g * jnp.cos(x),))
+with_custom_vjp.defvjp(lambda x: (with_custom_vjp(x), x), lambda x, g: (g * jnp.cos(x),))
 
 
 @jax.jit
 def helper(x):
-    """Called from many places: one jaxpr."""
+    """All its calls share one jaxpr."""
     return jnp.sin(x) - 0.25 * x
 
 
 LINES = {
     "sin": lambda a, b: jnp.sin(a) * b,
     "helper": lambda a, b: helper(a) + b,
-    "custom_jvp": lambda a, b: squashed(a) + b,
-    "custom_vjp": lambda a, b: kept(a) + b,
-    "handed on": lambda a, b: jax.jit(lambda a, b: (b, a))(a, b)[0],
+    "custom_jvp": lambda a, b: with_custom_jvp(a) + b,
+    "custom_vjp": lambda a, b: with_custom_vjp(a) + b,
+    "pass-through": lambda a, b: jax.jit(lambda a, b: (b, a))(a, b)[0],
 }
-AROUND = {
+BODIES = {
     "jit": lambda inner, a, b: jax.jit(inner)(a) + b,
     "remat": lambda inner, a, b: jax.checkpoint(inner)(a) * b,
     "scan": lambda inner, a, b: jax.lax.scan(
@@ -55,21 +55,21 @@ AROUND = {
 
 
 def program(seed, depth=2):
-    """A function of an array `[3]`: a few random lines, some of which are loops, branches and calls."""
+    """A random function of an array `[3]`, with loops, branches, calls and gradients."""
 
     def function(x):
         draw = np.random.default_rng(seed)
         values = [x, x + 1]
         for _ in range(4):
             a, b = (values[i] for i in draw.integers(len(values), size=2))
-            inner, kind = int(draw.integers(2**31)), str(draw.choice([*LINES, *AROUND, "grad"]))
+            inner, kind = int(draw.integers(2**31)), str(draw.choice([*LINES, *BODIES, "grad"]))
             if kind == "grad":
                 slope = jax.grad(lambda a, inner=inner: jnp.tanh(program(inner, 0)(a)).sum())
                 values.append(slope(a) + b)
             elif kind in LINES or not depth:
                 values.append(LINES.get(kind, LINES["sin"])(a, b))
             else:
-                values.append(AROUND[kind](program(inner, depth - 1), a, b))
+                values.append(BODIES[kind](program(inner, depth - 1), a, b))
         return jnp.tanh(values[-1] + values[-2]) + jnp.sin(x)
 
     return function
@@ -88,61 +88,59 @@ def run(closed):
     return np.asarray(jax.jit(core.jaxpr_as_fun(closed))(X)[0])
 
 
-def names_of(closed):
+def primitives_of(closed):
     return [eqn.primitive.name for eqn in jaxprs.walk(jaxprs.open_jaxpr(closed).eqns)]
 
 
-def interpreted(closed, values, of_sin=jnp.sin):
-    """The outputs, with another function in the place of each sine: the oracle of rules."""
+def interpret(closed, values, of_sin=jnp.sin):
+    """The outputs, with another function instead of each sine: the reference for rules."""
 
     def equation(eqn, values):
         if eqn.primitive.name == "sin":
             return [of_sin(*values)]
-        functions = [
-            functools.partial(interpreted, body, of_sin=of_sin) for body in jaxprs.closed_bodies(eqn)
-        ]
+        functions = [functools.partial(interpret, body, of_sin=of_sin) for body in jaxprs.closed_bodies(eqn)]
         return jaxprs.run_bodies(eqn, functions, values) if functions else jaxprs.bind(eqn, values)
 
     return jaxprs.evaluate_jaxpr(jaxprs.open_jaxpr(closed), jaxprs.constants_of(closed), values, equation)
 
 
-def flattened(x):
-    """In the place of a sine."""
+def cubic(x):
+    """Replaces sines."""
     y = x * x
     return x - y * x / 7
 
 
-def flatten(eqn, inside):
+def sin_to_cubic(eqn, inside):
     if eqn.primitive.name == "sin":
-        return jaxprs.traced(flattened, eqn.invars, eqn.outvars)[0]
+        return jaxprs.traced(cubic, eqn.invars, eqn.outvars)[0]
     return inside(eqn)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rule_that_changes_nothing_gives_the_same_object(seed):
+def test_identity_rule_returns_the_same_object(seed):
     assert jaxprs.rewrite(traced(seed), lambda eqn, inside: inside(eqn)) is traced(seed)
     assert jaxprs.lowered(traced(seed)) is traced(seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rule_that_makes_the_same_anew_gives_an_equal_program(seed):
+def test_copying_rule_gives_an_equal_program(seed):
     new = jaxprs.rewrite(traced(seed), lambda eqn, inside: inside(eqn).replace())
     assert new is not traced(seed) and str(new) == str(traced(seed))
     core.check_jaxpr(jaxprs.open_jaxpr(new))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rule_against_an_interpreter(seed):
-    new = jaxprs.rewrite(traced(seed), flatten)
+def test_rule_matches_interpreter(seed):
+    new = jaxprs.rewrite(traced(seed), sin_to_cubic)
     core.check_jaxpr(jaxprs.open_jaxpr(new))
-    assert "sin" in names_of(traced(seed)) and "sin" not in names_of(new)
-    both = jax.jit(lambda x: (core.jaxpr_as_fun(new)(x)[0], interpreted(traced(seed), [x], flattened)[0]))
+    assert "sin" in primitives_of(traced(seed)) and "sin" not in primitives_of(new)
+    both = jax.jit(lambda x: (core.jaxpr_as_fun(new)(x)[0], interpret(traced(seed), [x], cubic)[0]))
     np.testing.assert_allclose(*both(X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_interpreter_against_jax(seed):
-    both = jax.jit(lambda x: (core.jaxpr_as_fun(traced(seed))(x)[0], interpreted(traced(seed), [x])[0]))
+def test_interpreter_matches_jax(seed):
+    both = jax.jit(lambda x: (core.jaxpr_as_fun(traced(seed))(x)[0], interpret(traced(seed), [x])[0]))
     np.testing.assert_allclose(*both(X), rtol=1e-5, atol=1e-6)
 
 
@@ -158,32 +156,32 @@ def test_each_body_is_rewritten_once(seed):
     assert len(seen) == len(set(seen))
 
 
-def test_what_is_rewritten_in_two_ways_is_so_twice():
+def test_body_is_rewritten_once_per_context():
     closed = jax.make_jaxpr(lambda x: helper(helper(x)))(X)
 
     def rule(jaxpr, context, inside):
         for i, eqn in enumerate(jaxpr.eqns):
             wanted = context == 1 and eqn.primitive.name == "sin"
-            yield from flatten(eqn, inside) if wanted else [inside(eqn, i)]
+            yield from sin_to_cubic(eqn, inside) if wanted else [inside(eqn, i)]
 
     new = jaxprs.rewrite_blocks(closed, rule)
     np.testing.assert_allclose(
-        run(new), flattened(helper(X)) - 0.25 * helper(X), rtol=1e-6
-    )  # the second call alone
+        run(new), cubic(helper(X)) - 0.25 * helper(X), rtol=1e-6
+    )  # only the second call
 
 
-def test_functions_that_are_traced_twice_have_names_of_their_own():
-    """JAX keeps the trace of a function, variables included; the first result is read after the second."""
+def test_functions_traced_twice_have_distinct_variables():
+    """JAX caches the trace of a function with its variables; the first result is used after the second."""
     first, second = (jax.make_jaxpr(lambda x: x)(X).jaxpr.invars[0] for _ in range(2))
-    eqns, (one,) = jaxprs.traced(flattened, [first])
-    more, (other,) = jaxprs.traced(flattened, [second])
+    eqns, (one,) = jaxprs.traced(cubic, [first])
+    more, (other,) = jaxprs.traced(cubic, [second])
     closed = jaxprs.build([first, second], [one, other], [*eqns, *more])
     found = core.jaxpr_as_fun(closed)(X, 2 * X)
-    np.testing.assert_array_equal(found, [flattened(X), flattened(2 * X)])
+    np.testing.assert_array_equal(found, [cubic(X), cubic(2 * X)])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_calls_in_the_place_of_calls(seed):
+def test_inline(seed):
     def body_of(eqn):
         called = eqn.primitive.name in ("jit", "pjit", "custom_jvp_call")
         return jaxprs.bodies(eqn)[0].jaxpr if called else None
@@ -194,12 +192,12 @@ def test_calls_in_the_place_of_calls(seed):
     np.testing.assert_allclose(run(jaxprs.with_jaxpr(traced(seed), new)), run(traced(seed)), rtol=1e-6)
 
 
-def test_an_effect_that_is_taken_out_is_none_of_the_program():
-    def loud(x):
+def test_removed_effects():
+    def prints(x):
         jax.debug.print("{}", x)
         return jnp.sin(x), None
 
-    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: jax.jit(loud)(x), x, length=3)[0])(X)
+    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: jax.jit(prints)(x), x, length=3)[0])(X)
     assert closed.effects
     quiet = jaxprs.rewrite(
         closed, lambda eqn, inside: [] if eqn.primitive.name.startswith("debug") else inside(eqn)
@@ -210,14 +208,14 @@ def test_an_effect_that_is_taken_out_is_none_of_the_program():
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_within_shard_map(checked, devices):
-    """A rule that traces leaves one alone that checks how values vary; any other goes into both."""
+def test_rewrite_in_shard_map(checked, devices):
+    """A rule that traces skips a `shard_map` with `check_vma`; other rules apply in both."""
     mesh, split = Mesh(np.array(devices[:2]), ("d",)), PartitionSpec("d")
     by_two = jax.shard_map(jnp.sin, mesh=mesh, in_specs=split, out_specs=split, check_vma=checked)
     x, seen = jnp.arange(4.0), []
     closed = jax.make_jaxpr(by_two)(x)
-    new = jaxprs.rewrite(closed, flatten)
-    expected = jnp.sin(x) if checked else flattened(x)
+    new = jaxprs.rewrite(closed, sin_to_cubic)
+    expected = jnp.sin(x) if checked else cubic(x)
     np.testing.assert_allclose(jax.jit(core.jaxpr_as_fun(new))(x)[0], expected, rtol=1e-6)
 
     def rule(jaxpr, context, inside):
@@ -227,25 +225,25 @@ def test_within_shard_map(checked, devices):
     assert jaxprs.rewrite_blocks(closed, rule, traces=False) is closed and "sin" in seen
 
 
-def test_within_a_linear_solve():
+def test_rewrite_in_linear_solve():
     def solved(x):
         return jax.lax.custom_linear_solve(lambda v: 2 * v, x, lambda _, b: jnp.sin(b) / 2)
 
-    new = jaxprs.rewrite(jax.make_jaxpr(solved)(X), flatten)
-    np.testing.assert_allclose(run(new), flattened(X) / 2, rtol=1e-6)
+    new = jaxprs.rewrite(jax.make_jaxpr(solved)(X), sin_to_cubic)
+    np.testing.assert_allclose(run(new), cubic(X) / 2, rtol=1e-6)
 
 
-def test_constants_stay():
+def test_constants():
     table = np.arange(3.0, dtype=np.float32)
     closed = jax.make_jaxpr(lambda x: jax.jit(lambda x: jnp.sin(x) + table)(x) * table)(X)
     np.testing.assert_allclose(
-        run(jaxprs.rewrite(closed, flatten)), (flattened(X) + table) * table, rtol=1e-6
+        run(jaxprs.rewrite(closed, sin_to_cubic)), (cubic(X) + table) * table, rtol=1e-6
     )
 
 
 @pytest.mark.parametrize("bound", [0, 1, 7, 300])
-def test_a_while_loop_that_counts_up_to_a_number_has_so_many_trips_at_most(bound):
-    """One is unknown whose counter begins elsewhere, goes by two, or is one of two ways to continue."""
+def test_trips_of_while_loops(bound):
+    """The trips are unknown (1) if the counter starts at 1, steps by 2, or the test is an `or`."""
 
     def trips(begin, by, test):
         def run(x):

@@ -1,4 +1,4 @@
-"""The policies of RLHF: their groups, and that a model learns the same under each."""
+"""Distribution policies of RLHF: their groups, and equality with plain JAX."""
 
 import functools
 
@@ -16,7 +16,7 @@ from tests.conformance.comparison import assert_same, copied, plain
 from tests.conformance.dialogue import Dialogue
 
 ITERATIONS = 3
-SETUPS = {  # policy, devices; more of them, and real algorithms: bench/language_placements.py
+SETUPS = {  # policy, devices; more policies and real algorithms: bench/language_placements.py
     "hybrid": (Colocated(model_parallel=4, generation_parallel=2), 8),
     "split, both sharded": (Split(actors=4, learners=4, model_parallel=2, generation_parallel=2), 8),
     "standalone": (Standalone(actors=2, learners=2, references=1, critics=1, rewards=1), 7),
@@ -25,20 +25,20 @@ SETUPS = {  # policy, devices; more of them, and real algorithms: bench/language
 
 @functools.cache
 def reference():
-    """First state, and what plain JAX makes of it."""
+    """Initial state, and the results of plain JAX."""
     algorithm = Dialogue()
     state = jax.jit(algorithm.init)(jax.random.key(3))
     return state, plain(algorithm, copied(state), ITERATIONS)
 
 
-def test_every_policy_for_such_algorithms_is_here():
+def test_all_rlhf_policies_are_tested():
     assert {type(policy) for policy, _ in SETUPS.values()} == {
         policies.get(name) for name in dialogue.POLICIES
     }
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_groups_that_generate_apart_need_two_devices(count):
+def test_separate_generation_group_needs_two_devices(count):
     devices = [f"cpu:{i}" for i in range(count)]
     placed = Colocated(model_parallel=count, generation_parallel=1).place(devices)
     names = {group.name for group in placed.values()}
@@ -47,7 +47,7 @@ def test_groups_that_generate_apart_need_two_devices(count):
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_a_placement_never_changes_the_numbers(setup, devices):
+def test_matches_plain_jax(setup, devices):
     policy, count = SETUPS[setup]
     engine = fdg.compile(Dialogue(), policy, devices[:count])
     state, expected = reference()
@@ -57,8 +57,8 @@ def test_a_placement_never_changes_the_numbers(setup, devices):
     assert not engine.unexplained()
 
 
-def test_groups_without_a_fragment_are_idle():
-    """PPO has no reference: its device is named, and nothing is refused."""
+def test_devices_without_a_fragment_are_idle():
+    """PPO has no reference model: the plan reports its device as idle."""
     plan = fdg.place(algos.PPO(env=envs.make("CartPole-v1"), num_envs=12), Standalone(), 4)
     assert plan.idle == (2,) and [group.devices for group in plan.groups] == [(0, 1), (3,)]
     assert "idle: 2 (Standalone places no fragment there)" in str(plan)

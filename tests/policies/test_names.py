@@ -1,4 +1,4 @@
-"""Names of policies: one layout may have two, each of which prints and is found as itself."""
+"""Names of policies: two policies with one layout print and are found by their own names."""
 
 import pytest
 
@@ -7,7 +7,7 @@ import policies
 
 @pytest.mark.parametrize("fields", [{}, {"workers": 2, "learners": 3}])
 @pytest.mark.parametrize("count", [1, 5, 8])
-def test_environments_is_single_learner_fine_by_another_name(fields, count):
+def test_environments_has_the_layout_of_single_learner_fine(fields, count):
     fine, environments = policies.SingleLearnerFine(**fields), policies.Environments(**fields)
     assert environments != fine and repr(environments) == repr(fine).replace(
         "SingleLearnerFine", "Environments"

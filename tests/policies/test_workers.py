@@ -1,4 +1,4 @@
-"""`Workers`, and inference as a choice of where `actor` lives: the same numbers, one flag apart."""
+"""`Workers`: its groups, errors and flags."""
 
 import pytest
 
@@ -10,12 +10,9 @@ from policies import Workers
 
 
 @pytest.fixture(autouse=True)
-def _end_pools():
+def _close_pools():
     yield
     host.close()
-
-
-# --- groups ---
 
 
 def names(policy, count):
@@ -39,7 +36,7 @@ def test_groups():
     assert cpu_first["environment"].devices == (1,) and cpu_first["actor"].devices == (0,)
 
 
-def test_what_it_refuses():
+def test_invalid_fields_are_refused():
     with pytest.raises(
         fdg.PlanError, match=r"1 environments . 1 actors . 1 learners = 3 devices, but there a"
     ):
@@ -50,11 +47,8 @@ def test_what_it_refuses():
         Workers(buffers=-1)
 
 
-def test_its_name_and_flags():
+def test_name_and_flags():
     words = "--policy workers --environments 2 --actors 3 --buffers 1 --staleness 1 --devices 8 --rings 2"
     job = parse(words.split(), "", "")
     assert job.policy == Workers(environments=2, actors=3, buffers=1, staleness=1)
     assert job.algorithm.rings == 2 and policies.get("workers") is Workers
-
-
-# --- inference inline, remote, on policy workers ---

@@ -1,6 +1,6 @@
-"""What a release before this one left still works: its run directories are resumed, its names are there.
+"""Compatibility with earlier releases: run directories are resumed, and public names exist.
 
-`VERSION.tar.gz` holds small run directories that its commands wrote, with the last checkpoint alone.
+`VERSION.tar.gz` holds small run directories of that release, with only the last checkpoint.
 `VERSION.json` is `tests/signatures.json` of that release.
 """
 
@@ -34,7 +34,7 @@ def runs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "grpo"])
-def test_a_run_is_resumed(runs, name):
+def test_runs_are_resumed(runs, name):
     run = runs / name
     before = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     config = json.loads((run / "config.json").read_text())
@@ -47,14 +47,14 @@ def test_a_run_is_resumed(runs, name):
 
 
 @pytest.mark.parametrize("version", sorted(REMOVED))
-def test_its_public_names_are_there(version):
+def test_public_names_exist(version):
     now = signatures()
     for name, taken in json.loads((HERE / f"{version}.json").read_text()).items():
         gone = {(name, argument) for argument in taken if argument not in now.get(name, {})}
         assert name in now and gone <= REMOVED[version], (name, gone)
 
 
-def test_names_that_moved_work_with_a_warning():
+def test_moved_names_warn():
     for module, name in [
         ("algos.hyperparameters", "hyperparameter"),
         ("algos.exploration", "Exploration"),
