@@ -24,7 +24,7 @@ from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.training.checkpoint import KEEP, Checkpoints
 from fdg.training.settling import available_devices
 from tests.refusing import refused, refuses
-from tests.training.trained import assert_same, rows_without_time
+from tests.training.trained import assert_same, untimed_rows
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 
@@ -314,7 +314,7 @@ def test_kill_while_saving(tmp_path, host_devices):
     assert Checkpoints(directory).latest() == newest() > 0
     assert train_main(["--resume", str(killed), "--trust"]) == 0
     assert_same(final_state(killed), final_state(reference))
-    assert rows_without_time(killed) == rows_without_time(reference)
+    assert untimed_rows(killed) == untimed_rows(reference)
 
 
 def test_resume_on_other_devices(tmp_path, host_devices):

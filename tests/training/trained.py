@@ -53,7 +53,7 @@ def rows(run):
     return [strict_json(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def rows_without_time(run):
+def untimed_rows(run):
     """`rows` without `wall_s`, which differs between runs of the same job."""
     return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows(run)]
 
