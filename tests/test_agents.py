@@ -13,7 +13,7 @@ from fdg.agents import Agents
 from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
 from tests.tiny import Pupil
-from tests.training.descent import Descent, single_run, assert_close
+from tests.training.descent import Descent, assert_close, single_run
 
 
 def as_numbers(tree):
