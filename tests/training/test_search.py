@@ -126,7 +126,7 @@ def test_halving_ends_trials_early(halved):
     assert fdg.load(halved.path / "trials" / early.run, trust=True).iteration < 54
 
 
-def test_invalid_trials_are_refused_and_the_search_continues(tmp_path):
+def test_invalid_trials_are_refused(tmp_path):
     found = fdg.search(
         Descent(), {"rate": [-1.0, 0.5]}, trials=3, seed=0, devices=1, out=tmp_path / "run", progress=False
     )
