@@ -204,7 +204,7 @@ def _draw_flag(rng: random.Random, known: Mapping[str, Flag]) -> list[str]:
         return _spell(rng, rng.choice(UNKNOWN), rng.choice((*WORDS, *NUMBERS)))
     name = rng.choice([*known])
     flag = known[name]
-    if flag.default not in (None, dataclasses.MISSING) and rng.random() < 0.4:  # valid: then others matter
+    if flag.default not in (None, dataclasses.MISSING) and rng.random() < 0.4:  # a valid value
         return _spell(rng, name, ",".join(shown(flag.default).split()))
     return _spell(rng, name, rng.choice(WORDS if rng.random() < 0.1 else values_of(flag)))
 

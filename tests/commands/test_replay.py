@@ -50,7 +50,7 @@ def test_replay_matches_the_reference(more, lag, max_age):
         if n >= before * 2:
             versions = [version for drawn in take.drawn for _, version in drawn]
             ages += [n // 2 - version for version in versions]
-            masks = sizes["late"] == "mask"  # the age at the take
+            masks = sizes["late"] == "mask"  # by the age at the take
             kept += [n // 2 - version for version in versions if not masks or given - version <= limit]
     end = clock.counts()
     ticks, busy = (end[name] - start[name] for name in ("ticks", "busy"))

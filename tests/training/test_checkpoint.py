@@ -139,7 +139,7 @@ def test_damaged_checkpoint_falls_back_to_previous(two_checkpoints, damage):
             FdgWarning, match=r"/2 is damaged .*: it is not used, going on from iteration 1"
         ) as warnings:
             assert Checkpoints(directory).latest() == 1
-        assert [one.filename for one in warnings] == [__file__]  # warns at the caller's line
+        assert [one.filename for one in warnings] == [__file__]  # the warning points at the caller
         path.write_bytes(before)
         path.with_name("more").unlink(missing_ok=True)
     assert_same(Checkpoints(directory).restore(2, shapes_of(state)), state)
