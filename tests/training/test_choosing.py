@@ -24,7 +24,7 @@ def parse(line):
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """The directory in which programs and choices are cached."""
     monkeypatch.setattr(settling, "cache_directory", lambda: tmp_path)
     return tmp_path
@@ -39,14 +39,14 @@ def searches(monkeypatch):
     return calls
 
 
-def test_choice_is_cached(cache, searches):
+def test_choice_is_cached(folder, searches):
     job = parse(f"{PUPIL} --devices 2")
     graph = fdg.trace(job.algorithm)
     first, second = settle(job, graph), settle(job, graph)
     assert len(searches) == 1 and first.message == second.message and first.message.startswith("policy: ")
     assert first.job.policy == second.job.policy
     assert first.job.config["policy_asked"] == "auto"
-    (cached,) = (cache / "choices").iterdir()
+    (cached,) = (folder / "choices").iterdir()
     assert policies.get(json.loads(cached.read_text())["policy"]) is type(first.job.policy)
     other = parse(f"{PUPIL} --devices 4")
     settle(other, fdg.trace(other.algorithm))
@@ -56,21 +56,21 @@ def test_choice_is_cached(cache, searches):
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"policy": "gpu_onyl", "fields": {}, "devices": 2, "reason": ""}']
 )
-def test_unreadable_cache_file_is_rewritten(cache, searches, content):
+def test_unreadable_cache_file_is_rewritten(folder, searches, content):
     job = parse(f"{PUPIL} --devices 2")
     graph = fdg.trace(job.algorithm)
     first = settle(job, graph)
-    (cached,) = (cache / "choices").iterdir()
+    (cached,) = (folder / "choices").iterdir()
     cached.write_text(content)
     assert settle(job, graph).job.policy == first.job.policy and len(searches) == 2
     assert json.loads(cached.read_text())["devices"] == 2
 
 
-def test_explicit_auto_prints_the_table(cache, searches):
+def test_explicit_auto_prints_the_table(folder, searches):
     job = parse(f"{PUPIL} --devices 2 --policy auto")
     graph = fdg.trace(job.algorithm)
     assert "chosen: " in settle(job, graph).message and "chosen: " in settle(job, graph).message
-    assert len(searches) == 2 and not list(cache.iterdir())
+    assert len(searches) == 2 and not list(folder.iterdir())
 
 
 def test_one_device_needs_no_search(searches):
@@ -111,7 +111,7 @@ def test_default_is_kept_within_the_prediction_error():
     assert settling._best_or_default(single)[2] == f"{plain}: nothing else can be carried out"
 
 
-def test_one_device_is_chosen_and_cached(cache, searches):
+def test_one_device_is_chosen_and_cached(folder, searches):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
     settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
     assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(searches) == 1
@@ -150,7 +150,7 @@ def test_explicit_policy_is_kept():
 
 
 @pytest.mark.parametrize("words", ["", " --policy auto --may-change shuffle"])
-def test_process_0_chooses(cache, monkeypatch, words):
+def test_process_0_chooses(folder, monkeypatch, words):
     """Processes exchange JSON, including policies and fields of the algorithm."""
     coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
 
