@@ -13,7 +13,7 @@ from fdg.agents import Agents
 from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
 from tests.tiny import Pupil
-from tests.training.descent import Descent, alone, assert_close
+from tests.training.descent import Descent, assert_close, single_run
 
 
 def as_numbers(tree):
@@ -60,7 +60,7 @@ def test_it_is_an_algorithm_in_plain_jax(devices):
     state = have[0]
     assert_close(have, trained(fdg.compile(many, policies.GPUOnly(), devices[:1]), 4))
     for i in range(3):
-        assert_close(alone(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
+        assert_close(single_run(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
 
 
 def test_agents_of_agents(devices):
@@ -70,7 +70,7 @@ def test_agents_of_agents(devices):
     assert state["x"].shape == (2, 3, 3) and metrics["loss"].shape == (2, 2, 3)
     for i in range(2):
         for j in range(3):
-            want, _ = alone(Descent(), 3 + 3 * i + j, 2)
+            want, _ = single_run(Descent(), 3 + 3 * i + j, 2)
             assert_close(want, jax.tree.map(lambda x: x[i, j], state))  # noqa: B023
 
 

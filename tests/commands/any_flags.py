@@ -1,6 +1,6 @@
-"""Random command lines: flags that there are and that there are not, with values good, bad and absurd.
+"""Random command lines: existing and unknown flags, with valid and invalid values.
 
-The tables that commands make their parsers of say which flags there are: a new one is drawn at once.
+Flags come from the tables of the commands' parsers, so new flags are drawn too.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ NO_ALGORITHMS = (
     *("PPO", "pppo", "nowhere:Mine", "tests.tiny:", ":", "tests.tiny:Endless", "tests.tiny:Continuous"),
     *("json:loads", "a:b:c", ""),
 )
-# What there is to search and to sweep, right and wrong.
+# Sweep grids and search spaces, valid and invalid.
 GRIDS = (
     *("learning_rate=1e-3,1e-2", "lr=log:1e-4..1e-2x3", "discount=lin:0.9..0.99x2", "scale=0.1,0.2"),
     *("learning_rate=1e-3 discount=0.9,0.99", "num_envs=2,4", "learning_rate=", "learning_rate", "a=1"),
@@ -57,7 +57,7 @@ SPACES = (
     *("nothing=1,2", "=", "num_steps=log:0..2", "num_steps=", "num_steps", "drifts=true,false"),
     *("activation=relu,tanh", "env=a,b"),
 )
-# Values that decide how long a run takes are small where they are right.
+# Valid values that determine the length of a run are small.
 BY_NAME: dict[str, Sequence[str]] = {
     "env": ENVIRONMENTS,
     "sweep": GRIDS,
@@ -91,100 +91,100 @@ BY_NAME: dict[str, Sequence[str]] = {
     "cluster": ("nowhere.toml", "run/config.json", "/dev/null", ""),
     "xla_options": ("preset", "none", "xla_x=1", "a=b", "", "xla_cpu_prefer_vector_width=256"),
 }
-# One process cannot become one of several, and back, ten thousand times.
+# One process cannot join and leave a multi-process run thousands of times.
 PROCESSES = {flag.name for flag in flags_of(Processes)}
-OWN: Mapping[str, type] = {
+TEST_ALGORITHMS: Mapping[str, type] = {
     f"tests.tiny:{kind.__name__}": kind for kind in (tiny.Walk, tiny.Pupil, tiny.Silent)
 }
 UNKNOWN = ("hel", "qqq", "num_env", "learning-rat", "", "no-such", "no-halving", "lr-", "algo.name", "-", "é")
-_NO_TABLE = ("resume", "start_from", "config", "help")  # of parsers, and no `Flag`
+_WITHOUT_FLAG = ("resume", "start_from", "config", "help")  # parser options without a `Flag`
 
 
 @functools.cache
-def of_job(algorithm: type, policy: type) -> dict[str, Flag]:
-    """All flags of an algorithm under a policy, by every way in which they may be written."""
+def job_flags(algorithm: type, policy: type) -> dict[str, Flag]:
+    """All flags of an algorithm under a policy, by each of their spellings."""
     flags = JobFlags.of(algorithm, policy, policy is policies.Auto)
-    known = {name: Flag(name, str, None, "") for name in _NO_TABLE}
+    known = {name: Flag(name, str, None, "") for name in _WITHOUT_FLAG}
     known |= {flag.name: flag for group in flags.groups.values() for flag in group}
     return {option.lstrip("-"): known[name] for option, name in flags.parser("own").options().items()}
 
 
 @functools.cache
-def every_flag() -> dict[str, Flag]:
-    """Those of all algorithms and policies, and of plans for clusters."""
+def all_flags() -> dict[str, Flag]:
+    """The flags of all algorithms, all policies and cluster plans."""
     known = {flag.option.lstrip("-"): flag for flag in cluster.FLAGS}
-    for algorithm in (*map(algos.get, algos.names()), *OWN.values()):
-        known |= of_job(algorithm, policies.GPUOnly)
+    for algorithm in (*map(algos.get, algos.names()), *TEST_ALGORITHMS.values()):
+        known |= job_flags(algorithm, policies.GPUOnly)
     for policy in (*map(policies.get, policies.names()), policies.Auto):
-        known |= of_job(algos.PPO, policy)
+        known |= job_flags(algos.PPO, policy)
     return known
 
 
-def draw_line(draw: random.Random) -> tuple[str, list[str]]:
-    """A command and its words; it trains, if at all, what is trained at once."""
-    if draw.random() < 0.08:
-        command = draw.choice(("evaluate", "answer", "play", "export", "plot"))
+def draw_line(rng: random.Random) -> tuple[str, list[str]]:
+    """A random command and its arguments. If it trains, it trains a tiny algorithm for 64 steps."""
+    if rng.random() < 0.08:
+        command = rng.choice(("evaluate", "answer", "play", "export", "plot"))
         small = ["--max-steps", "4"] if command == "play" else []
-        return command, [*small, *draw_using(draw, command)]
-    if draw.random() < 0.05:
-        command = draw.choice(("launch", "launch", "calibrate", "diff"))
+        return command, [*small, *draw_run_command(rng, command)]
+    if rng.random() < 0.05:
+        command = rng.choice(("launch", "launch", "calibrate", "diff"))
         if command == "launch":
-            return command, draw_launch(draw)
+            return command, draw_launch(rng)
         if command == "diff":
             return command, [
-                *draw.choices(("run", "damaged", "nowhere", ""), k=2),
-                *_some(draw, using.COMMANDS["diff"].flags, 4),
+                *rng.choices(("run", "damaged", "nowhere", ""), k=2),
+                *_draw_flags(rng, using.COMMANDS["diff"].flags, 4),
             ]
-        return command, _some(draw, calibrate_machine.FLAGS, 3)
-    words = draw_words(draw)
+        return command, _draw_flags(rng, calibrate_machine.FLAGS, 3)
+    words = draw_words(rng)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     if any("tests.tiny:" in word for word in words) and not names & PROCESSES:
-        return "train", [*words, "--total-steps", "64"]  # the last one counts
+        return "train", [*words, "--total-steps", "64"]  # overrides earlier values
     return "plan", words
 
 
-def draw_words(draw: random.Random) -> list[str]:
-    """A command line of a job, of up to eight flags, most of them right and some not."""
+def draw_words(rng: random.Random) -> list[str]:
+    """Random flags of a job: up to eight, most of them valid."""
     algorithm: type = algos.PPO
     policy: type = policies.GPUOnly
     words = []
-    if draw.random() < 0.7:
-        name = draw.choice([*algos.names(), *OWN, *OWN])
-        algorithm = OWN[name] if name in OWN else algos.get(name)
-        words += _spelled(draw, "algo", name)
-        if name in algos.names("text") and draw.random() < 0.8:
-            words += _spelled(draw, "env", draw.choice(ENVIRONMENTS[-14:]))
-    elif draw.random() < 0.3:
-        words += _spelled(draw, "algo", draw.choice(NO_ALGORITHMS))
-    if draw.random() < 0.4:
-        name = draw.choice([*policies.names(), "auto"])
+    if rng.random() < 0.7:
+        name = rng.choice([*algos.names(), *TEST_ALGORITHMS, *TEST_ALGORITHMS])
+        algorithm = TEST_ALGORITHMS[name] if name in TEST_ALGORITHMS else algos.get(name)
+        words += _spell(rng, "algo", name)
+        if name in algos.names("text") and rng.random() < 0.8:
+            words += _spell(rng, "env", rng.choice(ENVIRONMENTS[-14:]))
+    elif rng.random() < 0.3:
+        words += _spell(rng, "algo", rng.choice(NO_ALGORITHMS))
+    if rng.random() < 0.4:
+        name = rng.choice([*policies.names(), "auto"])
         policy = policies.Auto if name == "auto" else policies.get(name)
-        words += _spelled(draw, "policy", name)
-    for _ in range(draw.randrange(6)):
-        words += _drawn(draw, of_job(algorithm, policy) if draw.random() < 0.8 else every_flag())
+        words += _spell(rng, "policy", name)
+    for _ in range(rng.randrange(6)):
+        words += _draw_flag(rng, job_flags(algorithm, policy) if rng.random() < 0.8 else all_flags())
     return words
 
 
-def draw_using(draw: random.Random, command: str) -> list[str]:
-    """A run directory, and flags of a command that uses what was trained."""
-    words = [] if draw.random() < 0.05 else [draw.choice(("run", "run", "run", "damaged", "nowhere", ""))]
-    return [*words, *_some(draw, using.COMMANDS[command].flags, 4)]
+def draw_run_command(rng: random.Random, command: str) -> list[str]:
+    """A run directory, and random flags of a command that uses a run."""
+    words = [] if rng.random() < 0.05 else [rng.choice(("run", "run", "run", "damaged", "nowhere", ""))]
+    return [*words, *_draw_flags(rng, using.COMMANDS[command].flags, 4)]
 
 
-def draw_launch(draw: random.Random) -> list[str]:
-    """The launcher's own flags, and a job's after `--` or right behind."""
-    between = ["--"] if draw.random() < 0.7 else []
-    return [*_some(draw, launch_processes.FLAGS, 3), *between, *draw_words(draw)]
+def draw_launch(rng: random.Random) -> list[str]:
+    """Random flags of the launcher, then of a job, with or without `--` in between."""
+    between = ["--"] if rng.random() < 0.7 else []
+    return [*_draw_flags(rng, launch_processes.FLAGS, 3), *between, *draw_words(rng)]
 
 
-def _some(draw: random.Random, flags: Sequence[Flag], below: int) -> list[str]:
-    """Fewer than `below` of a command's flags."""
+def _draw_flags(rng: random.Random, flags: Sequence[Flag], below: int) -> list[str]:
+    """Fewer than `below` random flags, with values."""
     known = {flag.option.lstrip("-"): flag for flag in flags}
-    return [word for _ in range(draw.randrange(below)) for word in _drawn(draw, known)]
+    return [word for _ in range(rng.randrange(below)) for word in _draw_flag(rng, known)]
 
 
 def values_of(flag: Flag) -> Sequence[str]:
-    """Words for the values of a flag, right and wrong."""
+    """Valid and invalid values of a flag."""
     if flag.name in BY_NAME:
         return BY_NAME[flag.name]
     kinds = (flag.kind, *get_args(flag.kind))
@@ -198,21 +198,21 @@ def values_of(flag: Flag) -> Sequence[str]:
     return NUMBERS if int in kinds or float in kinds else (*WORDS, *NUMBERS)
 
 
-def _drawn(draw: random.Random, known: Mapping[str, Flag]) -> list[str]:
-    """One flag and a value of it; rarely one that there is not."""
-    if draw.random() < 0.05:
-        return _spelled(draw, draw.choice(UNKNOWN), draw.choice((*WORDS, *NUMBERS)))
-    name = draw.choice([*known])
+def _draw_flag(rng: random.Random, known: Mapping[str, Flag]) -> list[str]:
+    """A random flag with a value; rarely an unknown flag."""
+    if rng.random() < 0.05:
+        return _spell(rng, rng.choice(UNKNOWN), rng.choice((*WORDS, *NUMBERS)))
+    name = rng.choice([*known])
     flag = known[name]
-    if flag.default not in (None, dataclasses.MISSING) and draw.random() < 0.4:  # right, so that others count
-        return _spelled(draw, name, ",".join(shown(flag.default).split()))
-    return _spelled(draw, name, draw.choice(WORDS if draw.random() < 0.1 else values_of(flag)))
+    if flag.default not in (None, dataclasses.MISSING) and rng.random() < 0.4:  # a valid value
+        return _spell(rng, name, ",".join(shown(flag.default).split()))
+    return _spell(rng, name, rng.choice(WORDS if rng.random() < 0.1 else values_of(flag)))
 
 
-def _spelled(draw: random.Random, name: str, value: str) -> list[str]:
-    """`--name value` or `--name=value`, with dashes or underscores; rarely one of the two alone."""
-    option = f"--{name.replace('-', '_')}" if draw.random() < 0.5 else f"--{name}"
-    shape = draw.random()
+def _spell(rng: random.Random, name: str, value: str) -> list[str]:
+    """`--name value` or `--name=value`, with dashes or underscores; rarely only the name or the value."""
+    option = f"--{name.replace('-', '_')}" if rng.random() < 0.5 else f"--{name}"
+    shape = rng.random()
     if shape < 0.45:
         return [option, *value.split(" ")] if name in ("sweep", "search") else [option, value]
     if shape < 0.95:
@@ -221,26 +221,26 @@ def _spelled(draw: random.Random, name: str, value: str) -> list[str]:
 
 
 def lay_out(folder: Path, run: Path) -> None:
-    """Puts into a folder what command lines speak of: a finished run, and a damaged one."""
+    """Creates the run directories that command lines name: a finished one and a damaged one."""
     shutil.copytree(run, folder / "run")
     shutil.copytree(run, folder / "damaged")
     (folder / "damaged" / "config.json").write_text('{"algo": "ppo"')
 
 
 def outcome(command: Callable[[list[str]], int], words: list[str], capsys: Any) -> str | None:
-    """What is wrong with how a command took a command line; None if nothing is."""
+    """Runs a command: what is wrong with its status and errors, or None."""
     capsys.readouterr()
     try:
         status = command(words)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    said = [
+    errors = [
         line
         for line in capsys.readouterr().err.splitlines()
         if not line.startswith(("warning: ", "restart "))
     ]
     if status == 0:
-        return f"it says {said}" if said else None
-    if status != 2 or len(said) != 1 or not said[0].startswith("error: ") or len(said[0]) > 1500:
-        return f"status {status}, {len(said)} lines: {said[:3]}"
+        return f"it says {errors}" if errors else None
+    if status != 2 or len(errors) != 1 or not errors[0].startswith("error: ") or len(errors[0]) > 1500:
+        return f"status {status}, {len(errors)} lines: {errors[:3]}"
     return None

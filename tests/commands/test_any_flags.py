@@ -1,4 +1,4 @@
-"""Any command line is a run, or one clear line and status 2: a small sample of `tools/break_it`."""
+"""Every command line runs, or ends with a one-line error and status 2: a sample of `tools/break_it`."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ from tests.commands.any_flags import draw_words, outcome
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=strategies.integers(0, 2**32))
-def test_any_flags_are_a_job_or_one_clear_line(seed, capsys):
+def test_random_flags(seed, capsys):
     words = draw_words(random.Random(seed))
 
     def read(argv):
@@ -29,7 +29,7 @@ def test_any_flags_are_a_job_or_one_clear_line(seed, capsys):
     assert wrong is None, (words, wrong)
 
 
-FOUND = [  # each ended in a traceback once
+REGRESSIONS = [  # each once ended in a traceback
     "--devices=--",
     "--staleness=--",
     "--",
@@ -44,14 +44,14 @@ FOUND = [  # each ended in a traceback once
 ]
 
 
-@pytest.mark.parametrize("words", FOUND)
-def test_what_was_found_stays_mended(words, capsys):
+@pytest.mark.parametrize("words", REGRESSIONS)
+def test_regressions(words, capsys):
     wrong = outcome(cli.plan_main, words.split(), capsys)
     assert wrong is None, wrong
 
 
 @pytest.mark.parametrize("alias", ["--lr 0.5", "--lr=0.5", "--step_size 0.5"])
-def test_other_names_of_a_flag(alias):
+def test_flag_aliases(alias):
     assert parse.parse(alias.split(), "train", "").algorithm.learning_rate == 0.5
     job = parse.parse(
         "--gamma 0.5 --total-timesteps 1024 --seeds 2 --env-id Pendulum-v1".split(), "train", ""
@@ -60,7 +60,7 @@ def test_other_names_of_a_flag(alias):
     assert job.agents == 2 and job.config["env"] == "Pendulum-v1"
 
 
-def test_a_users_flag_of_that_name_is_the_users():
+def test_user_fields_take_precedence_over_aliases():
     job = parse.parse("--algo tests.commands.test_any_flags:Own --lr 3".split(), "train", "")
     assert (job.algorithm.lr, job.algorithm.learning_rate) == (3, 1)
 

@@ -1,4 +1,4 @@
-"""The command line: what it understands, and one clear line for all that it does not."""
+"""The command line of `fdg train` and `fdg plan`: values, defaults, and one-line errors."""
 
 import json
 import os
@@ -106,7 +106,7 @@ ERRORS = {
     "--policy central --workers 0": "workers=0: give a number of at least 1",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
-    # a user's own algorithm
+    # user-defined algorithms
     "--algo tests.tiny:Continuous": "that of CartPole-v1 is Discrete(n=2): use --algo ppo, ",
     "--algo tests.tiny:Walc": "unknown algorithm in tests.tiny 'Walc': did you mean 'Walk'?",
     "--algo json:JSONDecoder": "an algorithm is a class with init(key) and iterate(state)",
@@ -118,7 +118,7 @@ ERRORS = {
     "--algo tests.tiny:Walk --total-steps 0": "--total-steps 0 is less than one iteration of 8",
     "--algo tests.tiny:Endless": "tests.tiny:Endless needs --rate: it has no default",
     "--algo tests.tiny:Endless --rate 1": "has no attribute steps_per_iteration",
-    # places
+    # directories
     "--out": "--out takes one value: write --out NAME",
     "--out=": "--out: give a directory",
     "--out /dev/null": "--out /dev/null is a file: give a directory",
@@ -134,16 +134,16 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("words", ERRORS)
-def test_bad_flags_get_one_line_with_the_fix(words, capsys):
+def test_errors(words, capsys):
     assert ERRORS[words] in refuse(capsys, words.split())
 
 
-def test_a_command_of_few_flags_lists_them(capsys):
+def test_unknown_flag_lists_the_known_ones(capsys):
     line = refuse(capsys, ["--kind", "H100"], calibrate_main)
     assert "unknown flag '--kind': known are --out, --disturbed, --show" in line
 
 
-def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_devices):
+def test_indivisible_batches_are_refused(capsys, host_devices):
     pupil = "--algo tests.tiny:Pupil"
     line = refuse(capsys, f"{pupil} --num-envs 6 --devices 4".split())
     assert "--num-envs 6 is not divisible by --devices 4" in line
@@ -154,8 +154,8 @@ def test_batches_that_do_not_divide_by_the_devices_asked_for(capsys, host_device
     assert "use --num-envs 2, or --devices 1" in line
 
 
-def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeypatch, tmp_path):
-    """A number that was asked for is kept or refused, before anything is compiled; one left open adapts."""
+def test_group_size_must_divide_the_batch(capsys, host_devices, monkeypatch, tmp_path):
+    """An explicit group size is kept, or refused before compilation; a default one adapts to the batch."""
     words = ["--algo", "tests.tiny:Pupil", "--policy", "single_learner_coarse", "--devices", "4"]
     words += ["--num-envs", "64", "--total-steps", "16", "--out", str(tmp_path / "run")]
     assert train_main(words) == 0
@@ -163,10 +163,10 @@ def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeyp
     assert idle in capsys.readouterr().out
     assert plan_main(words) == 0 and idle in capsys.readouterr().out
 
-    def compiled(*_):
+    def fail(*_):
         raise AssertionError("it was compiled")
 
-    monkeypatch.setattr("fdg.engine.Engine", compiled)
+    monkeypatch.setattr("fdg.engine.Engine", fail)
     words[-1] = str(tmp_path / "other")
     line = refuse(capsys, [*words, "--actors", "3"])
     assert "SingleLearnerCoarse(actors=3" in line and "'act' (actor) has a batch of 64" in line
@@ -176,13 +176,13 @@ def test_a_group_that_the_batch_does_not_divide_by(capsys, host_devices, monkeyp
     assert not (tmp_path / "other").exists()
 
 
-def test_a_place_without_permission(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode keeps out
+def test_unwritable_directory(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # file modes do not restrict root
     assert "no permission to write" in refuse(capsys, ["--out", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_never_overwritten(capsys, run):
+def test_run_is_not_overwritten(capsys, run):
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
     assert f"already contains a run: give another directory, or go on with --resume {run}" in refuse(
         capsys, [*WALK, "--out", str(run)]
@@ -190,13 +190,13 @@ def test_a_run_is_never_overwritten(capsys, run):
     assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
 
 
-def test_somebody_elses_files_are_never_overwritten(capsys, tmp_path):
+def test_other_files_are_not_overwritten(capsys, tmp_path):
     (tmp_path / "summary.json").write_text("mine")
     assert "already contains summary.json" in refuse(capsys, [*WALK, "--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_a_resumed_run_may_not_change_what_it_computes(capsys, host_devices, run):
+def test_resume_refuses_other_settings(capsys, host_devices, run):
     resume = ["--resume", str(run), "--trust"]
     assert "--scale 0.5 contradicts the run's 0.1" in refuse(capsys, [*resume, "--scale", "0.5"])
     assert "--seed 1 contradicts the run's 0" in refuse(capsys, [*resume, "--seed", "1"])
@@ -225,7 +225,7 @@ def test_values():
     assert parse("--algo tests.tiny:Walk --drifts false").algorithm.drifts is False
 
 
-def test_without_flags_it_trains_ppo_on_cartpole():
+def test_defaults():
     job = parse("")
     assert (job.config["algo"], job.config["env"], job.config["policy"]) == ("ppo", "CartPole-v1", "auto")
     assert not job.explains and parse("--policy auto").explains
@@ -233,11 +233,11 @@ def test_without_flags_it_trains_ppo_on_cartpole():
 
 
 @pytest.mark.parametrize("flag", ["--model-parallel 1", "--parameters=fsdp"])
-def test_a_flag_of_gpu_only_names_it(flag):
+def test_gpu_only_flags_select_the_policy(flag):
     assert parse(flag).config["policy"] == "gpu_only"
 
 
-def test_parameters_of_an_environment():
+def test_environment_parameters():
     import envs
 
     job = parse("--env CartPole-v1?max_steps_in_episode=200&gravity=9.0")
@@ -245,7 +245,7 @@ def test_parameters_of_an_environment():
     assert job.config["env"] == "CartPole-v1?max_steps_in_episode=200&gravity=9.0"
 
 
-def test_a_configuration_makes_the_same_job_again(tmp_path):
+def test_configuration_round_trip(tmp_path):
     words = (
         "--env Pendulum-v1 --hidden 32 16 --max-grad-norm inf --shuffle time --no-clip-value --num-seeds 2"
     )
@@ -256,7 +256,7 @@ def test_a_configuration_makes_the_same_job_again(tmp_path):
     assert (again.algorithm, again.policy, again.config) == (job.algorithm, job.policy, job.config)
 
 
-def test_help_shows_every_hyperparameter_with_its_preset(capsys):
+def test_help_shows_preset_values(capsys):
     assert train_main(["--env", "Pendulum-v1", "--help"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "--discount FLOAT gamma, the discount per step (in a game per move, in a text per" in text
@@ -267,7 +267,7 @@ def test_help_shows_every_hyperparameter_with_its_preset(capsys):
     assert "--scale FLOAT of one step (default: 0.1)" in text and "--widths N [N ...] (default: 2 3)" in text
 
 
-def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monkeypatch):
+def test_plan_needs_no_devices_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert plan_main("--policy gpu_only --num-envs 128 --devices 64 --out here".split()) == 0
     text = capsys.readouterr().out
@@ -277,13 +277,13 @@ def test_plan_needs_no_devices_and_leaves_nothing_behind(capsys, tmp_path, monke
 
 
 @pytest.mark.parametrize("policy", policies.names())
-def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
-    batch = 62 if policy in ("standalone", "workers") else 63  # a reference, or the actor, has one more
+def test_plan_for_absent_devices(policy, capsys):
+    batch = 62 if policy in ("standalone", "workers") else 63  # one device is for the reference or the actor
     assert plan_main(["--policy", policy, "--devices", "64", "--num-envs", str(batch)]) == 0
     text = capsys.readouterr().out
     assert "FDG of PPO" in text and "places PPO on 64 devices" in text and "memory per device" in text
     assert repr(policies.get(policy)()) in text
-    assert re.search(rf"\b0-{batch - 1}\b", text)  # environments divide over as many devices
+    assert re.search(rf"\b0-{batch - 1}\b", text)  # devices of the environments
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_every_policy_can_be_planned_for_absent_devices(policy, capsys):
         "--algo sft --env text:sorting --model {}", "--algo grpo --env text:sorting --reward-model {}",
     ],
 )  # fmt: skip
-def test_a_name_that_is_too_long_for_a_file(words, capsys, monkeypatch, tmp_path):
-    """Python's own questions about a path raise an error for one, where they say no for any other."""
+def test_too_long_paths(words, capsys, monkeypatch, tmp_path):
+    """`Path.exists` and the like raise an error for such a path, instead of returning False."""
     monkeypatch.chdir(tmp_path)
     for name in ("x" * 3000, "y/" + "x" * 300):
         line = refuse(capsys, [*words.format(name).split(), "--total-steps", "16"])

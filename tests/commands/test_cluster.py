@@ -1,4 +1,4 @@
-"""The command line: `--policy auto`, `--cluster`, `python -m fdg.calibrate`; what it says of bad input."""
+"""The command line: `--policy auto`, `--cluster`, `python -m fdg.calibrate`, and their errors."""
 
 import json
 import os
@@ -33,14 +33,14 @@ def cluster(tmp_path):
     return str(path)
 
 
-def test_a_plan_that_chose_itself(capsys):
+def test_plan_with_policy_auto(capsys):
     words = "--algo tests.tiny:Pupil --num-envs 64 --policy auto --devices 8 --max-staleness 1"
     assert plan_main(words.split()) == 0
-    said = capsys.readouterr().out
-    assert "candidates in" in said and "chosen: " in said and "places Pupil on 8 devices" in said
+    text = capsys.readouterr().out
+    assert "candidates in" in text and "chosen: " in text and "places Pupil on 8 devices" in text
 
 
-def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path, predictions):
+def test_train_and_resume_with_policy_auto(capsys, tmp_path, predictions):
     out = tmp_path / "run"
     words = (
         f"--algo tests.tiny:Pupil --policy auto --devices 2 --total-steps 64 --eval-episodes 0 --out {out}"
@@ -49,31 +49,31 @@ def test_a_run_that_chose_itself_keeps_to_it(capsys, tmp_path, predictions):
     config, summary = (json.loads((out / name).read_text()) for name in ("config.json", "summary.json"))
     assert config["policy_asked"] == "auto" and config["policy"] != "auto"
     assert summary["predicted_s"] > 0 and summary["iteration_s"] > 0
-    assert type_of(summary["policy"]) in ("GPUOnly", "MultiLearner", "SingleLearnerCoarse", "Central")
+    assert class_name_of(summary["policy"]) in ("GPUOnly", "MultiLearner", "SingleLearnerCoarse", "Central")
     assert train_main(["--resume", str(out), "--algo", "tests.tiny:Pupil"]) == 0
     assert "chosen: " in capsys.readouterr().out
 
 
-def type_of(policy):
+def class_name_of(policy):
     return policy.partition("(")[0]
 
 
-def test_the_best_few_are_timed(capsys, tmp_path):
+def test_auto_measure_times_the_best(capsys, tmp_path):
     words = "--algo tests.tiny:Pupil --policy auto:measure --devices 2 --total-steps 16 --eval-episodes 0"
     assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 0
     assert "per iteration measured" in capsys.readouterr().out
 
 
-def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
+def test_cluster_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **b: (drawn.append(self), save(self, *a, **b)))
     words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
     more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
     assert plan_main([*words.split(), *more]) == 0
-    said = capsys.readouterr().out
-    assert any(line.startswith(8 * " " + "1  GPUOnly") for line in said.splitlines())  # numbers, flush right
-    assert "H100: 8 hosts of 8 devices" in said and "save every: Young" in said and "halved rate" in said
+    text = capsys.readouterr().out
+    assert any(line.startswith(8 * " " + "1  GPUOnly") for line in text.splitlines())  # right-aligned
+    assert "H100: 8 hosts of 8 devices" in text and "save every: Young" in text and "halved rate" in text
     assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
     axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
     assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
@@ -84,7 +84,7 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--policy auto --staleness 1", "use --max-staleness 1"),
         ("--policy auto --max-staleness -1", "max_staleness=-1"),
@@ -101,18 +101,18 @@ def test_a_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
         ("--cluster {cluster} --scale none5", "not"),
     ],
 )
-def test_bad_input_is_one_line(capsys, cluster, words, says):
-    said = refused(capsys, f"--algo tests.tiny:Pupil {words}".replace("{cluster}", cluster), plan_main)
-    assert says in said, said
+def test_errors(capsys, cluster, words, message):
+    line = refused(capsys, f"--algo tests.tiny:Pupil {words}".replace("{cluster}", cluster), plan_main)
+    assert message in line, line
 
 
-def test_no_calibration_to_show(capsys):
+def test_show_without_calibration(capsys):
     assert "there is no calibration" in refused(capsys, "--show", calibrate_main)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file"])
-def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, monkeypatch):
-    """A device or a pipe does not become a file (who is root would lose /dev/null), nor a link its own."""
+def test_calibration_is_written_into_pipes_and_links(kind, capsys, tmp_path, monkeypatch):
+    """Writes into a pipe and through a link: replacing the path would, as root, destroy /dev/null."""
     here = machine.fingerprint("cpu")
     found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)
     monkeypatch.setattr("fdg.commands.calibrate_machine.calibrate", lambda *_: found)
@@ -133,7 +133,7 @@ def test_a_calibration_is_written_into_what_is_there(kind, capsys, tmp_path, mon
         os.close(reader)
 
 
-def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
+def test_unwritable_calibration(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(capsys, f"--out {tmp_path / 'file' / 'x.json'}", calibrate_main)
 
@@ -141,18 +141,18 @@ def test_a_calibration_that_cannot_be_kept(capsys, tmp_path):
 LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
 
 
-def test_fields_of_the_policy_are_applied_to_all_that_are_compared_or_refused(capsys, cluster):
+def test_compare_with_policy_fields(capsys, cluster):
     words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp"
     assert plan_main(f"{words} --compare colocated,gpu_only".split()) == 0
-    said = capsys.readouterr().out
-    assert "GPUOnly(parameters='fsdp')" in said and "collectives of all are estimated" in said
+    text = capsys.readouterr().out
+    assert "GPUOnly(parameters='fsdp')" in text and "collectives of all are estimated" in text
     assert "--compare auto: this policy has no --parameters" in refused(
         capsys, f"{words} --compare auto", plan_main
     )
     assert "leave out --parameters" in refused(capsys, f"{words} --sensitivity true", plan_main)
 
 
-def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, tmp_path):
+def test_plan_a_model_without_weights(capsys, tmp_path):
     from algos.language.config import DecoderConfig
 
     tiny = DecoderConfig.tiny(64).to_hugging_face()
@@ -163,5 +163,5 @@ def test_a_checkpoint_is_planned_from_its_config_alone_and_does_not_run(capsys, 
     assert plan_main(words.split()) == 0
     assert "places SFT on 1 device" in capsys.readouterr().out
     assert "has neither model.safetensors" in refused(capsys, words, train_main)
-    assert "less than one iteration of" in (said := refused(capsys, "--algo sft --total-steps 1", train_main))
-    assert "demonstrations: give at least" in said
+    assert "less than one iteration of" in (line := refused(capsys, "--algo sft --total-steps 1", train_main))
+    assert "demonstrations: give at least" in line

@@ -1,4 +1,4 @@
-"""Cluster files: what they mean, and one clear line for each that is wrong."""
+"""Cluster files: values, warnings and one-line errors."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def file(tmp_path):
     return write
 
 
-def test_a_file_with_the_usual_links(file):
+def test_default_links(file):
     found = read_cluster(file(GOOD))
     assert (found.hosts, found.devices_per_host, found.devices) == (4, 8, 32)
     assert found.inside.name == "NVLink 4" and found.between.name == "InfiniBand NDR"
@@ -41,7 +41,7 @@ def test_a_file_with_the_usual_links(file):
     assert "data sheet" in found.kind.figures["memory"].source
 
 
-def test_kinds_and_links_of_ones_own(file):
+def test_user_defined_kinds_and_links(file):
     text = """
     devices = 10000
     devices_per_host = 4
@@ -61,7 +61,7 @@ def test_kinds_and_links_of_ones_own(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (GOOD.replace("price", "prise"), "unknown setting of a cluster 'prise': did you mean 'price'"),
         (GOOD.replace("H100", "H1000"), "unknown device kind 'H1000': did you mean 'H100'"),
@@ -96,20 +96,20 @@ def test_kinds_and_links_of_ones_own(file):
         ("hosts = 1\nkind = 3", "give a name in quotes"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_the_fix(file, text, says):
+def test_errors(file, text, message):
     with pytest.raises(FdgError) as raised:
         read_cluster(file(text))
-    assert says in str(raised.value) and "\n" not in str(raised.value).strip()
+    assert message in str(raised.value) and "\n" not in str(raised.value).strip()
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_each_rate_says_what_it_is_and_in_which_unit(file, rate):
+def test_rate_errors_name_quantity_and_unit(file, rate):
     with refuses(f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate]}, such as "):
         read_cluster(file(KIND.format(rate, "'much'")))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (KIND.format("memory", 80e9), "memory = 8e.10 is B/s .*: it looks like memory_bytes = 8e"),
         (
@@ -122,8 +122,8 @@ def test_each_rate_says_what_it_is_and_in_which_unit(file, rate):
         (LINK.format(5e-6, 400), "bandwidth = 400 is B/s one way, .*: published values are from"),
     ],
 )
-def test_a_number_of_another_unit_or_quantity_is_warned_of(file, text, says):
-    with pytest.warns(FdgWarning, match=says):
+def test_implausible_numbers_warn(file, text, message):
+    with pytest.warns(FdgWarning, match=message):
         read_cluster(file(text))
     for words in ("'80 GB'", "'3.35 TB/s'"):
         with pytest.raises(FdgError) as raised:
@@ -131,7 +131,7 @@ def test_a_number_of_another_unit_or_quantity_is_warned_of(file, text, says):
         assert ("looks like memory_bytes = 8e" in str(raised.value)) == (words == "'80 GB'")
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file(tmp_path):
     with pytest.raises(FdgError, match="docs/scale"):
         read_cluster(tmp_path / "none.toml")
     os.mkfifo(tmp_path / "fifo.toml")
@@ -145,14 +145,14 @@ def test_this_machine_without_a_calibration(file, monkeypatch, tmp_path):
         read_cluster(file('hosts = 1\nkind = "this machine"'))
 
 
-def test_the_files_of_the_guide(file):
+def test_files_in_the_guide(file):
     guide = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     assert [read_cluster(file(block)).devices for block in blocks] == [4096, 8]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (f"hosts = 1{'0' * 400}\nkind = 'H100'", "'hosts' does not fit 64 bits"),
         (f"hosts = 1\nkind = 'H100'\nprice = 1{'0' * 400}", "'price' does not fit 64 bits"),
@@ -163,7 +163,7 @@ def test_the_files_of_the_guide(file):
     ],
     ids=["hosts", "price", "deep", "list", "table", "long"],
 )
-def test_values_that_no_setting_takes(file, text, said):
+def test_extreme_values(file, text, message):
     with pytest.raises(FdgError) as caught:
         read_cluster(file(text))
-    assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000

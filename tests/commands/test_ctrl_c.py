@@ -1,4 +1,4 @@
-"""Ctrl-C of a command, as a process: at once, with status 130, and a word on how to go on."""
+"""Ctrl-C of a command in a subprocess: exits promptly with status 130, and says how to resume."""
 
 import os
 import signal
@@ -19,37 +19,37 @@ def start(*words):
 
 
 def interrupt(process):
-    """Sends Ctrl-C; gives status, seconds until the end, and what is said on standard error."""
-    begun = time.monotonic()
+    """Sends SIGINT: the exit status, the seconds until exit, and the remaining output."""
+    start_time = time.monotonic()
     process.send_signal(signal.SIGINT)
     try:
-        out, said = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    return process.returncode, time.monotonic() - begun, out + said
+    return process.returncode, time.monotonic() - start_time, out + err
 
 
-def test_while_it_is_imported():
+def test_interrupt_during_import():
     process = start()
     time.sleep(0.4)
-    status, seconds, said = interrupt(process)
-    assert status == 130 and said == "interrupted: nothing was begun\n" and seconds < 2
+    status, seconds, output = interrupt(process)
+    assert status == 130 and output == "interrupted: nothing was begun\n" and seconds < 2
 
 
 @pytest.mark.parametrize("after", ["compiling ...", "10%"])
-def test_while_it_compiles_and_while_it_trains(after, tmp_path):
+def test_interrupt_during_compilation_and_training(after, tmp_path):
     run = tmp_path / "run"
     process = start(*WALK, "--total-steps", "32000", "--out", str(run))
     for line in process.stdout:
         if after in line:
             break
-    status, seconds, said = interrupt(process)
-    assert status == 130 and "Traceback" not in said and seconds < 3, said  # the tests share two cores
-    assert f"go on with --resume {run}" in said
+    status, seconds, output = interrupt(process)
+    assert status == 130 and "Traceback" not in output and seconds < 3, output  # the tests share two cores
+    assert f"go on with --resume {run}" in output
 
 
-def test_another_signal_is_not_ctrl_c():
-    """One that another handles: what is guarded goes on, whatever its patience; an import guards nothing."""
+def test_other_signals_are_not_ctrl_c():
+    """Other signals interrupt nothing, whatever the grace period; an import installs no handler."""
     code = """
 import os, signal, sys, time
 import fdg

@@ -15,22 +15,22 @@ from tests.tiny import Pupil
 """
 
 
-def end(tmp_path, *words):
+def run(tmp_path, *words):
     (tmp_path / "own.py").write_text(MODULE)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
     return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
 
 
-def test_a_command_is_left_without_the_teardown_in_which_threads_abort_it(tmp_path):
-    done = end(tmp_path, "-m", "fdg", "plan", "--algo", "own:Pupil", "--num-envs", "4", "--devices", "1")
+def test_command_skips_interpreter_teardown(tmp_path):
+    done = run(tmp_path, "-m", "fdg", "plan", "--algo", "own:Pupil", "--num-envs", "4", "--devices", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("what is registered runs\n") and "Pupil" in done.stdout
-    failed = end(tmp_path, "-m", "fdg.plan", "--algo", "own:Pupil", "--num-envs", "4", "--devices", "0")
+    failed = run(tmp_path, "-m", "fdg.plan", "--algo", "own:Pupil", "--num-envs", "4", "--devices", "0")
     assert failed.returncode == 2 and failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
 
 
-def test_a_reader_that_closes_the_pipe_ends_every_command_quietly():
-    """Whether or not lines are buffered, and whichever of the two streams it reads."""
+def test_closed_pipe_ends_commands_quietly():
+    """With buffered and unbuffered output, for a closed standard output and standard error."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Commands of installed packages: a package is a module and the metadata that an installer would write."""
+"""Commands of installed packages. A package here is a module with the metadata that installers write."""
 
 import importlib
 import sys
@@ -44,7 +44,7 @@ def install(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_package_adds_a_command_that_is_imported_when_it_is_named(install, capsys):
+def test_package_command_is_imported_lazily(install, capsys):
     imported = install("greeter", greet="greeter:main", hush="greeter:silent")
     assert main(["--help"]) == 0
     assert "  greet      of greeter 1.5: Greets from greeter.\n" in capsys.readouterr().out
@@ -58,12 +58,12 @@ def test_a_package_adds_a_command_that_is_imported_when_it_is_named(install, cap
     assert imported.exists() and main(["hush"]) == 0
 
 
-def test_a_name_that_fdg_only_hints_at_can_be_a_package_s_command(install, capsys):
+def test_package_command_may_replace_a_hint(install, capsys):
     install("greeter", search="greeter:main")
     assert main(["search"]) == 4 and "greeted" in capsys.readouterr().out
 
 
-def test_what_is_wrong_with_a_command_is_one_line(install, capsys):
+def test_one_line_errors(install, capsys):
     commands = {
         "absent": "greeter:missing",
         "number": "greeter:nothing",
@@ -76,23 +76,23 @@ def test_what_is_wrong_with_a_command_is_one_line(install, capsys):
     }
     install("greeter", **commands)
     install("other", "import sys; sys.exit('bye')", twice="other:main", ends="other:main")
-    said = {}
+    err = {}
     for name in [*commands, "ends"]:
         if name != "train":
             assert main([name]) == (1 if name == "leaves" else 2)
-            said[name] = capsys.readouterr().err
-    assert all(text.count("\n") == 1 for text in said.values())
-    begins = "error: command '{}' of greeter 1.5: importing {} fails ("
-    assert said["absent"].startswith(begins.format("absent", "greeter:missing") + "AttributeError: ")
-    assert said["module"].startswith(begins.format("module", "greeter_of_yore:main") + "ModuleNotFoundError")
-    assert "greeter:nothing is int, not a function" in said["number"]
-    assert "it returned 'fine': a command returns its exit status" in said["wrong"]
-    assert said["refuses"] == "error: greeting 'x': say hello\n" and said["leaves"] == "no such greeting\n"
-    assert "by greeter 1.5 and other 1.5: uninstall all of them but one" in said["twice"]
-    assert "importing other:main fails (SystemExit: bye): install what it needs" in said["ends"]
+            err[name] = capsys.readouterr().err
+    assert all(text.count("\n") == 1 for text in err.values())
+    start = "error: command '{}' of greeter 1.5: importing {} fails ("
+    assert err["absent"].startswith(start.format("absent", "greeter:missing") + "AttributeError: ")
+    assert err["module"].startswith(start.format("module", "greeter_of_yore:main") + "ModuleNotFoundError")
+    assert "greeter:nothing is int, not a function" in err["number"]
+    assert "it returned 'fine': a command returns its exit status" in err["wrong"]
+    assert err["refuses"] == "error: greeting 'x': say hello\n" and err["leaves"] == "no such greeting\n"
+    assert "by greeter 1.5 and other 1.5: uninstall all of them but one" in err["twice"]
+    assert "importing other:main fails (SystemExit: bye): install what it needs" in err["ends"]
     main(["--help"])
-    shown = capsys.readouterr().out
-    assert "train      of greeter 1.5: not used, since fdg has a command of this name" in shown
-    assert "twice      of greeter 1.5 and other 1.5: not used, since they have the same name" in shown
+    text = capsys.readouterr().out
+    assert "train      of greeter 1.5: not used, since fdg has a command of this name" in text
+    assert "twice      of greeter 1.5 and other 1.5: not used, since they have the same name" in text
     assert main(["train", "--env", "CartPole-v2"]) == 2
     assert "unknown environment" in capsys.readouterr().err

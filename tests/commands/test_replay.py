@@ -1,4 +1,4 @@
-"""What a stream will do by the lengths of its responses, compared with the clock in plain Python."""
+"""Replay of a generation stream for given response lengths, against a reference in plain Python."""
 
 import json
 import math
@@ -36,12 +36,12 @@ SIZES = {
         ({"ahead": 0}, 2, None),
     ],
 )
-def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
+def test_replay_matches_the_reference(more, lag, max_age):
     lengths, sizes, iterations = parse_lengths("lognormal:6,30"), {**SIZES, **more}, 6
     found = replay(lengths, sizes, lag, max_age, iterations)
     clock = Clock(Sizes(**sizes), lambda response: int(lengths.num_steps[response % len(lengths.num_steps)]))
     before = 2 * (sizes["ahead"] + 1)
-    ages, kept, most = [], [], sizes["ahead"] if max_age is None else max_age
+    ages, kept, limit = [], [], sizes["ahead"] if max_age is None else max_age
     for n in range((before + iterations) * 2):
         if n == before * 2:
             start = clock.counts()
@@ -50,11 +50,11 @@ def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
         if n >= before * 2:
             versions = [version for drawn in take.drawn for _, version in drawn]
             ages += [n // 2 - version for version in versions]
-            masks = sizes["late"] == "mask"  # counts from the parameters of the take
-            kept += [n // 2 - version for version in versions if not masks or given - version <= most]
+            masks = sizes["late"] == "mask"  # by the age at the take
+            kept += [n // 2 - version for version in versions if not masks or given - version <= limit]
     end = clock.counts()
     ticks, busy = (end[name] - start[name] for name in ("ticks", "busy"))
-    assert max(kept) <= most + math.ceil(lag / 2)
+    assert max(kept) <= limit + math.ceil(lag / 2)
     assert found.ticks == ticks / iterations
     assert found.busy == pytest.approx(busy / (6 * ticks))
     assert (found.mean_age, found.oldest) == (pytest.approx(np.mean(kept)), max(kept))
@@ -62,7 +62,7 @@ def test_a_replay_is_the_clock_of_the_reference(more, lag, max_age):
     assert found.rate == pytest.approx(len(kept) / ticks)
 
 
-def test_lengths_have_the_mean_and_the_longest_that_were_given():
+def test_lengths_have_the_given_mean_and_maximum():
     tokens = parse_lengths("lognormal:200,2000").tokens
     assert np.mean(tokens) == pytest.approx(200, rel=0.02) and np.max(tokens) == 2000
     assert 1 <= np.sum(tokens >= 2000) <= 2 + len(tokens) // 1000
@@ -77,7 +77,7 @@ def test_lengths_have_the_mean_and_the_longest_that_were_given():
     "given",
     ["", "normal:3", "lognormal:3", "constant:3,4", "lognormal:3,0", "uniform:0,3", "constant:9999999"],
 )
-def test_lengths_that_are_none_are_refused(given):
+def test_invalid_lengths_are_refused(given):
     with pytest.raises(fdg.FdgError, match=r"lengths .*: give lognormal:MEAN,LONGEST"):
         parse_lengths(given)
 
@@ -89,13 +89,13 @@ def test_lengths_that_are_none_are_refused(given):
         ("uniform:7,3", "the shortest 7 is above the longest 3: did you mean uniform:3,7?"),
     ],
 )
-def test_lengths_the_wrong_way_round_are_turned(given, message):
+def test_swapped_lengths_are_suggested(given, message):
     with pytest.raises(fdg.FdgError) as caught:
         parse_lengths(given)
     assert str(caught.value) == f"lengths '{given}': {message}"
 
 
-def test_lognormal_lengths_have_a_longest_that_they_can_have():
+def test_impossible_lengths_are_refused():
     with pytest.raises(
         fdg.FdgError, match="is 1000 times the mean; lognormal lengths allow at most 118 times"
     ):
@@ -104,12 +104,12 @@ def test_lognormal_lengths_have_a_longest_that_they_can_have():
         lengths_of_run([{"loss": 0.0}], "runs/ppo")
 
 
-def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
-    """One response of each 8 is 16 times as long as the others: all wait for it where one batch is ahead."""
+def test_too_small_eta_names_a_sufficient_one():
+    """Every eighth response is 16 times as long as the others: one batch ahead is too few."""
     lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
-    said = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
+    report = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
     ((ahead, eta),) = re.findall(
-        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", said
+        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", report
     )
     ahead, eta = int(ahead), int(eta)
     assert (
@@ -118,7 +118,7 @@ def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
 
 
 @pytest.mark.parametrize(
-    ("more", "max_age", "said"),
+    ("more", "max_age", "message"),
     [
         (
             {"ahead": 1, "late": "mask"},
@@ -129,12 +129,12 @@ def test_an_eta_that_is_too_small_is_said_with_the_number_that_fits():
         ({"ahead": 2, "late": "mask", "order": "prompt"}, 0, "eta = 2 = max_age 0 + "),
     ],
 )
-def test_eta_is_about_tokens_with_a_weight(more, max_age, said):
-    assert said in stream_report(parse_lengths("constant:3"), {**SIZES, **more}, 3, max_age)
+def test_eta_counts_unmasked_tokens(more, max_age, message):
+    assert message in stream_report(parse_lengths("constant:3"), {**SIZES, **more}, 3, max_age)
 
 
-def test_the_flag_of_a_plan(tmp_path):
-    """Lengths by a word, or those of a run, for whatever generates responses."""
+def test_lengths_flag(tmp_path):
+    """`--lengths` takes a distribution or a run; only algorithms that generate responses have it."""
     given = {"algo": "grpo", "lengths": "constant:3"}
     assert (
         flag.take_lengths(given) == "constant:3"
@@ -145,14 +145,14 @@ def test_the_flag_of_a_plan(tmp_path):
     algorithm = types.SimpleNamespace(**fields)
     row = {"iteration": 1, "env_steps": 8, "wall_s": 1.0, "response_length": 3.0, "response_length_max": 3.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    by_run, by_word = (
+    by_run, by_distribution = (
         flag.report_of(algorithm, None, str(tmp_path)),
         flag.report_of(algorithm, None, "constant:3"),
     )
-    assert by_run == by_word and "stream of 6 slots: responses of 3 tokens" in by_run
+    assert by_run == by_distribution and "stream of 6 slots: responses of 3 tokens" in by_run
     assert "eta = 0 = ahead 0 + ceil(lag 0 / 2 micro-batches)" in by_run
-    for policy, said in ((policies.Split(lag=3), "lag 3"), (policies.Split(staleness=2), "lag 4")):
-        assert f"eta = 2 = ahead 0 + ceil({said} / 2" in flag.report_of(algorithm, policy, "constant:3")
+    for policy, lag in ((policies.Split(lag=3), "lag 3"), (policies.Split(staleness=2), "lag 4")):
+        assert f"eta = 2 = ahead 0 + ceil({lag} / 2" in flag.report_of(algorithm, policy, "constant:3")
     short = "lag 1 is short: learning begins after the last of 2 micro-batches"
     assert short in flag.report_of(algorithm, policies.Split(lag=1), "constant:3")
     algorithm._learns_by_parts = True

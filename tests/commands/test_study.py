@@ -1,4 +1,4 @@
-"""`fdg study`: cells, resuming, seeds that failed, and mistakes of the file, each one line with its fix."""
+"""`fdg study`: cells, resume, failed cells, and one-line errors."""
 
 import json
 
@@ -30,7 +30,7 @@ ONE = FILE.replace("[variants.half]\n", "")
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """`fdg compare` shows that they are drawn; each takes a second."""
+    """The tests of `fdg compare` draw them; each takes a second."""
     monkeypatch.setattr(comparison.Comparison, "pictures", lambda self: {})
 
 
@@ -39,15 +39,15 @@ def tables(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, monkeypatch):
+def test_interrupted_study_gives_the_same_tables(tmp_path, capsys, monkeypatch):
     file = tmp_path / "guess.toml"
     file.write_text(ONE)
-    assert main(["study", str(file), "--out", str(tmp_path / "whole")]) == 0
-    said = capsys.readouterr().out
-    assert "cell 2 of 2" in said and said.count("# Comparison") == 2
-    cells = sorted(path.name for path in (tmp_path / "whole" / "cells").iterdir())
+    assert main(["study", str(file), "--out", str(tmp_path / "once")]) == 0
+    text = capsys.readouterr().out
+    assert "cell 2 of 2" in text and text.count("# Comparison") == 2
+    cells = sorted(path.name for path in (tmp_path / "once" / "cells").iterdir())
     assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser" for budget in ("long", "short")]
-    found = json.loads((tmp_path / "whole" / "short" / "comparison.json").read_text())
+    found = json.loads((tmp_path / "once" / "short" / "comparison.json").read_text())
     assert [cell["seeds"] for cell in found["cells"]] == [[5, 6, 7]]
     assert len(found["random"]["CartPole-v1"]) == 4
 
@@ -68,12 +68,12 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     words = ["study", str(file), "--out", str(tmp_path / "parts")]
     with pytest.raises(Killed):
         main(words)
-    assert main(words) == 1 and main(words) == 0  # a full disk is no fault of the cell
+    assert main(words) == 1 and main(words) == 0  # a full disk does not fail the cell
     assert len(calls) == 4 and capsys.readouterr().out.count("already done") == 2
-    assert tables(tmp_path / "parts") == tables(tmp_path / "whole") and len(tables(tmp_path / "whole")) == 6
+    assert tables(tmp_path / "parts") == tables(tmp_path / "once") and len(tables(tmp_path / "once")) == 6
     (tmp_path / "parts" / "random.json").write_text('{"CartPole-v1": 3}')
     (tmp_path / "parts" / "cells" / cells[0] / "summary.json").write_text("null")
-    assert main(words) == 0 and tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    assert main(words) == 0 and tables(tmp_path / "parts") == tables(tmp_path / "once")
     (tmp_path / "parts" / "study.json").write_text("{}")
     capsys.readouterr()
     assert main(words) == 2 and "study.json lists no cells" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_a_study_that_was_interrupted_gives_the_same_tables(tmp_path, capsys, mo
     assert "from another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
 
 
-def test_an_environment_on_the_host_has_one_run_per_seed(tmp_path, capsys):
+def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     file = tmp_path / "host.toml"
     file.write_text(
         """
@@ -116,23 +116,23 @@ def test_an_environment_on_the_host_has_one_run_per_seed(tmp_path, capsys):
     assert main(words) == 0 and capsys.readouterr().out.count("already done") == 1
 
 
-def test_a_cell_that_failed_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+def test_failed_cell_is_named_and_others_continue(tmp_path, capsys, monkeypatch):
     original = loop.carry_out
 
-    def fails(job, **how):
+    def fail(job, **how):
         outcome = original(job, **how)
         if job.algorithm.rate == 0.1:
             (job.out / "summary.json").unlink()
             raise RunError("iteration 2: loss is not a number")
         return outcome
 
-    monkeypatch.setattr(loop, "carry_out", fails)
+    monkeypatch.setattr(loop, "carry_out", fail)
     file = tmp_path / "guess.toml"
     file.write_text(FILE.replace("{short = 16, long = 32}", "16"))
     assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert f"{GUESSER} tenth on CartPole-v1: iteration 2: loss is not a number" in said
-    assert "runs have not ended" in said and "| CartPole-v1 | " in said
+    text = capsys.readouterr().out
+    assert f"{GUESSER} tenth on CartPole-v1: iteration 2: loss is not a number" in text
+    assert "runs have not ended" in text and "| CartPole-v1 | " in text
     assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
     again = capsys.readouterr().out
     assert again.count("failed before: remove ") == 1 and "already done" in again
@@ -142,7 +142,7 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"algorithm": ["ppo"]}, "unknown setting of a study 'algorithm': did you mean 'algorithms'?"),
         ({"algorithms": "ppo"}, 'give a list of names, such as algorithms = ["ppo"]'),
@@ -170,14 +170,14 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
         ({"variants": {}}, "variants must be tables, such as [variants.wide]"),
     ],
 )
-def test_mistakes_of_the_file_are_one_line_with_the_fix(content, said):
+def test_errors_in_the_file(content, message):
     with pytest.raises(ValueError) as error:
         study_of({**BASE, **content})
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "said"),
+    ("text", "words", "message"),
     [
         (None, ["none.toml"], "none.toml: there is no such file"),
         ("a = ", ["s.toml"], "s.toml is not TOML"),
@@ -188,16 +188,16 @@ def test_mistakes_of_the_file_are_one_line_with_the_fix(content, said):
         (FILE, [], "FILE"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_trained(tmp_path, monkeypatch, capsys, text, words, said):
+def test_errors_before_training(tmp_path, monkeypatch, capsys, text, words, message):
     monkeypatch.chdir(tmp_path)
     if text is not None:
         (tmp_path / "s.toml").write_text(text)
-    assert said in refused(capsys, ["study", *words], main)
+    assert message in refused(capsys, ["study", *words], main)
     assert not (tmp_path / "runs").exists()
 
 
-def test_all_algorithms_are_those_that_can_act_there():
+def test_all_algorithms_fit_the_environment():
     cells = study_of({**BASE, "algorithms": "all", "environments": ["Pendulum-v1"]}).cells
     names = [cell.algo for cell in cells]
     assert "sac" in names and "ppo" in names and "dqn" not in names
-    assert "bc" not in names and "iql" not in names  # they learn from a data set
+    assert "bc" not in names and "iql" not in names  # offline algorithms

@@ -3,16 +3,16 @@
 from fdg.__main__ import main
 
 
-def test_help_names_every_command(capsys):
+def test_help_lists_commands(capsys):
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"\n  {name} " in said for name in ("train", "plan", "launch", "evaluate", "play", "plot"))
-    assert "trains an algorithm" in said
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in ("train", "plan", "launch", "evaluate", "play", "plot"))
+    assert "trains an algorithm" in text
     assert main([]) == 2 and main(["--version"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("fdg ")
 
 
-def test_a_command_gets_the_words_after_it(capsys):
+def test_commands_receive_their_arguments(capsys):
     assert main(["plan", "--env", "CartPole-v2"]) == 2
     assert "did you mean 'CartPole-v1'?" in capsys.readouterr().err
     assert main(["trian"]) == 2

@@ -25,7 +25,7 @@ from fdg.training.checkpoint import Checkpoints
 from tests.processes.hosted import Hosted
 from tests.refusing import refused
 from tests.tiny import Pupil
-from tests.training.trained import rows, timeless
+from tests.training.trained import rows, untimed_rows
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 12 --seed 2"
 COARSE = f"{PUPIL} --policy single_learner_coarse"
@@ -162,7 +162,7 @@ def cut_short(run, copy):
 def assert_same_run(one, two):
     """Metrics, the last checkpoint, and the evaluation."""
     assert len(rows(one)) == len(rows(two)) > 0
-    for a, b in zip(timeless(one), timeless(two), strict=True):
+    for a, b in zip(untimed_rows(one), untimed_rows(two), strict=True):
         assert_close(a, b)
     assert_close(leaves(one, len(rows(one))), leaves(two, len(rows(one))))
     assert summary(one)["eval_return"] == pytest.approx(summary(two)["eval_return"], rel=1e-5)

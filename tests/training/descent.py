@@ -1,4 +1,4 @@
-"""An algorithm of a few numbers to sweep, and runs of it by themselves."""
+"""`Descent`, a tiny algorithm for tests of sweeps, and reference runs of a single agent."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ import fdg
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """Noisy gradient descent on squares, whose step size and pull are swept; compiles at once."""
+    """Noisy gradient descent on a quadratic: tests sweep `rate` and `pull`. Compiles fast."""
 
     rate: float = 0.1
     pull: float = 1.0
@@ -39,8 +39,8 @@ class Descent:
         return self.pull * x + 0.1 * noise + (0.0 if self.offset is None else self.offset)
 
 
-def alone(algorithm, seed, iterations):
-    """The state and the metrics of a run of its own: plain calls of `iterate`."""
+def single_run(algorithm, seed, iterations):
+    """Final state and metrics of one agent: `iterate` scanned without the engine."""
 
     def one(state, _):
         return algorithm.iterate(state)

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium, in a module that their workers import at once: without JAX."""
+"""Gymnasium environments for tests, in a module that workers import without JAX."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class Succeeds(gymnasium.Env):
-    """Episodes of three steps; every other one succeeds, the first one too."""
+    """Episodes of three steps; `is_success` is True in the first, third, fifth, ..."""
 
     observation_space = spaces.Box(0, 9, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -28,13 +28,13 @@ class Succeeds(gymnasium.Env):
 gymnasium.register("Succeeds-v0", entry_point=Succeeds)
 
 
-class Codes(gymnasium.Env):
-    """Everything at once: parts, texts, a mask, actions in parts with other starts."""
+class MixedSpaces(gymnasium.Env):
+    """Dict observations with an image, a tuple and an action mask; Dict actions that start at 10."""
 
     observation_space = spaces.Dict(
         {
             "camera": spaces.Box(0, 255, (3, 6, 5), np.uint8),
-            "told": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64))),
+            "tuple": spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64))),
             "start": spaces.MultiBinary(2),
             "action_mask": spaces.MultiBinary(5),
         }
@@ -51,24 +51,24 @@ class Codes(gymnasium.Env):
         return self.observation_space.sample(), 1.0, False, True, {}
 
 
-gymnasium.register("Codes-v0", entry_point=Codes)
+gymnasium.register("MixedSpaces-v0", entry_point=MixedSpaces)
 
 
-class Doubles(Codes):
-    """Bounds that float32 cannot hold."""
+class Float64Bounds(MixedSpaces):
+    """Action bounds that float32 cannot represent."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float64)
     action_space = spaces.Box(np.array([-0.1, -3.1]), np.array([0.1, np.inf]), dtype=np.float64)
 
 
-gymnasium.register("Doubles-v0", entry_point=Doubles)
+gymnasium.register("Float64Bounds-v0", entry_point=Float64Bounds)
 
 
-class Late(Codes):
-    """Categories that do not begin at 0."""
+class NonZeroStart(MixedSpaces):
+    """Categorical actions that do not start at 0."""
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.MultiDiscrete([2, 3], start=[1, -1])
 
 
-gymnasium.register("Late-v0", entry_point=Late)
+gymnasium.register("NonZeroStart-v0", entry_point=NonZeroStart)

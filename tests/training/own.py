@@ -1,4 +1,4 @@
-"""An algorithm of somebody's own, that acts."""
+"""A user-defined algorithm with an actor."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import fdg
 
 @dataclasses.dataclass(frozen=True)
 class Guesser:
-    """Learns nothing but a bias; greedy, it always takes action 1."""
+    """Learns only a bias. Its actor draws random actions; a greedy one always takes action 1."""
 
     env: Any = dataclasses.field(default_factory=lambda: envs.make("CartPole-v1"))
     rate: float = 0.5

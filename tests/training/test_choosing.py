@@ -1,4 +1,4 @@
-"""The policy of a job that names none: predicted, kept, and no less simple than it has to be."""
+"""The default distribution policy: chosen by predicted time, cached, and GPUOnly if nearly as fast."""
 
 import dataclasses
 import json
@@ -24,63 +24,63 @@ def parse(line):
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    """Where programs, and choices, are kept."""
+def folder(tmp_path, monkeypatch):
+    """The directory in which programs and choices are cached."""
     monkeypatch.setattr(settling, "cache_directory", lambda: tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def looked(monkeypatch):
-    """How often candidates were looked at."""
+def searches(monkeypatch):
+    """The searches among candidates: one item per call of `policies.auto`."""
     calls = []
     auto = policies.auto
     monkeypatch.setattr(settling.policies, "auto", lambda *args, **how: calls.append(1) or auto(*args, **how))
     return calls
 
 
-def test_what_was_chosen_is_kept_for_the_next_start(directory, looked):
+def test_choice_is_cached(folder, searches):
     job = parse(f"{PUPIL} --devices 2")
     graph = fdg.trace(job.algorithm)
     first, second = settle(job, graph), settle(job, graph)
-    assert len(looked) == 1 and first.message == second.message and first.message.startswith("policy: ")
+    assert len(searches) == 1 and first.message == second.message and first.message.startswith("policy: ")
     assert first.job.policy == second.job.policy
     assert first.job.config["policy_asked"] == "auto"
-    (kept,) = (directory / "choices").iterdir()
-    assert policies.get(json.loads(kept.read_text())["policy"]) is type(first.job.policy)
+    (cached,) = (folder / "choices").iterdir()
+    assert policies.get(json.loads(cached.read_text())["policy"]) is type(first.job.policy)
     other = parse(f"{PUPIL} --devices 4")
     settle(other, fdg.trace(other.algorithm))
-    assert len(looked) == 2
+    assert len(searches) == 2
 
 
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"policy": "gpu_onyl", "fields": {}, "devices": 2, "reason": ""}']
 )
-def test_a_file_that_cannot_be_read_is_written_anew(directory, looked, content):
+def test_unreadable_cache_file_is_rewritten(folder, searches, content):
     job = parse(f"{PUPIL} --devices 2")
     graph = fdg.trace(job.algorithm)
     first = settle(job, graph)
-    (kept,) = (directory / "choices").iterdir()
-    kept.write_text(content)
-    assert settle(job, graph).job.policy == first.job.policy and len(looked) == 2
-    assert json.loads(kept.read_text())["devices"] == 2
+    (cached,) = (folder / "choices").iterdir()
+    cached.write_text(content)
+    assert settle(job, graph).job.policy == first.job.policy and len(searches) == 2
+    assert json.loads(cached.read_text())["devices"] == 2
 
 
-def test_who_asks_for_it_gets_the_table(directory, looked):
+def test_explicit_auto_prints_the_table(folder, searches):
     job = parse(f"{PUPIL} --devices 2 --policy auto")
     graph = fdg.trace(job.algorithm)
     assert "chosen: " in settle(job, graph).message and "chosen: " in settle(job, graph).message
-    assert len(looked) == 2 and not list(directory.iterdir())
+    assert len(searches) == 2 and not list(folder.iterdir())
 
 
-def test_one_device_leaves_no_choice(looked):
+def test_one_device_needs_no_search(searches):
     job = parse(f"{PUPIL} --devices 1")
     settled = settle(job, fdg.trace(job.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and not looked and not settled.message
+    assert settled.job.policy == policies.GPUOnly() and not searches and not settled.message
 
 
-def rows_of(*seconds):
-    """A choice among candidates that take so long."""
+def ranking(*seconds):
+    """A choice among candidates with these predicted seconds."""
     rows = tuple(
         types.SimpleNamespace(candidate=candidate, prediction=True, seconds=taken)
         for candidate, taken in sorted(seconds, key=lambda one: one[1])
@@ -92,35 +92,35 @@ def rows_of(*seconds):
     )  # fmt: skip
 
 
-def test_another_policy_has_to_promise_more_than_predictions_are_off_by():
+def test_default_is_kept_within_the_prediction_error():
     plain, other = policies.GPUOnly(), policies.SingleLearnerCoarse()
-    near = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
-    far = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.7))
-    assert settling._best_or_default(near) == (
+    small_gain = ranking((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.8))
+    large_gain = ranking((Candidate(plain, 2), 1.0), (Candidate(other, 2), 0.7))
+    assert settling._best_or_default(small_gain) == (
         plain,
         2,
         f"{plain}: no other is predicted to be 1.3 times as quick",
     )
-    assert settling._best_or_default(far) == (other, 2, "it is quickest")
-    best = rows_of((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
+    assert settling._best_or_default(large_gain) == (other, 2, "it is quickest")
+    default_best = ranking((Candidate(plain, 2), 1.0), (Candidate(other, 2), 1.5))
     assert (
-        settling._best_or_default(best)[2]
+        settling._best_or_default(default_best)[2]
         == f"{plain}: predicted to be 1.50 times as quick as {other}, the next"
     )
-    alone = rows_of((Candidate(plain, 2), 1.0))
-    assert settling._best_or_default(alone)[2] == f"{plain}: nothing else can be carried out"
+    single = ranking((Candidate(plain, 2), 1.0))
+    assert settling._best_or_default(single)[2] == f"{plain}: nothing else can be carried out"
 
 
-def test_where_one_device_is_quickest_no_other_policy_is_looked_at(directory, looked):
+def test_one_device_is_chosen_and_cached(folder, searches):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
     settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(looked) == 1
+    assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(searches) == 1
     assert settled.message.startswith("policy: GPUOnly() on 1 device: ")
     assert settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm)).job.devices_chosen == 1
-    assert len(looked) == 1  # it was kept
+    assert len(searches) == 1  # from the cache
 
 
-def test_without_rates_it_is_gpu_only(monkeypatch):
+def test_unknown_device_rates_give_gpu_only(monkeypatch):
     def unknown(*args, **how):
         raise FdgError("no rates are known for devices of kind 'abacus'")
 
@@ -130,32 +130,32 @@ def test_without_rates_it_is_gpu_only(monkeypatch):
     assert settled.job.policy == policies.GPUOnly() and settled.message == ""
 
 
-def test_environments_on_the_host_are_not_predicted(looked):
+def test_host_environments_need_no_search(searches):
     job = parse("--env gymnasium:CartPole-v1 --num-envs 2 --devices 2")
     settled = settle(job, fdg.trace(job.algorithm))
-    assert settled.job.policy == policies.GPUOnly() and not looked
+    assert settled.job.policy == policies.GPUOnly() and not searches
 
 
-def test_rates_of_nobody_are_those_of_the_cells():
-    """Where a machine has no calibration, rates are about those that the model was fitted with."""
-    kept = json.loads(costs.Machine("intel-xeon-6a7678").calibration_file.read_text())["figures"]
-    for name, figure in kept.items():
+def test_reference_rates_match_the_calibration():
+    """The rates used without a calibration are within 5% of those of the fitted machine."""
+    figures = json.loads(costs.Machine("intel-xeon-6a7678").calibration_file.read_text())["figures"]
+    for name, figure in figures.items():
         assert REFERENCE.rate(name) == pytest.approx(figure["value"], rel=0.05), name
 
 
-def test_a_job_that_has_a_policy_keeps_it():
+def test_explicit_policy_is_kept():
     job = parse(f"{PUPIL} --policy gpu_only")
     graph = fdg.trace(job.algorithm)
     assert settle(job, graph).job is job
 
 
 @pytest.mark.parametrize("words", ["", " --policy auto --may-change shuffle"])
-def test_of_several_processes_the_first_one_decides(directory, monkeypatch, words):
-    """What they exchange goes through JSON, policies and fields of the algorithm too."""
+def test_process_0_chooses(folder, monkeypatch, words):
+    """Processes exchange JSON, including policies and fields of the algorithm."""
     coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
 
     def exchange(value):
-        """What process 0 found in place of what this one did."""
+        """The choices of process 0 and of this process."""
         found = json.loads(json.dumps(value))
         other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 3, "learners": 1}}
         other |= {"devices": 4, "reason": "quick"}
@@ -169,8 +169,8 @@ def test_of_several_processes_the_first_one_decides(directory, monkeypatch, word
         assert settled.algorithm.shuffle == settled.config["hyperparameters"]["shuffle"] == "time"
 
 
-def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
-    """So that a run's numbers follow from its file, and not from the machine."""
+def test_auto_lag_is_stored_as_a_number():
+    """The results then depend on the configuration file, not on the machine."""
     job = parse(f"{PUPIL} --policy single_learner_coarse --lag auto --devices 2")
     assert job.described["lag"] == "auto"
     settled = prepare(job, plans_only=True)
@@ -181,7 +181,7 @@ def test_a_lag_that_is_asked_for_is_a_number_in_the_configuration():
     assert (again.job.policy, again.message) == (settled.job.policy, "")
 
 
-def test_a_lag_is_not_chosen_where_there_is_a_staleness():
+def test_auto_lag_with_staleness_is_refused():
     job = parse(f"{PUPIL} --policy single_learner_coarse --devices 2 --staleness 1 --lag auto")
     with pytest.raises(
         FdgError, match="--lag auto and --staleness 1: both set the age of actors' parameters"

@@ -1,4 +1,4 @@
-"""`fdg collect`: what is written is what was played, and can be added to."""
+"""`fdg collect`: written steps, replay and labels match the environment; data sets can be extended."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from tests.refusing import refuses
 
 
 class Constant:
-    """Takes one action always, or its negative where actions are drawn."""
+    """Always takes one action when greedy, and its negative when sampling."""
 
     def __init__(self, action, env="Pendulum-v1"):
         self.env, self.action = envs.make(env) if isinstance(env, str) else env, action
@@ -48,49 +48,49 @@ class Constant:
         return Actor(empty_memory, act)
 
 
-def run_of(action, env="Pendulum-v1"):
+def constant_run(action, env="Pendulum-v1"):
     return Run(Constant(action, env), {}, 0)
 
 
-def steps_of(path):
+def read_steps(path):
     env = envs.make("Pendulum-v1")
     return DataSet(str(path)).steps(env.observation_space, env.action_space)
 
 
-def test_steps_are_those_of_the_environment(tmp_path):
-    said = collect(run_of(0.5), tmp_path / "x", 1_202, num_envs=2, greedy=True)
+def test_steps_match_the_environment(tmp_path):
+    text = collect(constant_run(0.5), tmp_path / "x", 1_202, num_envs=2, greedy=True)
     assert (
-        "1,202 steps of Pendulum-v1 written, in 8 episodes, mean return -" in said and "of the 6 that" in said
+        "1,202 steps of Pendulum-v1 written, in 8 episodes, mean return -" in text and "of the 6 that" in text
     )
-    steps = steps_of(tmp_path / "x")
+    steps = read_steps(tmp_path / "x")
     assert len(steps.reward) == 1_202 and np.all(steps.action == 0.5) and not steps.terminated.any()
-    # Three episodes of 200 steps and one step of each of two environments, in chunks of 601 and before.
+    # Each of the two environments takes 601 steps: three episodes of 200 steps, and one step.
     assert np.flatnonzero(steps.truncated).tolist()[-1] == 1_201 and steps.truncated.sum() == 8
     inside = ~steps.truncated[:-1]
     np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
     env = envs.make("Pendulum-v1")
-    # Each step follows from the one before by the environment's own rule: reward of the angle that was seen.
+    # Pendulum's reward, computed from the observed angle and velocity.
     angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
     expected = -(angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.001 * 0.5**2)
     np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
     assert env.max_episode_steps == 200
 
 
-def test_chunks_leave_no_seam(tmp_path, monkeypatch):
+def test_chunk_size_does_not_change_the_data(tmp_path, monkeypatch):
     from fdg.training import collecting
 
-    collect(run_of(0.5), tmp_path / "whole", 500, num_envs=2)
+    collect(constant_run(0.5), tmp_path / "one", 500, num_envs=2)
     monkeypatch.setattr(collecting, "_CHUNK_STEPS", 90)
-    collect(run_of(0.5), tmp_path / "chunks", 500, num_envs=2)
-    by_start = [sorted(steps_of(tmp_path / name).reward.tolist()) for name in ("whole", "chunks")]
-    assert by_start[0] == by_start[1]
-    assert [DataSet(str(tmp_path / name)).num_episodes for name in ("whole", "chunks")] == [4, 4]
+    collect(constant_run(0.5), tmp_path / "chunks", 500, num_envs=2)
+    rewards = [sorted(read_steps(tmp_path / name).reward.tolist()) for name in ("one", "chunks")]
+    assert rewards[0] == rewards[1]
+    assert [DataSet(str(tmp_path / name)).num_episodes for name in ("one", "chunks")] == [4, 4]
 
 
 @pytest.mark.parametrize(
     ("buffer_size", "settings", "stored"),
     [
-        (300, {}, 300),  # a ring that is full: the oldest steps are overwritten
+        (300, {}, 300),  # a full ring buffer: the oldest steps are overwritten
         (10_000, {"memory": "gru", "memory_size": 4, "num_steps": 8, "sequence_length": 4}, 480),
     ],
 )
@@ -101,47 +101,47 @@ def test_replay_is_written_as_episodes(tmp_path, buffer_size, settings, stored):
     )  # fmt: skip
     run = fdg.fit(algorithm, seed=3, eval_episodes=0, out=tmp_path / "run", progress=False)
     collect_replay(run, tmp_path / "x")
-    steps = steps_of(tmp_path / "x")
+    steps = read_steps(tmp_path / "x")
     assert len(steps.reward) == stored and not steps.terminated.any()
     inside = ~steps.truncated[:-1]
     np.testing.assert_array_equal(steps.final_observation[:-1][inside], steps.observation[1:][inside])
     angle = np.arctan2(steps.observation[:, 1], steps.observation[:, 0])
-    # The torques of the environment, of at most 2, although replay has them in [-1, 1].
+    # Actions are torques of the environment (at most 2), although replay holds them in [-1, 1].
     expected = -(angle**2 + 0.1 * steps.observation[:, 2] ** 2 + 0.001 * steps.action[:, 0] ** 2)
     np.testing.assert_allclose(steps.reward, expected, atol=1e-3)
-    # Each environment took 240 steps, in episodes of 200; the ring keeps the last ones.
+    # Each environment took 240 steps, in episodes of 200; the ring buffer keeps the last ones.
     kept = stored // 2
     ends = np.flatnonzero(steps.truncated).tolist()
     assert ends == [kept - 41, kept - 1, 2 * kept - 41, 2 * kept - 1]
 
 
-def test_replay_is_refused_of_a_run_without_one(tmp_path):
+def test_run_without_replay_is_refused(tmp_path):
     with pytest.raises(FdgError, match="Constant has no replay of steps"):
-        collect_replay(run_of(0.5), tmp_path / "x")
+        collect_replay(constant_run(0.5), tmp_path / "x")
 
 
-def test_episodes_are_added_and_labelled(tmp_path):
+def test_extend_and_label(tmp_path):
     out = tmp_path / "x"
-    collect(run_of(0.5), out, 20, num_envs=2)
+    collect(constant_run(0.5), out, 20, num_envs=2)
     before = (out / "data/metadata.json").read_bytes()
-    for _ in range(2):  # as if it had been killed once, before the metadata was written
+    for _ in range(2):  # as if killed once before the metadata was written
         (out / "data/metadata.json").write_bytes(before)
-        collect(run_of(0.25), out, 10, num_envs=1, labels=run_of(1.0))
-    steps, data = steps_of(out), DataSet(str(out))
+        collect(constant_run(0.25), out, 10, num_envs=1, labels=constant_run(1.0))
+    steps, data = read_steps(out), DataSet(str(out))
     assert (data.num_steps, data.num_episodes) == (30, 3)
-    assert steps.action.ravel().tolist() == [-0.5] * 20 + [1.0] * 10  # a teacher's are its most probable ones
-    said = json.loads((out / "data/metadata.json").read_text())
+    assert steps.action.ravel().tolist() == [-0.5] * 20 + [1.0] * 10  # labels are greedy actions
+    info = json.loads((out / "data/metadata.json").read_text())
     assert (
-        said["data_format"] == "hdf5" and said["total_steps"] == 30 and said["environment"] == "Pendulum-v1"
+        info["data_format"] == "hdf5" and info["total_steps"] == 30 and info["environment"] == "Pendulum-v1"
     )
-    # What was seen follows from the student's actions, not from the labels: another run has the same states.
-    collect(run_of(0.25), tmp_path / "y", 10, num_envs=1)
-    np.testing.assert_array_equal(steps.observation[20:], steps_of(tmp_path / "y").observation)
+    # The student acts, not the teacher: without labels the observations are the same.
+    collect(constant_run(0.25), tmp_path / "y", 10, num_envs=1)
+    np.testing.assert_array_equal(steps.observation[20:], read_steps(tmp_path / "y").observation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rooms:
-    """One of two rooms at random, which is told in a part that may be privileged; every step ends it."""
+    """Rewards the action that equals the observed `room`, which may be privileged. Episodes of one step."""
 
     hide: bool
     name = "rooms"
@@ -162,8 +162,8 @@ class Rooms:
         return state, seen, jnp.float32(action == state), jnp.bool_(True), jnp.bool_(False)
 
 
-class Knows(Constant):
-    """A teacher: does what the room says."""
+class Teacher(Constant):
+    """A teacher: its action is the room number."""
 
     def actor(self, state):
         return Actor(
@@ -171,8 +171,8 @@ class Knows(Constant):
         )
 
 
-class Guesses(Constant):
-    """A student: always the first."""
+class Student(Constant):
+    """A student: its action is always 0."""
 
     def actor(self, state):
         def act(memory, observation, start, keys, greedy):
@@ -181,25 +181,25 @@ class Guesses(Constant):
         return Actor(empty_memory, act)
 
 
-def test_a_teacher_that_sees_more_labels_what_a_student_meets(tmp_path):
+def test_teacher_with_privileged_observations_labels(tmp_path):
     student, teacher = (
-        Run(kind(0, envs.vectorize(Rooms(hide))), {}, 0) for kind, hide in ((Guesses, True), (Knows, False))
+        Run(kind(0, envs.vectorize(Rooms(hide))), {}, 0) for kind, hide in ((Student, True), (Teacher, False))
     )
     collect(student, tmp_path / "x", 40, num_envs=4, labels=teacher)
     env = student.algorithm.env
     steps = DataSet(str(tmp_path / "x")).steps(env.observation_space, env.action_space)
     np.testing.assert_array_equal(steps.action, steps.observation["room"])
     assert set(steps.action.tolist()) == {0, 1} and np.all(steps.terminated)
-    np.testing.assert_array_equal(steps.reward, steps.action == 0)  # of what the student did
-    # A student that is cloned from it does not see the room: half of its answers are wrong.
+    np.testing.assert_array_equal(steps.reward, steps.action == 0)  # rewards of the student's actions
+    # The cloned student does not observe the room.
     small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
     state = algos.BC(env=env, dataset=str(tmp_path / "x"), **small).init(jax.random.key(0))
     widths = {x.shape[0] for x in jax.tree.leaves(state.learned.parameters) if x.ndim == 2}
-    assert widths == {1, 4}  # the wall alone comes in
+    assert widths == {1, 4}  # the input is the wall only
 
 
-class Samples(Constant):
-    """Takes actions at random."""
+class RandomActions(Constant):
+    """Takes random actions."""
 
     def __init__(self, env):
         super().__init__(None, env)
@@ -211,15 +211,15 @@ class Samples(Constant):
         return Actor(empty_memory, act)
 
 
-NUMBER, TWO = envs.Box(-1.0, 1.0, (1,)), envs.Discrete(2)
+SCALAR, BINARY = envs.Box(-1.0, 1.0, (1,)), envs.Discrete(2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sees:
-    """Draws observations of any space; every step ends it. Actions are of any space too."""
+class AnySpaces:
+    """Random observations of any space and actions of any space, in episodes of one step."""
 
-    observation_space: Any = NUMBER
-    action_space: Any = TWO
+    observation_space: Any = SCALAR
+    action_space: Any = BINARY
     name = "sees"
     max_episode_steps = 4
 
@@ -231,44 +231,44 @@ class Sees:
         return state, seen, jnp.float32(0.0), jnp.bool_(True), jnp.bool_(False)
 
 
-def collected(env, out, monkeypatch):
-    """What a data set says of actions, what it has, and the steps, which are read as they were written."""
+def collect_and_read(env, out, monkeypatch):
+    """Collects steps, checks that they are read as written; the stored action space, dtypes and values."""
     written = []
     add = Writer.add
     monkeypatch.setattr(
         Writer, "add", lambda self, seen, steps: (written.append((seen, steps)), add(self, seen, steps))
     )
-    collect(Run(Samples(env), {}, 0), out, 24, num_envs=2)
+    collect(Run(RandomActions(env), {}, 0), out, 24, num_envs=2)
     read = DataSet(str(out)).steps(env.observation_space, env.action_space)
-    whole = lambda *parts: np.concatenate(parts)  # noqa: E731
-    seen = jax.tree.map(lambda *x: whole(*(y[:-1] for y in x)), *(seen for seen, _ in written))
+    concatenate = lambda *parts: np.concatenate(parts)  # noqa: E731
+    seen = jax.tree.map(lambda *x: concatenate(*(y[:-1] for y in x)), *(seen for seen, _ in written))
     jax.tree.map(np.testing.assert_array_equal, read.observation, seen)
-    np.testing.assert_array_equal(read.action, whole(*(steps.action for _, steps in written)))
+    np.testing.assert_array_equal(read.action, concatenate(*(steps.action for _, steps in written)))
     assert read.action.dtype == env.action_space.dtype
-    said = json.loads((out / "data/metadata.json").read_text())
+    metadata = json.loads((out / "data/metadata.json").read_text())
     with h5py.File(out / "data/main_data.hdf5") as file:
         group = file["episode_0/actions"]
         stored = {}
         if isinstance(group, h5py.Dataset):
-            stored[""] = whole(*(file[name]["actions"][()] for name in file))
+            stored[""] = concatenate(*(file[name]["actions"][()] for name in file))
         else:
             group.visititems(lambda name, x: stored.update(
-                {name: whole(*(file[f"{one}/actions/{name}"][()] for one in file))}
+                {name: concatenate(*(file[f"{one}/actions/{name}"][()] for one in file))}
                 if isinstance(x, h5py.Dataset) else {}
             ))  # fmt: skip
-    return json.loads(said["action_space"]), {
+    return json.loads(metadata["action_space"]), {
         name: (x.dtype.name, {*x.ravel().tolist()}) for name, x in stored.items()
     }
 
 
-OWN = "gymnasium:tests.training.gymnasium_envs:"
+LOCAL = "gymnasium:tests.training.gymnasium_envs:"
 
 
 @pytest.mark.parametrize(
-    ("env", "said", "stored"),
+    ("env", "metadata", "stored"),
     [
         (
-            OWN + "Codes-v0",
+            LOCAL + "MixedSpaces-v0",
             {
                 "type": "Dict",
                 "subspaces": {
@@ -279,17 +279,17 @@ OWN = "gymnasium:tests.training.gymnasium_envs:"
             {"go": ("int64", {10, 11, 12}), "stop": ("int8", {0, 1})},
         ),
         (
-            OWN + "Late-v0",
+            LOCAL + "NonZeroStart-v0",
             {"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3], "start": [1, -1]},
             {"": ("int64", {1, 2, -1, 0})},
         ),
         (
-            Sees(action_space=envs.MultiDiscrete((2, 3))),
+            AnySpaces(action_space=envs.MultiDiscrete((2, 3))),
             {"type": "MultiDiscrete", "dtype": "int32", "nvec": [2, 3], "start": [0, 0]},
             {"": ("int32", {0, 1, 2})},
         ),
         (
-            Sees(action_space=envs.Dict({"b": envs.Discrete(2), "a": envs.MultiDiscrete((3,))})),
+            AnySpaces(action_space=envs.Dict({"b": envs.Discrete(2), "a": envs.MultiDiscrete((3,))})),
             {
                 "type": "Dict",
                 "subspaces": {
@@ -300,62 +300,62 @@ OWN = "gymnasium:tests.training.gymnasium_envs:"
             {"a": ("int32", {0, 1, 2}), "b": ("int64", {0, 1})},
         ),
         (
-            Sees(action_space=envs.Box(5, 6, (1,), "int32")),
+            AnySpaces(action_space=envs.Box(5, 6, (1,), "int32")),
             {"type": "Box", "dtype": "int32", "shape": [1], "low": [5], "high": [6]},
             {"": ("int32", {5, 6})},
         ),
     ],
     ids=str,
 )
-def test_actions_are_stored_as_the_library_takes_them(tmp_path, monkeypatch, env, said, stored):
+def test_actions_are_stored_in_the_library_space(tmp_path, monkeypatch, env, metadata, stored):
     env = envs.make(env) if isinstance(env, str) else envs.vectorize(env)
-    assert collected(env, tmp_path / "x", monkeypatch) == (said, stored)
+    assert collect_and_read(env, tmp_path / "x", monkeypatch) == (metadata, stored)
 
 
-def test_bounds_that_float32_cannot_hold_are_exact(tmp_path):
-    env = envs.make(OWN + "Doubles-v0")
+def test_float64_bounds_are_exact(tmp_path):
+    env = envs.make(LOCAL + "Float64Bounds-v0")
     algorithm = Constant(0.1, env)
-    monkey = jnp.array([[0.1, -3.1]])
-    algorithm.actor = lambda state: Actor(empty_memory, lambda memory, *_: (jnp.repeat(monkey, 2, 0), memory))
+    bounds = jnp.array([[0.1, -3.1]])
+    algorithm.actor = lambda state: Actor(empty_memory, lambda memory, *_: (jnp.repeat(bounds, 2, 0), memory))
     collect(Run(algorithm, {}, 0), tmp_path / "x", 2, num_envs=2)
     with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:
         assert file["episode_0/actions"][()].tolist() == [[0.1, -3.1]]
 
 
 @pytest.mark.parametrize("shape", [(33, 32, 3), (32, 33), (32, 32, 2), (8, 8, 3)])
-def test_pictures_are_read_as_they_were(tmp_path, monkeypatch, shape):
-    env = envs.vectorize(Sees(envs.Dict({"x": envs.Box(0.0, 255.0, shape, "uint8")})))
-    collected(env, tmp_path / "x", monkeypatch)
+def test_image_round_trip(tmp_path, monkeypatch, shape):
+    env = envs.vectorize(AnySpaces(envs.Dict({"x": envs.Box(0.0, 255.0, shape, "uint8")})))
+    collect_and_read(env, tmp_path / "x", monkeypatch)
     with h5py.File(tmp_path / "x/data/main_data.hdf5") as file:
-        # Minari decodes pictures of 32 pixels or more, and reads others as they are.
+        # Minari decodes images of at least 32 x 32 pixels, and reads others as arrays.
         row = file["episode_0/observations/x"][0]
         assert row.tobytes().startswith(b"\x89PNG") == (shape in ((33, 32, 3), (32, 33)))
 
 
 @pytest.mark.parametrize("name", ["", ".", "a/b", "/", "a\0b"])
 @pytest.mark.parametrize("what", ["observation_space", "action_space"])
-def test_names_that_hdf5_cannot_have_are_refused_at_once(tmp_path, monkeypatch, what, name):
+def test_names_invalid_in_hdf5_are_refused(tmp_path, monkeypatch, what, name):
     space = envs.Dict({"ok": envs.Discrete(2), "inner": envs.Dict({name: envs.Discrete(2)})})
-    env = envs.vectorize(Sees(**{what: space}))
-    monkeypatch.setattr(Samples, "actor", lambda *_: Actor(empty_memory, None))  # nothing acts
+    env = envs.vectorize(AnySpaces(**{what: space}))
+    monkeypatch.setattr(RandomActions, "actor", lambda *_: Actor(empty_memory, None))  # must not be called
     with refuses(match="sees: (observations|actions) have a part named .*: rename it"):
-        collect(Run(Samples(env), {}, 0), tmp_path / "x", 2, num_envs=2)
+        collect(Run(RandomActions(env), {}, 0), tmp_path / "x", 2, num_envs=2)
     assert not (tmp_path / "x").exists()
 
 
-def test_data_that_is_stored_otherwise_is_not_added_to(tmp_path):
-    """Minari's categories begin at 5, and fdg's of this environment at 0: one file would have both."""
-    env = envs.vectorize(Sees())
+def test_data_set_with_another_action_space_is_refused(tmp_path):
+    """Actions start at 5 in the Minari file and at 0 in the environment: they cannot share a file."""
+    env = envs.vectorize(AnySpaces())
     path = write_as_minari(
         tmp_path / "x", spaces.Box(-1, 1, (1,)), spaces.Discrete(2, start=5), np.zeros((2, 1)), np.array([5])
     )
-    says = r"has actions Discrete\(2, start=5\), and fdg collect writes Discrete\(2\): give a new folder"
-    with pytest.raises(FdgError, match=says):
-        collect(Run(Samples(env), {}, 0), path, 2, num_envs=2)
+    message = r"has actions Discrete\(2, start=5\), and fdg collect writes Discrete\(2\): give a new folder"
+    with pytest.raises(FdgError, match=message):
+        collect(Run(RandomActions(env), {}, 0), path, 2, num_envs=2)
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "message"),
     [
         ({"steps": 0}, "steps=0: give an integer of at least 1"),
         ({"num_envs": -1}, "num_envs=-1: give an integer"),
@@ -369,23 +369,23 @@ def test_data_that_is_stored_otherwise_is_not_added_to(tmp_path):
         ({"out": "link"}, "link cannot be written: it is a link"),
     ],
 )
-def test_mistakes(tmp_path, how, says):
+def test_invalid_arguments(tmp_path, how, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/text").write_text("")
     (tmp_path / "file").write_text("")
     if how.get("out") == "other":
-        collect(run_of(0.5, "MountainCarContinuous-v0"), tmp_path / "other", 4, num_envs=1)
+        collect(constant_run(0.5, "MountainCarContinuous-v0"), tmp_path / "other", 4, num_envs=1)
     if how.get("out") == "link":
-        collect(run_of(0.5), tmp_path / "link", 4, num_envs=1)
+        collect(constant_run(0.5), tmp_path / "link", 4, num_envs=1)
         (tmp_path / "link/data/main_data.hdf5").rename(tmp_path / "elsewhere")
         (tmp_path / "link/data/main_data.hdf5").symlink_to(tmp_path / "elsewhere")
-    labels = run_of(1.0, how["labels"]) if "labels" in how else None
+    labels = constant_run(1.0, how["labels"]) if "labels" in how else None
     given = {"steps": 4, **how, "labels": labels, "out": tmp_path / how.get("out", "x")}
-    with pytest.raises(FdgError, match=says):
-        collect(run_of(0.5), given.pop("out"), **given)
+    with pytest.raises(FdgError, match=message):
+        collect(constant_run(0.5), given.pop("out"), **given)
 
 
-def test_a_data_set_of_which_a_run_keeps_no_copy_is_read_where_it_is(tmp_path):
+def test_incomplete_copy_falls_back_to_the_original_data(tmp_path):
     original, run = random_steps("probe:continuous"), tmp_path / "run"
     (run / "data").mkdir(parents=True)
     shutil.copy(Path(original, "data/metadata.json"), run / "data")
@@ -396,36 +396,36 @@ def test_a_data_set_of_which_a_run_keeps_no_copy_is_read_where_it_is(tmp_path):
     assert copied_dataset(run, {"dataset": str(tmp_path / "gone")}) == {"dataset": str(run)}
 
 
-def test_a_failed_collection_leaves_the_data_as_it_was(tmp_path, monkeypatch):
+def test_failed_collection_changes_no_data(tmp_path, monkeypatch):
     out = tmp_path / "x"
-    collect(run_of(0.5), out, 20, num_envs=2)
+    collect(constant_run(0.5), out, 20, num_envs=2)
     before = {path.name: path.read_bytes() for path in (out / "data").iterdir()}
 
-    def fails(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("algos.offline.minari.Writer.add", fails)
+    monkeypatch.setattr("algos.offline.minari.Writer.add", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        collect(run_of(0.5), out, 20, num_envs=2)
+        collect(constant_run(0.5), out, 20, num_envs=2)
     assert {path.name: path.read_bytes() for path in (out / "data").iterdir()} == before
     with pytest.raises(KeyboardInterrupt):
-        collect(run_of(0.5), tmp_path / "new", 20, num_envs=2)
+        collect(constant_run(0.5), tmp_path / "new", 20, num_envs=2)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_collection_that_was_killed_can_be_repeated(tmp_path):
+def test_repeat_after_a_kill(tmp_path):
     out = tmp_path / "x"
     killed = files.filling(out)
-    (killed.__enter__() / "data").mkdir()  # and never left
-    collect(run_of(0.5), out, 20, num_envs=2)
+    (killed.__enter__() / "data").mkdir()  # never exited
+    collect(constant_run(0.5), out, 20, num_envs=2)
     assert [path.name for path in out.iterdir()] == ["data"]
     (out / "data/metadata.json").unlink()
     with pytest.raises(FdgError, match="is neither a data set nor empty"):
-        collect(run_of(0.5), out, 20, num_envs=2)
+        collect(constant_run(0.5), out, 20, num_envs=2)
 
 
-def test_the_command(tmp_path, capsys):
-    """A run, its data, and a run from these that is found whole after the data has gone."""
+def test_command_line(tmp_path, capsys):
+    """Collects data from a run, trains BC on it, and loads that run after the data set is moved."""
     env = envs.make("CartPole-v1")
     fdg.fit(
         algos.A2C(env=env, num_envs=2, num_steps=4, hidden=(4,)),
@@ -453,8 +453,8 @@ def test_the_command(tmp_path, capsys):
     again = fdg.load(tmp_path / "bc")
     assert again.evaluate().mean == run.last_evaluation.mean
     jax.tree.map(np.testing.assert_array_equal, again.state.learned, run.state.learned)
-    assert Path(again.algorithm.dataset) == tmp_path / "bc"  # its own copy
-    (tmp_path / "bc").rename(tmp_path / "moved")  # a run begins with it, and with its data
+    assert Path(again.algorithm.dataset) == tmp_path / "bc"  # the run's copy
+    (tmp_path / "bc").rename(tmp_path / "moved")  # usable for `start_from` and as data set
     algorithm = dataclasses.replace(algorithm, dataset=str(tmp_path / "moved"))
     run = fdg.fit(
         algorithm, total_steps=8, start_from=tmp_path / "moved", out=tmp_path / "more", eval_episodes=0

@@ -1,4 +1,4 @@
-"""`fdg.compare`: numbers worked by hand and by SciPy, what was unequal, seeds that failed, and mistakes."""
+"""`fdg.compare`: statistics against hand-worked numbers and SciPy, notes, failed seeds and errors."""
 
 import io
 import json
@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-import scipy  # imports `stats` when it is asked for
+import scipy  # imports `stats` lazily
 
 import fdg
 from bench import table
@@ -22,7 +22,7 @@ from tests.refusing import refused, refuses
 def write_run(
     path, algo, env, returns, rows, preset=None, total_steps=300, last=None, seed=0, id=None, **changes
 ):
-    """A run directory of several seeds, as training writes it: `rows` `[rows, seeds]`, 100 steps a row."""
+    """Writes a run directory of several seeds, as training does: `rows` [rows, seeds], 100 steps per row."""
     path.mkdir(parents=True)
     config = {
         "algo": algo,
@@ -52,8 +52,8 @@ def write_run(
 FLAT = [[1.0] * 4] * 3
 
 
-def two(folder):
-    """PPO and A2C, four seeds in each of two environments."""
+def make_runs(folder):
+    """Runs of PPO and A2C, four seeds in each of two environments."""
     return [
         write_run(folder / "a", "ppo", "CartPole-v1", [1.0, 2.0, 3.0, 100.0], FLAT),
         write_run(folder / "b", "ppo", "Pendulum-v1", [-4.0, -3.0, -2.0, -1.0], FLAT),
@@ -64,22 +64,22 @@ def two(folder):
     ]
 
 
-def test_iqm_area_and_probability_are_those_worked_by_hand(tmp_path):
-    found = fdg.compare(two(tmp_path))
+def test_statistics_by_hand(tmp_path):
+    found = fdg.compare(make_runs(tmp_path))
     assert found.sides == ["ppo", "a2c"] and found.notes == []
-    assert found.estimate("ppo", "CartPole-v1").value == 2.5  # of 2 and 3
+    assert found.estimate("ppo", "CartPole-v1").value == 2.5  # mean of 2 and 3
     # By the trapezoid rule over 200 steps: (1.5 * 100 + 3.5 * 100) / 200.
     assert found.estimate("a2c", "CartPole-v1", "areas").value == 2.5
-    # CartPole: of 16 pairs 1 > 0, 2 > 0, 3 > 0, 2, 2 and 100 > all win, 2 = 2 twice; Pendulum: all.
+    # CartPole, 16 pairs: 1 and 2 win once, 3 three times, 100 four times; two ties of 2. Pendulum: all win.
     value, (low, high) = found.improvement("ppo", "a2c")
     assert value == pytest.approx(((1 + 1 + 3 + 4 + 0.5 * 2) / 16 + 1) / 2)
     assert 0.5 < low < value < high <= 1.0
-    # From the worst seed, 0, to the best, 100; and from -8 to -1.
-    together = sorted([0.01, 0.02, 0.03, 1.0, 4 / 7, 5 / 7, 6 / 7, 1.0])[2:-2]
-    assert found.estimate("ppo", TOGETHER).value == pytest.approx(np.mean(together))
+    # Returns are normalised from worst to best seed: 0 to 100 in CartPole, -8 to -1 in Pendulum.
+    normalized = sorted([0.01, 0.02, 0.03, 1.0, 4 / 7, 5 / 7, 6 / 7, 1.0])[2:-2]
+    assert found.estimate("ppo", TOGETHER).value == pytest.approx(np.mean(normalized))
 
 
-def test_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
+def test_probability_of_improvement_matches_mann_whitney():
     x, y = np.random.default_rng(0).integers(0, 9, (2, 12)).astype(float)
     value, _ = probability_of_improvement([(x, y[:7])])
     assert value == pytest.approx(scipy.stats.mannwhitneyu(x, y[:7]).statistic / (12 * 7))
@@ -87,8 +87,8 @@ def test_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
     assert same == 0.5 and low < 0.5 < high
 
 
-def test_a_setting_that_all_sides_have_is_not_unequal(tmp_path):
-    """12 environments by hand on both sides; the discount on one."""
+def test_common_setting_is_not_noted(tmp_path):
+    """`num_envs` is set on both sides, `discount` on one."""
     runs = [
         write_run(
             tmp_path / "a", "ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3, num_envs=12, discount=0.5
@@ -100,13 +100,13 @@ def test_a_setting_that_all_sides_have_is_not_unequal(tmp_path):
     ]
 
 
-def test_what_is_unequal_is_said(tmp_path):
+def test_unequal_runs_are_noted(tmp_path):
     runs = [
         write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0] * 4, FLAT, "CartPole-v1", discount=0.5),
         write_run(tmp_path / "b", "a2c", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3, total_steps=900),
     ]
     (tmp_path / "b" / "summary.json").unlink()
-    said = "\n".join(fdg.compare(runs).notes)
+    message = "\n".join(fdg.compare(runs).notes)
     for line in (
         "budgets differ, in steps of each seed: ppo 300; a2c 900 (CartPole-v1)",
         "numbers of seeds differ: ppo 4; a2c 2",
@@ -115,26 +115,26 @@ def test_what_is_unequal_is_said(tmp_path):
         "runs have not ended: a2c 1 of 1 runs",
         "measured differently: ppo greedy evaluations of 128 episodes; a2c the last tenth of the training",
     ):
-        assert line in said
+        assert line in message
     assert f"- {fdg.compare(runs).notes[0]}" in str(fdg.compare(runs))
 
 
-def test_measures_that_differ_within_a_side_are_said(tmp_path):
+def test_unequal_measures_within_a_side_are_noted(tmp_path):
     runs = [
         write_run(tmp_path / name, "ppo", "CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3, seed=2 * i)
         for i, name in enumerate("ab")
     ]
     assert not any("measured" in note for note in fdg.compare(runs).notes)
     (tmp_path / "b" / "summary.json").unlink()
-    ways = (
+    measures = (
         "greedy evaluations of 128 episodes in 2 of 4 seeds, the last tenth of the training in 2 of 4 seeds"
     )
-    said = f"final returns within a side are measured differently: ppo {ways} (CartPole-v1)"
-    assert said in fdg.compare(runs).notes
+    message = f"final returns within a side are measured differently: ppo {measures} (CartPole-v1)"
+    assert message in fdg.compare(runs).notes
     assert "evaluation of 2 and last tenth of training of 2" in repr(curves.compare(runs))
 
 
-def test_runs_of_one_label_are_one_side_and_their_settings_are_said(tmp_path):
+def test_equal_labels_are_one_side(tmp_path):
     shape = ("CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3)
     runs = [
         write_run(tmp_path / "a", "ppo", *shape, rate=0.1),
@@ -151,7 +151,7 @@ def test_runs_of_one_label_are_one_side_and_their_settings_are_said(tmp_path):
     assert "runs have not ended: mine 1 of 2 runs (CartPole-v1)" in found.notes
 
 
-def test_one_seed_in_two_runs_of_a_side_is_said(tmp_path):
+def test_repeated_seed_is_noted(tmp_path):
     shape = ("ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3)
     runs = [write_run(tmp_path / name, *shape, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 3))]
     notes = fdg.compare(runs).notes
@@ -163,7 +163,7 @@ def test_one_seed_in_two_runs_of_a_side_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("read", [fdg.compare, curves.compare])
-def test_a_copy_of_a_run_is_refused(tmp_path, read):
+def test_copy_of_a_run_is_refused(tmp_path, read):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3, id="0123")
     copy = shutil.copytree(run, tmp_path / "b")
     with refuses(
@@ -172,21 +172,21 @@ def test_a_copy_of_a_run_is_refused(tmp_path, read):
         read([run, copy])
 
 
-def test_a_seed_that_failed_is_named_and_worse_than_all_others(tmp_path):
+def test_failed_seed_ranks_last(tmp_path):
     last = {"loss_per_seed": [1.0, None, 1.0, 1.0]}
-    runs = two(tmp_path)
+    runs = make_runs(tmp_path)
     runs[0] = write_run(tmp_path / "lost", "ppo", "CartPole-v1", [5.0, 900.0, 7.0, 9.0], FLAT, last=last)
     found = fdg.compare(runs)
     assert "ppo on CartPole-v1: 1 of 4 seeds failed (1)" in found.notes[-1]
     estimate = found.estimate("ppo", "CartPole-v1")
-    assert estimate.value == 6.0 and estimate.interval[0] == -math.inf  # of 5 and 7
+    assert estimate.value == 6.0 and estimate.interval[0] == -math.inf  # mean of 5 and 7
     assert found.improvement("ppo", "a2c")[0] == pytest.approx((12 / 16 + 1) / 2)
     cells = to_json_types(found.content())["cells"]
     assert cells[0]["returns"] == [5.0, None, 7.0, 9.0] and cells[0]["failed"] == [1]
 
 
-def test_a_side_at_the_level_of_random_actions_is_marked(tmp_path):
-    found = fdg.compare(two(tmp_path), random={"CartPole-v1": [2.0, 3.0], "Pendulum-v1": [-10.0, -9.0]})
+def test_random_level_is_marked(tmp_path):
+    found = fdg.compare(make_runs(tmp_path), random={"CartPole-v1": [2.0, 3.0], "Pendulum-v1": [-10.0, -9.0]})
     assert found.is_random("a2c", "CartPole-v1") and not found.is_random("ppo", "Pendulum-v1")
     assert found.ends("Pendulum-v1") == (-9.5, -1.0)
     row = next(line for line in str(found).splitlines() if line.startswith("| CartPole-v1"))
@@ -194,8 +194,8 @@ def test_a_side_at_the_level_of_random_actions_is_marked(tmp_path):
     assert table.cells_of(found)["random"] == {"CartPole-v1": "2.5", "Pendulum-v1": "-9.5"}
 
 
-def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, capsys):
-    runs = [str(run) for run in two(tmp_path / "runs")]
+def test_command_line_output(tmp_path, capsys):
+    runs = [str(run) for run in make_runs(tmp_path / "runs")]
     assert main(["compare", *runs, "--out", str(tmp_path / "one")]) == 0
     assert "## Final return" in capsys.readouterr().out
     again = fdg.compare([tmp_path / "runs"])
@@ -209,7 +209,7 @@ def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "the following arguments are required: RUN_DIR"),
         (["none"], "no run in none (it has no config.json): give"),
@@ -220,21 +220,21 @@ def test_the_command_writes_tables_and_pictures_equal_ones_each_time(tmp_path, c
         (["a", "--metric", "loss"], "unknown flag '--metric'"),
     ],
 )
-def test_mistakes_are_one_line_with_the_fix(tmp_path, monkeypatch, capsys, words, said):
-    two(tmp_path)
+def test_command_line_errors(tmp_path, monkeypatch, capsys, words, message):
+    make_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, ["compare", *words], main)
+    assert message in refused(capsys, ["compare", *words], main)
 
 
-def test_python_says_what_is_wrong_in_one_line(tmp_path):
+def test_python_errors(tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.json").write_text('{"algo": "ppo", "env": "CartPole-v1"}')
-    for runs, said in (
+    for runs, message in (
         ([tmp_path / "odd"], "odd/config.json is not the configuration of a run: give the config.json of"),
         ("runs", "compare(runs='runs'): give a sequence of strings: write ['runs']"),
         ([], "give at least one run directory"),
     ):
-        with refuses(said):
+        with refuses(message):
             fdg.compare(runs)
 
 
@@ -248,7 +248,7 @@ def test_python_says_what_is_wrong_in_one_line(tmp_path):
         ("total_steps", [1]),
     ],
 )
-def test_an_entry_of_another_type_is_named(tmp_path, name, value):
+def test_config_entry_of_wrong_type_is_named(tmp_path, name, value):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3)
     config = json.loads((run / "config.json").read_text())
     (config["hyperparameters"] if name == "total_steps" else config)[name] = value
@@ -258,14 +258,14 @@ def test_an_entry_of_another_type_is_named(tmp_path, name, value):
 
 
 @pytest.mark.parametrize("wrong", [{"eval_episodes": [1]}, {"versions": "x"}, {"seeds": 1}])
-def test_a_summary_of_other_types_is_none(tmp_path, wrong):
+def test_invalid_summary_is_ignored(tmp_path, wrong):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3)
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | wrong))
     assert "runs have not ended" in str(fdg.compare([run]))
 
 
-def test_labels_are_escaped_for_markdown_latex_and_pictures_only(tmp_path):
+def test_labels_are_escaped(tmp_path):
     shape = ("CartPole-v1", [1.0, 2.0], [[1.0] * 2] * 3)
     runs = [write_run(tmp_path / "a", "my:A$", *shape), write_run(tmp_path / "b", "ppo", *shape)]
     assert fdg.compare(runs).sides == ["A$", "ppo"] and "| A$ |" in str(fdg.compare(runs))
@@ -277,7 +277,7 @@ def test_labels_are_escaped_for_markdown_latex_and_pictures_only(tmp_path):
     assert r"\$x" in curves.compare(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
 
 
-def test_no_episode_while_training_is_no_area(tmp_path):
+def test_no_training_episode_gives_no_area(tmp_path):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0, 2.0], [[None, None]] * 3)
     found = fdg.compare([run])
     assert str(found.estimate("ppo", "CartPole-v1", "areas")) == "-"

@@ -1,4 +1,4 @@
-"""Comparing runs: which belong together, what is drawn of them, and statistics against SciPy's."""
+"""Learning curves of runs: grouping into curves, labels, drawing, and statistics against SciPy."""
 
 import io
 import json
@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-import scipy  # imports `stats` when it is asked for
+import scipy  # imports `stats` lazily
 from PIL import Image
 
 from fdg.errors import FdgError
@@ -15,8 +15,8 @@ from fdg.training import curves, statistics
 from tests.refusing import refused
 
 
-def written(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1", **hyperparameters):
-    """A run directory with a given curve: `[iterations]` or `[iterations, seeds]`."""
+def write_run(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1", **hyperparameters):
+    """Writes a run directory with these returns: [iterations] or [iterations, seeds]."""
     path.mkdir()
     config = {"algo": algo, "env": env, "policy": "gpu_only", "policy_fields": {}, "seed": seed}
     (path / "config.json").write_text(json.dumps({**config, "hyperparameters": hyperparameters}))
@@ -34,20 +34,20 @@ def written(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1
 
 
 @pytest.mark.parametrize(
-    "around",
+    "extra",
     [{"self_play": "size=2 every=1 latest=0.5"}, {"sweep": "learning_rate=0.1,0.2", "exploit_every": 2}],
 )
-def test_self_play_and_populations_are_no_seeds_of_the_algorithm_itself(around, tmp_path):
-    plain, other = written(tmp_path / "a", [1, 2]), written(tmp_path / "b", [3, 4])
+def test_self_play_and_populations_are_separate_curves(extra, tmp_path):
+    plain, other = write_run(tmp_path / "a", [1, 2]), write_run(tmp_path / "b", [3, 4])
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, **around}))
+    (other / "config.json").write_text(json.dumps({**config, **extra}))
     assert [len(curve.seeds) for curve in curves.compare([plain, other])[1]] == [1, 1]
 
 
-def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
-    one = written(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
-    two = written(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})
-    other = written(tmp_path / "c", [9, 9, 9], learning_rate=0.2)
+def test_seeds_share_a_curve(tmp_path):
+    one = write_run(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
+    two = write_run(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})
+    other = write_run(tmp_path / "c", [9, 9, 9], learning_rate=0.2)
     figure, found = curves.compare([one, two, other])
     assert [curve.label for curve in found] == [
         "ppo, learning_rate=0.1",
@@ -60,7 +60,7 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     np.testing.assert_allclose(lines[0].get_xdata()[[0, -1]], [10, 30])
     (legend,) = figure.legends
     assert next(text.get_text() for text in legend.get_texts()).endswith("learning_rate=0.1 (2 seeds)")
-    # Below the axes, where it hides nothing.
+    # The legend is below the axes.
     figure.canvas.draw()
     assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
     assert "mean 40.0 (30.0 to 50.0), iqm 40.0" in curves.returns_table(
@@ -68,22 +68,22 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path):
     ) and "2 seeds, evaluation" in curves.returns_table(found)
 
 
-def test_labels_leave_out_what_is_none(tmp_path):
-    """One run has a setting that the others lack: theirs need not say so."""
+def test_labels_omit_none(tmp_path):
+    """A setting of one run does not appear as None in the labels of others."""
     for i, fields in enumerate([{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.1, "clip": 0.5}]):
-        written(tmp_path / str(i), [1, 2], **{"clip": None, **fields})
+        write_run(tmp_path / str(i), [1, 2], **{"clip": None, **fields})
     _, found = curves.compare([tmp_path / str(i) for i in range(3)])
     assert [curve.label for curve in found] == ["ppo, rate=0.1", "ppo, rate=0.2", "ppo, clip=0.5, rate=0.1"]
 
 
-def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
-    """Two algorithms with many hyperparameters of their own: 400 characters in a label until 2026-11."""
+def test_short_labels_and_one_panel_per_environment(tmp_path, capsys):
+    """Labels stay short where runs differ in many hyperparameters."""
     many = {f"field_{i}": i for i in range(30)}
     paths = [
-        written(tmp_path / "a", [0.1, 0.953], learning_rate=0.1, **many),
-        written(tmp_path / "b", [0.1, 0.7], algo="dqn", buffer_size=10),
-        written(tmp_path / "c", [10, 20], env="Pendulum-v1", learning_rate=0.1, **many),
-        written(tmp_path / "d", [10, 30], env="Pendulum-v1", learning_rate=0.2, **many),
+        write_run(tmp_path / "a", [0.1, 0.953], learning_rate=0.1, **many),
+        write_run(tmp_path / "b", [0.1, 0.7], algo="dqn", buffer_size=10),
+        write_run(tmp_path / "c", [10, 20], env="Pendulum-v1", learning_rate=0.1, **many),
+        write_run(tmp_path / "d", [10, 30], env="Pendulum-v1", learning_rate=0.2, **many),
     ]
     figure, found = curves.compare(paths)
     assert [(curve.env, curve.label) for curve in found] == [
@@ -99,7 +99,7 @@ def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
     (legend,) = figure.legends
     assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1
     many_apart = {f"field_{i}": i + 1 for i in range(30)}
-    apart = written(tmp_path / "e", [1, 2], learning_rate=0.3, **many_apart)
+    apart = write_run(tmp_path / "e", [1, 2], learning_rate=0.3, **many_apart)
     _, found = curves.compare([paths[0], apart])
     assert found[1].label == "ppo, learning_rate=0.3, field_0=1, field_1=2, field_2=3, and 27 more"
     words = [*map(str, paths[:2]), "--out", str(tmp_path / "x.png"), "--label"]
@@ -110,14 +110,14 @@ def test_labels_are_short_and_each_environment_has_a_panel(tmp_path, capsys):
     shutil.copytree(paths[0], tmp_path / "both" / "b")
     shutil.copytree(paths[1], tmp_path / "both" / "a")
     words = [str(tmp_path / "both"), "--out", str(tmp_path / "x.png"), "--label", "narrow, wide"]
-    assert plot_main(words) == 0  # a folder of runs, by name
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == [f"narrow = {tmp_path}/both/a", f"wide = {tmp_path}/both/b"]
-    assert next(line for line in said if line.startswith("wide: ")).startswith("wide: mean 0.953")
+    assert plot_main(words) == 0  # a folder of runs, sorted by name
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"narrow = {tmp_path}/both/a", f"wide = {tmp_path}/both/b"]
+    assert next(line for line in lines if line.startswith("wide: ")).startswith("wide: mean 0.953")
 
 
-def test_agents_of_one_run_and_seconds(tmp_path):
-    run = written(tmp_path / "a", [[1, 3, 100], [2, 4, 200]])
+def test_agents_of_one_run_over_wall_time(tmp_path):
+    run = write_run(tmp_path / "a", [[1, 3, 100], [2, 4, 200]])
     figure, (found,) = curves.compare([run], x="wall_s", statistic="iqm")
     assert len(found.y) == 3 and found.final.tolist() == [2, 4, 200]
     middle = statistics.interquartile_mean(np.array([1.0, 3.0, 100.0]))
@@ -125,25 +125,25 @@ def test_agents_of_one_run_and_seconds(tmp_path):
     np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_xdata()[[0, -1]], [0.5, 1.0])
 
 
-def test_the_command(tmp_path, capsys):
-    run = written(tmp_path / "a", [1, 2, 3])
+def test_command_line(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [1, 2, 3])
     out = tmp_path / "comparison.png"
-    other = written(tmp_path / "b", [1, 2, 3])
+    other = write_run(tmp_path / "b", [1, 2, 3])
     assert plot_main([str(run), str(other), "--out", str(out)]) == 0
     assert capsys.readouterr().out.endswith(f"{out}\n")
     with Image.open(out) as image:
         assert image.size[0] == 1050
     for words in (
         [str(tmp_path / "none")],
-        [str(run), f"{tmp_path}/b/../a"],  # once, or it would count twice
+        [str(run), f"{tmp_path}/b/../a"],  # the same run twice
         [str(run), "--out", str(run / "config.json" / "x.png")],
         [str(run), "--metric", "loss"],
         [str(run), "--x", "time"],
         [str(run), "--statistic", "median"],
         [],
     ):
-        said = refused(capsys, words, plot_main)
-    assert "none yet" not in said
+        error = refused(capsys, words, plot_main)
+    assert "none yet" not in error
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def figures(monkeypatch):
     return made
 
 
-def test_a_line_far_above_is_marked_at_the_edge(figures):
+def test_solved_line_off_scale_is_marked(figures):
     rows = [{"env_steps": i, "episode_return": i % 3, "episodes": 1} for i in range(1, 50)]
     for solved in (475.0, 2.5):
         curves.draw_run(rows, "what\nhow", solved, io.BytesIO())
@@ -164,29 +164,29 @@ def test_a_line_far_above_is_marked_at_the_edge(figures):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "shown"),
+    ("metrics", "label"),
     [
         ({"loss": 2.0, "mean_reward": 1.0}, "mean reward"),
         ({"loss": 2.0, "accuracy": 1.0}, "loss"),
         ({"loss": 2.0, "episode_return": 1.0, "reward": 3.0}, "mean episode return"),
     ],
 )
-def test_metrics_without_returns_are_drawn_by_name(figures, metrics, shown):
-    """One of them is drawn, as high as it is; none of a run's own columns."""
+def test_metric_to_plot(figures, metrics, label):
+    """Draws one metric at its value, and no column that every run has (`eval_return`)."""
     rows = [
         {"iteration": i, "env_steps": 8 * i, "wall_s": 0.1, **metrics, "eval_return": 9.0} for i in (1, 2)
     ]
     curves.draw_run(rows, "what", None, io.BytesIO())
     ((_, axes),) = figures
     metric = curves.metric_to_plot(rows)
-    assert axes.get_ylabel() == shown and axes.lines[0].get_ydata().tolist() == [metrics[metric]] * 2
+    assert axes.get_ylabel() == label and axes.lines[0].get_ydata().tolist() == [metrics[metric]] * 2
     curves.draw_run([{**row, metric: None} for row in rows], "what", None, io.BytesIO())
     nothing = figures[1][1]
-    said = "no episode ended" if metric == "episode_return" else f"{metric.replace('_', ' ')} is not a number"
-    assert nothing.texts[0].get_text() == said and nothing.get_xlim() == (0, 16)
+    text = "no episode ended" if metric == "episode_return" else f"{metric.replace('_', ' ')} is not a number"
+    assert nothing.texts[0].get_text() == text and nothing.get_xlim() == (0, 16)
 
 
-def test_the_points_of_a_sweep_are_curves_of_their_own(figures):
+def test_sweep_points_are_separate_curves(figures):
     rows = [
         {
             "env_steps": i,
@@ -200,26 +200,26 @@ def test_the_points_of_a_sweep_are_curves_of_their_own(figures):
         curves.draw_run(rows, "what", None, io.BytesIO(), points=points)
     (_, seeds), (_, few), (_, many) = figures
 
-    def named(axes):
+    def last_values(axes):
         return {
             line.get_label(): line.get_ydata()[-1]
             for line in axes.lines
             if not line.get_label().startswith("_")
         }
 
-    assert named(few) == {"a=1": 1.0, "a=2": 7.0}  # one agent of the first has not ended an episode yet
-    assert named(seeds) == {"mean of 4 seeds": 4.0} and named(many) == {"mean of 4 agents": 4.0}
+    assert last_values(few) == {"a=1": 1.0, "a=2": 7.0}  # the second agent of a=1 has no episode yet
+    assert last_values(seeds) == {"mean of 4 seeds": 4.0} and last_values(many) == {"mean of 4 agents": 4.0}
 
 
-def test_statistics_are_scipys():
+def test_statistics_match_scipy():
     values = np.random.default_rng(0).gamma(2.0, size=12)
     assert statistics.interquartile_mean(values) == scipy.stats.trim_mean(values, 0.25)
     for statistic in statistics.STATISTICS.values():
         low, high = statistics.interval(values, statistic)
-        theirs = scipy.stats.bootstrap(
+        expected = scipy.stats.bootstrap(
             (values,), statistic, n_resamples=9_999, method="percentile", rng=np.random.default_rng(1)
         ).confidence_interval
-        assert low == pytest.approx(theirs.low, abs=0.08) and high == pytest.approx(theirs.high, abs=0.08)
+        assert low == pytest.approx(expected.low, abs=0.08) and high == pytest.approx(expected.high, abs=0.08)
         assert statistics.interval(values, statistic) == (low, high)
     columns = np.stack([values, values + 1], axis=1)
     low, high = statistics.intervals(columns)
@@ -228,8 +228,8 @@ def test_statistics_are_scipys():
         curves.compare([])
 
 
-def test_a_learning_curve_leaves_failed_agents_out():
-    def drawn(last, failed):
+def test_curve_omits_failed_agents():
+    def picture_of(last, failed):
         rows = [
             {
                 "iteration": i,
@@ -244,5 +244,5 @@ def test_a_learning_curve_leaves_failed_agents_out():
         curves.draw_run(rows, "what", None, picture, dpi=40, failed=failed)
         return picture.getvalue()
 
-    assert drawn(5.0, [2]) == drawn(90.0, [2]) != drawn(90.0, [])
-    assert drawn(90.0, [0, 1, 2]) == drawn(90.0, [])  # where all failed, all are shown
+    assert picture_of(5.0, [2]) == picture_of(90.0, [2]) != picture_of(90.0, [])
+    assert picture_of(90.0, [0, 1, 2]) == picture_of(90.0, [])  # all failed: all are shown

@@ -1,4 +1,4 @@
-"""Policies speak what the environment's own library does, whatever its spaces: at work, and as files."""
+"""Policies take observations and return actions of the environment's library, in Python and exported."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from envs.gymnasium_worker import stack
 from fdg.errors import FdgError
 from fdg.training.deployed import Acting
 from tests.refusing import refuses
-from tests.training.gymnasium_envs import Codes
+from tests.training.gymnasium_envs import MixedSpaces
 from tests.training.trained import small
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -29,20 +29,20 @@ FLOATS = SHAPES.flatmap(
         lambda dtype: spaces.Box(np.full(shape, -3.1, dtype), np.full(shape, 0.1, dtype), dtype=dtype)
     )
 )
-CATEGORIES = st.one_of(
+CATEGORICAL = st.one_of(
     st.builds(spaces.Discrete, st.integers(2, 5), start=st.sampled_from([-3, 0, 10, 2**40])),
     SHAPES.map(lambda shape: spaces.MultiDiscrete(np.full((2, *shape), 3), start=np.full((2, *shape), 7))),
     SHAPES.map(lambda shape: spaces.MultiBinary(shape or 2)),
     st.sampled_from([np.int8, np.int32, np.int64]).map(lambda dtype: spaces.Box(-2, 3, (2,), dtype)),
 )
-SEEN = st.one_of(
+OBSERVATIONS = st.one_of(
     FLOATS,
-    CATEGORIES,
+    CATEGORICAL,
     st.sampled_from([spaces.Box(0, 255, (2, 5, 4), np.uint8), spaces.Box(-(2**40), 2**40, (2,), np.int64)]),
 )
 
 
-def in_parts(kinds):
+def nested(kinds):
     return st.recursive(
         kinds,
         lambda inner: st.one_of(
@@ -54,62 +54,62 @@ def in_parts(kinds):
 
 
 class Source(gymnasium_parts.LibrarySource):
-    """Of a library that has these spaces."""
+    """An environment source with these library spaces."""
 
-    def __init__(self, observed, acting):
-        self.name, self._facts = "it", gymnasium_spaces.facts("it", observed, acting, None)
+    def __init__(self, observation_space, action_space):
+        self.name, self._facts = "it", gymnasium_spaces.facts("it", observation_space, action_space, None)
 
     @property
     def facts(self):
         return self._facts
 
 
-class Parrot:
-    """Acts by a list of actions, and remembers what it sees."""
+class Scripted:
+    """Returns the given actions; its memory is the observation."""
 
     def __init__(self, env):
         self.env = env
 
     def actor(self, actions):
         def act(memory, observation, start, keys, greedy):
-            return actions[: len(start)], observation  # of N, the first N
+            return actions[: len(start)], observation  # the first N of them for a batch of N
 
         return algos.Actor(memory=lambda count: (), act=act)
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
-@given(in_parts(SEEN), st.one_of(in_parts(FLOATS), in_parts(CATEGORIES)), st.integers(0, 99))
-def test_any_observation_comes_in_as_in_training_and_any_action_goes_out_as_there(observed, acting, seed):
-    """What the workers of training see and do, by NumPy, is what the compiled policy does."""
-    source = Source(observed, acting)
-    observed.seed(seed)
-    ours = source.action_space
-    sent = np.stack([np.asarray(ours.sample(key)) for key in jax.random.split(jax.random.key(seed), 3)])
-    if isinstance(ours, envs.Box):
-        sent[0], sent[1] = ours.low_array, ours.high_array
-    policy = Acting(Parrot(host.HostEnvironment(source)), jnp.asarray(sent))
-    seen = [observed.sample() for _ in range(3)]
-    wanted = gymnasium_spaces.decode(acting, sent)
-    found = policy(stack(seen))
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+@given(nested(OBSERVATIONS), st.one_of(nested(FLOATS), nested(CATEGORICAL)), st.integers(0, 99))
+def test_random_spaces_match_training(observation_space, action_space, seed):
+    """Compares the compiled policy with the NumPy encoding and decoding of training's workers."""
+    source = Source(observation_space, action_space)
+    observation_space.seed(seed)
+    space = source.action_space
+    encoded = np.stack([np.asarray(space.sample(key)) for key in jax.random.split(jax.random.key(seed), 3)])
+    if isinstance(space, envs.Box):
+        encoded[0], encoded[1] = space.low_array, space.high_array
+    policy = Acting(Scripted(host.HostEnvironment(source)), jnp.asarray(encoded))
+    seen = [observation_space.sample() for _ in range(3)]
+    expected_actions = gymnasium_spaces.decode(action_space, encoded)
+    actions = policy(stack(seen))
+    jax.tree.map(np.testing.assert_array_equal, actions, expected_actions)
     expected = source.unpack(jnp.asarray(source.encode(stack(seen))))
     jax.tree.map(np.testing.assert_array_equal, policy.memory[1], expected)
     one = policy(seen[1])
-    assert acting.contains(one), (acting, one)
-    jax.tree.map(np.testing.assert_array_equal, one, gymnasium_spaces.select(wanted, 0))
+    assert action_space.contains(one), (action_space, one)
+    jax.tree.map(np.testing.assert_array_equal, one, gymnasium_spaces.select(expected_actions, 0))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y[1]), policy.memory[1], expected)
     assert json.loads(json.dumps(source.native.observation)) and json.dumps(source.native.action)
 
 
 @pytest.fixture(scope="module")
 def run():
-    env = envs.make("gymnasium:tests.training.gymnasium_envs:Codes-v0", workers=1)
+    env = envs.make("gymnasium:tests.training.gymnasium_envs:MixedSpaces-v0", workers=1)
     algorithm = small("recurrent_ppo", env=env.name, memory_size=8)
     return fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0, config={"id": "0123"})
 
 
-def looked_at(count=7):
-    space = Codes.observation_space
+def sample_observations(count=7):
+    space = MixedSpaces.observation_space
     space.seed(4)
     seen = [space.sample() for _ in range(count)]
     for i, one in enumerate(seen):
@@ -117,23 +117,23 @@ def looked_at(count=7):
     return seen
 
 
-def test_a_raw_mask_is_kept_and_codes_are_the_librarys(run):
-    for i, one in enumerate(looked_at()):
+def test_mask_and_library_actions(run):
+    for i, one in enumerate(sample_observations()):
         action = run.policy(one, start=True)
-        assert Codes.action_space.contains(action)
+        assert MixedSpaces.action_space.contains(action)
         assert action["go"] == 10 + i % 3 and action["stop"].tolist() == [i % 2]
-    action = run.policy(stack(looked_at()))
+    action = run.policy(stack(sample_observations()))
     assert action["go"].tolist() == [10, 11, 12, 10, 11, 12, 10] and action["go"].dtype == np.int64
 
 
-def test_a_file_says_and_does_the_same(run, tmp_path):
+def test_exported_policy_matches(run, tmp_path):
     policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
     facts = json.loads((tmp_path / "policy.json").read_text())
     assert facts == policy.facts
     names = [
         "camera",
-        "told.0",
-        "told.1",
+        "tuple.0",
+        "tuple.1",
         "observation.start",
         "action_mask",
         "memory_0",
@@ -142,20 +142,20 @@ def test_a_file_says_and_does_the_same(run, tmp_path):
     ]
     assert sorted(facts["arguments"]) == sorted(names) and facts["arguments"][-3:] == names[-3:]
     assert facts["results"] == ["action.go", "action.stop", "next_memory_0", "next_memory_1"]
-    assert facts["observation"]["parts"]["told"]["parts"][0] == {
-        "name": "told.0", "shape": ["N"], "dtype": "int64", "jax_dtype": "int32", "kind": "Discrete",
+    assert facts["observation"]["parts"]["tuple"]["parts"][0] == {
+        "name": "tuple.0", "shape": ["N"], "dtype": "int64", "jax_dtype": "int32", "kind": "Discrete",
         "n": 3, "start": 5,
     }  # fmt: skip
     assert facts["action"]["parts"]["go"]["start"] == 10 and facts["run"] == "0123"
-    seen = stack(looked_at())
+    seen = stack(sample_observations())
     for _ in range(2):
         jax.tree.map(np.testing.assert_array_equal, policy(seen), run.policy(seen))
-    one = looked_at()[2]
+    one = sample_observations()[2]
     jax.tree.map(np.testing.assert_array_equal, policy(one, start=True), run.policy(one, start=True))
 
 
 @pytest.fixture(scope="module")
-def cart(tmp_path_factory):
+def cartpole_policies(tmp_path_factory):
     algorithm = small(env="CartPole-v1")
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
     return {
@@ -165,12 +165,12 @@ def cart(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["run", "file"])
-def test_no_observations_have_no_actions(cart, run, kind):
-    expected = cart[kind](np.zeros((2, 4)))
-    actions = cart[kind](np.zeros((0, 4)))
+def test_empty_batch(cartpole_policies, run, kind):
+    expected = cartpole_policies[kind](np.zeros((2, 4)))
+    actions = cartpole_policies[kind](np.zeros((0, 4)))
     assert actions.shape == (0,) and actions.dtype == expected.dtype
-    np.testing.assert_array_equal(cart[kind](np.zeros((2, 4))), expected)
-    none = run.policy(jax.tree.map(lambda x: x[:0], stack(looked_at())))
+    np.testing.assert_array_equal(cartpole_policies[kind](np.zeros((2, 4))), expected)
+    none = run.policy(jax.tree.map(lambda x: x[:0], stack(sample_observations())))
     assert {name: (x.shape, x.dtype) for name, x in none.items()} == {
         "go": ((0,), np.int64),
         "stop": ((0, 1), np.int8),
@@ -179,7 +179,7 @@ def test_no_observations_have_no_actions(cart, run, kind):
 
 @pytest.mark.parametrize("kind", ["run", "file"])
 @pytest.mark.parametrize(
-    ("observation", "said"),
+    ("observation", "message"),
     [
         (np.zeros(4, complex), "is an array [4], not "),
         ([None] * 4, "is an array [4], not [None, None, None, None]"),
@@ -191,22 +191,22 @@ def test_no_observations_have_no_actions(cart, run, kind):
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_what_is_no_observation_gets_no_action(cart, kind, observation, said):
-    with refuses(f"an observation of CartPole-v1 {said}"):
-        cart[kind](observation)
+def test_invalid_observation_is_refused(cartpole_policies, kind, observation, message):
+    with refuses(f"an observation of CartPole-v1 {message}"):
+        cartpole_policies[kind](observation)
 
 
 @pytest.mark.parametrize(("high", "accepted"), [(1.0, False), (np.inf, True)])
-def test_infinity_is_seen_where_the_space_has_it(high, accepted):
+def test_infinity_is_accepted_if_in_the_space(high, accepted):
     source = Source(spaces.Box(-1.0, high, (2,)), spaces.Discrete(2))
-    policy = Acting(Parrot(host.HostEnvironment(source)), jnp.zeros(1, jnp.int32))
+    policy = Acting(Scripted(host.HostEnvironment(source)), jnp.zeros(1, jnp.int32))
     with contextlib.nullcontext() if accepted else refuses("has inf, which is no finite float32"):
         assert policy(np.float32([np.inf, 0])) == 0
     with refuses("has -inf, which is no finite float32"):
         policy(np.float32([-np.inf, 0]))
 
 
-def test_onnx_takes_observations_as_they_are(run, tmp_path):
+def test_onnx_takes_raw_observations(run, tmp_path):
     pytest.importorskip("jax2onnx")
     runtime = pytest.importorskip("onnxruntime")
     path = run.export(tmp_path / "policy.onnx")
@@ -214,11 +214,11 @@ def test_onnx_takes_observations_as_they_are(run, tmp_path):
     facts = json.loads((tmp_path / "policy.json").read_text())
     assert [one.name for one in session.get_inputs()] == facts["arguments"]
     assert [one.name for one in session.get_outputs()] == facts["results"]
-    said = session.get_modelmeta().custom_metadata_map
-    assert said["environment"] == run.algorithm.env.name and said["run"] == "0123"
-    assert json.loads(said["action"]) == facts["action"] and said["fdg"] == fdg.__version__
-    seen = stack(looked_at())
-    parts = {"camera": seen["camera"], "told.0": seen["told"][0], "told.1": seen["told"][1]}
+    info = session.get_modelmeta().custom_metadata_map
+    assert info["environment"] == run.algorithm.env.name and info["run"] == "0123"
+    assert json.loads(info["action"]) == facts["action"] and info["fdg"] == fdg.__version__
+    seen = stack(sample_observations())
+    parts = {"camera": seen["camera"], "tuple.0": seen["tuple"][0], "tuple.1": seen["tuple"][1]}
     parts |= {"observation.start": seen["start"], "action_mask": seen["action_mask"]}
     start, memory = (
         np.ones(7, bool),
@@ -226,20 +226,20 @@ def test_onnx_takes_observations_as_they_are(run, tmp_path):
     )
     run.policy.reset()
     for _ in range(2):
-        found = dict(
+        results = dict(
             zip(facts["results"], session.run(None, {**parts, **memory, "start": start}), strict=True)
         )
         expected = run.policy(seen)
-        np.testing.assert_array_equal(found["action.go"], expected["go"])
-        np.testing.assert_array_equal(found["action.stop"], expected["stop"])
-        assert found["action.go"].dtype == np.int64 and found["action.stop"].dtype == np.int8
-        memory = {name.removeprefix("next_"): value for name, value in found.items() if "memory" in name}
+        np.testing.assert_array_equal(results["action.go"], expected["go"])
+        np.testing.assert_array_equal(results["action.stop"], expected["stop"])
+        assert results["action.go"].dtype == np.int64 and results["action.stop"].dtype == np.int8
+        memory = {name.removeprefix("next_"): value for name, value in results.items() if "memory" in name}
         start = np.zeros(7, bool)
 
 
-def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
+def test_exported_float64_bounds_are_exact(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
-    algorithm = small(env="gymnasium:tests.training.gymnasium_envs:Doubles-v0")
+    algorithm = small(env="gymnasium:tests.training.gymnasium_envs:Float64Bounds-v0")
     state = jax.jit(algorithm.init)(jax.random.key(1))
     for sign, end in ((1e6, 0.1), (-1e6, -0.1)):
         scaled = jax.tree.map(lambda x, s=sign: x * 0 + s if x.ndim == 1 else x * 0, state.parameters)
@@ -249,11 +249,11 @@ def test_the_bounds_of_doubles_are_exact_in_files_too(tmp_path):
         exported = fdg.load_exported(run.export(tmp_path / "policy.jax"))
         np.testing.assert_array_equal(exported(np.zeros(2)), action)
     session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
-    (found,) = session.run(None, {"observation": np.zeros((1, 2))})
-    np.testing.assert_array_equal(found[0], action)
+    (actions,) = session.run(None, {"observation": np.zeros((1, 2))})
+    np.testing.assert_array_equal(actions[0], action)
 
 
-def test_files_that_are_in_the_way(run, tmp_path):
+def test_export_does_not_overwrite(run, tmp_path):
     (tmp_path / "config.json").write_text('{"algo": "ppo"}')
     with pytest.raises(FdgError, match=r"its description would replace .*config.json, which does not"):
         run.export(tmp_path / "config.onnx")

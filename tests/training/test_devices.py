@@ -1,4 +1,4 @@
-"""How many host devices a job gets that names no number, and that a run keeps to it."""
+"""The default number of host devices and of their threads."""
 
 import functools
 import re
@@ -24,13 +24,13 @@ PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 traced = functools.cache(fdg.trace)
 
 
-def count_of(words, cores, devices):
+def choose_count(words, cores, devices):
     job = parse(words.split(), "", "")
     return quickest_count(job.policy, job.algorithm, traced(job.algorithm), devices[:cores], job.agents)
 
 
-def test_few_environments_stay_on_one_device_and_many_are_split(devices):
-    few, many = (count_of(f"{PPO} --num-envs {number}", 2, devices) for number in (4, 8192))
+def test_few_environments_use_one_device(devices):
+    few, many = (choose_count(f"{PPO} --num-envs {number}", 2, devices) for number in (4, 8192))
     assert few[0] == 1 and re.match(r"GPUOnly\(\) on 1 device: .* ms per iteration predicted, ", few[1])
     assert many[0] == 2 and "x as fast as GPUOnly() on 1 device" in many[1]
 
@@ -38,45 +38,45 @@ def test_few_environments_stay_on_one_device_and_many_are_split(devices):
 @pytest.mark.parametrize(
     ("words", "cores", "count"),
     [
-        # Agents never talk, so all cores that divide them are used.
+        # Agents do not communicate: all cores that divide them are used.
         (f"{PPO} --num-envs 512 --num-seeds 4", 2, 2),
         (f"{PPO} --num-envs 512 --num-seeds 3", 2, 1),
         (f"{PPO} --num-envs 512 --num-seeds 1", 8, 1),
-        # Three would leave one idle.
+        # 8192 environments are not divisible by 3: one of three devices would be idle.
         (f"{PPO} --num-envs 8192", 3, 2),
-        # Parameters are gathered for each product, which is known only after compiling.
+        # FSDP gathers parameters for each matmul, at a cost that is known only after compilation.
         (f"{PPO} --num-envs 8192 --parameters fsdp", 2, 1),
-        # Programs and moves at every step cost more than they save.
+        # Programs and transfers of every step cost more than they save.
         (f"{PPO.replace('gpu_only', 'single_learner_fine')} --num-envs 64", 2, 1),
     ],
 )
-def test_the_number_of_devices(words, cores, count, devices):
-    assert count_of(words, cores, devices)[0] == count
+def test_device_count(words, cores, count, devices):
+    assert choose_count(words, cores, devices)[0] == count
 
 
-def test_what_runs_on_the_host_runs_in_one_place(devices):
+def test_host_callbacks_use_one_device(devices):
     words = "--env gymnasium:CartPole-v1 --policy gpu_only --num-envs 2"
-    assert count_of(words, 2, devices) == (
+    assert choose_count(words, 2, devices) == (
         1,
         "1: a program that calls Python functions on the host runs on one device",
     )
 
 
-def test_threads_of_host_devices():
-    """One where all operations are small; a thread a device where one program has them, else two."""
+def test_thread_count():
+    """One thread for small operations on one device; several devices have `threads_for` threads."""
     few, many = (
         fdg.trace(algos.PPO(env=envs.make("probe:discount"), num_envs=number)) for number in (4, 8192)
     )
-    whole, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
-    assert thread_count(few, whole, 1) == 1 and thread_count(many, whole, 1) == usable_cores()
-    assert thread_count(side_by_side(few, 10_000), whole, 1) == usable_cores()
-    assert [thread_count(few, whole, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
+    together, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
+    assert thread_count(few, together, 1) == 1 and thread_count(many, together, 1) == usable_cores()
+    assert thread_count(side_by_side(few, 10_000), together, 1) == usable_cores()
+    assert [thread_count(few, together, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
     for policy in (apart, policies.GPUOnly(parameters="fsdp")):
         assert [thread_count(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]
 
 
-def test_the_largest_operation_by_hand():
-    def program(x, w):  # a tanh of 6 x 20 counts as 12,000, a product of 6 x 20 x 30 as 7,200
+def test_largest_cost_by_hand():
+    def program(x, w):  # costs: 12,000 for tanh of 6 x 20; 7,200 for a 6 x 20 x 30 matmul
         y = jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, length=1000)[0]
         return y @ w
 
@@ -85,14 +85,14 @@ def test_the_largest_operation_by_hand():
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
 
 
-def test_a_micro_batch_below_the_devices_is_named():
+def test_micro_batch_smaller_than_devices_is_reported():
     env, sizes = envs.make("text:addition"), {"hidden_size": 8, "num_layers": 1, "num_minibatches": 1}
 
-    def said(**more):
+    def check(**more):
         algorithm = algos.make("grpo", env, num_prompts=4, group_size=4, **sizes, **more)
         plan = fdg.place(algorithm, policies.GPUOnly(), 4)
         return len(plan.idle), too_small_micro_batch(algorithm, plan)
 
-    idle, line = said(micro_batch=2)
+    idle, line = check(micro_batch=2)
     assert idle == 2 and line.startswith("2 of 4 devices work in `") and line.endswith("give --micro-batch 4")
-    assert said(micro_batch=4) == (0, None)
+    assert check(micro_batch=4) == (0, None)

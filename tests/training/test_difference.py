@@ -1,4 +1,4 @@
-"""Where two runs differ: what is compared, which fragment is named, and what files may say."""
+"""`fdg.diff`: array differences, the first fragment that differs, run directories, damaged recordings."""
 
 import dataclasses
 import io
@@ -27,14 +27,14 @@ from tests.refusing import refuses
 F32 = np.float32
 
 
-def held(algorithm, seed=0):
-    """A run that holds the first state of a seed."""
+def initial_run(algorithm, seed=0):
+    """A run at iteration 0, with the initial state of a seed."""
     return Run(algorithm, jax.jit(algorithm.init)(jax.random.key(seed)), 0, seed=seed)
 
 
 @pytest.fixture(scope="module")
 def pupil(tmp_path_factory):
-    run = held(tiny.Pupil())
+    run = initial_run(tiny.Pupil())
     return run, fdg.record(run, tmp_path_factory.mktemp("recorded") / "pupil.npz", iterations=2)
 
 
@@ -63,22 +63,22 @@ def pupil(tmp_path_factory):
         (np.zeros((0, 3)), np.zeros((0, 3)), 0.0, None),
     ],
 )
-def test_arrays_differ_by_hand(a, b, tolerance, expected):
+def test_array_difference_by_hand(a, b, tolerance, expected):
     found = array_difference("x", a, b, tolerance)
     assert (found and (found.count, found.max_abs, found.ulps)) == expected
 
 
-def test_arrays_of_other_kinds_differ():
+def test_array_kinds_differ():
     assert array_difference("x", F32([1]), F32([[1]])).kinds == ("float32[1]", "float32[1, 1]")
     assert array_difference("x", F32([1]), np.int32([1])).kinds == ("float32[1]", "int32[1]")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_fragment_that_was_changed_is_named(pupil, seed):
+def test_changed_fragment_is_found(pupil, seed):
     run, recorded = pupil
-    choose, graph = random.Random(seed), fdg.trace(run.algorithm)
-    for fragment in choose.sample(graph.fragments, len(graph.fragments)):
-        changed = planted.plant(run.algorithm, graph, fragment.name, choose)
+    rng, graph = random.Random(seed), fdg.trace(run.algorithm)
+    for fragment in rng.sample(graph.fragments, len(graph.fragments)):
+        changed = planted.plant(run.algorithm, graph, fragment.name, rng)
         if changed is None:
             continue
         after = Run(changed, run.state, 0)
@@ -89,25 +89,25 @@ def test_the_fragment_that_was_changed_is_named(pupil, seed):
     assert 0 < found.array.count <= found.array.size and found.array.ulps >= 1
 
 
-def test_equal_runs_have_no_difference_and_another_state_is_said(pupil):
+def test_equal_runs_and_another_initial_state(pupil):
     run, recorded = pupil
     found = fdg.diff(recorded, run)
     assert not found.differs and found.compared > 20 and "no difference" in str(found)
-    assert not fdg.diff(run, held(run.algorithm)).differs
-    part = fdg.diff(run, held(run.algorithm, seed=1))
-    assert part.iteration == 0 and part.fragment is None and "first state" in str(part)
+    assert not fdg.diff(run, initial_run(run.algorithm)).differs
+    other = fdg.diff(run, initial_run(run.algorithm, seed=1))
+    assert other.iteration == 0 and other.fragment is None and "first state" in str(other)
 
 
-def test_loops_branches_keys_and_nested_fragments_are_stepped_as_one_program_computes_them():
-    run = held(user_algorithm.Gardener())
+def test_stepping_matches_one_program():
+    run = initial_run(user_algorithm.Gardener())
     replay = Replay(run, 0, False)
     end = list(replay.borders(0, 1))[-1]
-    whole = replay.stepper.state(1, replay.stepper.run_iteration(*replay.leaves)[: len(replay.leaves)])
-    for name, value in whole.arrays.items():
+    expected = replay.stepper.state(1, replay.stepper.run_iteration(*replay.leaves)[: len(replay.leaves)])
+    for name, value in expected.arrays.items():
         np.testing.assert_allclose(end.arrays[name].astype(float), value.astype(float), rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_changed_between_fragments_is_no_fragments(tmp_path):
+def test_change_between_fragments(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Between:
         factor: float = 1.0
@@ -118,7 +118,7 @@ def test_what_is_changed_between_fragments_is_no_fragments(tmp_path):
         def iterate(self, state):
             return _double(_double(state) * self.factor), {}
 
-    found = fdg.diff(fdg.record(held(Between()), tmp_path / "r.npz"), held(Between(factor=1.5)))
+    found = fdg.diff(fdg.record(initial_run(Between()), tmp_path / "r.npz"), initial_run(Between(factor=1.5)))
     assert found.fragment is None and found.where == "inputs of call 1 of `double.2`"
     assert "between fragments" in str(found)
 
@@ -128,7 +128,7 @@ def _double(x):
     return 2 * x
 
 
-def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path, capsys):
+def test_run_directories(tmp_path, capsys):
     for name, scale in (("a", 0.1), ("b", 0.1), ("c", 0.2)):
         fdg.fit(tiny.Walk(scale=scale), total_steps=32, out=str(tmp_path / name), progress=False)
     a, b, c = (str(tmp_path / name) for name in "abc")
@@ -136,18 +136,18 @@ def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path
     assert main(["diff", a, b, "--trust", "true"]) == 0
     assert "rows are equal" in capsys.readouterr().out
     assert main(["diff", a, c, "--trust", "true"]) == 1
-    said = capsys.readouterr().out
-    assert "in iteration 1, in fragment `move`" in said and "scale 0.1 and 0.2" in said
-    assert len(said.splitlines()) <= 15 and "replayed: from init" in said
+    text = capsys.readouterr().out
+    assert "in iteration 1, in fragment `move`" in text and "scale 0.1 and 0.2" in text
+    assert len(text.splitlines()) <= 15 and "replayed: from init" in text
     recorded = str(tmp_path / "c.npz")
     assert main(["diff", c, "--record", recorded, "--checkpoint", "4", "--trust", "true"]) == 0
     assert main(["diff", recorded, c, "--trust", "true"]) == 0
     assert main(["diff", recorded, a, "--trust", "true"]) == 1
     capsys.readouterr()
     assert main(["diff", a, c, "--tolerance", "1e9", "--trust", "true"]) == 0
-    said = capsys.readouterr().out
-    assert "no difference" in said and "scale 0.1 and 0.2" in said and "part" not in said
-    (tmp_path / "a" / "metrics.jsonl").unlink()  # no row or checkpoint is left in both: they are replayed
+    text = capsys.readouterr().out
+    assert "no difference" in text and "scale 0.1 and 0.2" in text and "part" not in text
+    (tmp_path / "a" / "metrics.jsonl").unlink()  # no row or checkpoint in common: both are replayed
     of_a, of_c = (sorted(tmp_path.glob(f"{name}/checkpoints/*"), key=lambda x: int(x.name)) for name in "ac")
     for path in (*of_a[:-1], of_c[-1]):
         shutil.rmtree(path)
@@ -162,13 +162,13 @@ def test_run_directories_are_compared_by_metrics_checkpoints_and_replay(tmp_path
 @pytest.fixture(scope="module")
 def pupils(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pupils")
-    ways = {
+    variants = {
         "one": {"devices": 2},
         "two": {"devices": 2, "num_seeds": 2},
         "fresh": {"devices": 2, "policy": policies.SingleLearnerCoarse()},
         "stale": {"devices": 2, "policy": policies.SingleLearnerCoarse(staleness=1)},
     }
-    for name, how in ways.items():
+    for name, how in variants.items():
         fdg.fit(
             tiny.Pupil(), total_steps=32, out=folder / name, progress=False, eval_episodes=0,
             checkpoint_every=1, **how,
@@ -176,22 +176,22 @@ def pupils(tmp_path_factory):
     return folder
 
 
-def test_one_agent_is_one_of_several(pupils):
-    """Both are replayed by programs that are compiled alike, and metrics over several are not compared."""
+def test_one_agent_against_one_of_two(pupils):
+    """Both are replayed with equally compiled programs; means over agents are not compared."""
     found = fdg.diff(pupils / "one", pupils / "two", trust=True, iterations=2)
     assert not found.differs and found.compared > 20 and found.start == "init"
-    said = str(found)
-    assert "agents: one and 2: metrics (means over agents) and checkpoints are not compared" in said
-    assert "metrics: row" not in said
+    text = str(found)
+    assert "agents: one and 2: metrics (means over agents) and checkpoints are not compared" in text
+    assert "metrics: row" not in text
 
 
-def test_staleness_is_found_where_older_parameters_are_read(pupils):
+def test_staleness_differs_first_at_the_actor(pupils):
     found = fdg.diff(pupils / "fresh", pupils / "stale", trust=True)
     assert (found.iteration, found.where) == (2, "inputs of call 1 of `act`")
     assert "staleness 0 and 1" in str(found) and found.start == "init"
 
 
-def test_a_replay_from_a_checkpoint_reads_its_older_parameters(pupils):
+def test_replay_from_a_checkpoint_uses_stale_parameters(pupils):
     run = fdg.load(pupils / "stale", checkpoint=2, trust=True)
     end = list(Replay(run, 0, True).borders(2, 4))[-1]
     last = fdg.load(pupils / "stale", trust=True)
@@ -199,7 +199,7 @@ def test_a_replay_from_a_checkpoint_reads_its_older_parameters(pupils):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "agent", "said"),
+    ("a", "b", "agent", "text"),
     [
         ("one", "one", 5, "one has one agent, 0"),
         ("one", "two", 1, "one has one agent, 0"),
@@ -207,12 +207,12 @@ def test_a_replay_from_a_checkpoint_reads_its_older_parameters(pupils):
         ("two", "two", -1, "two has 2 agents, 0 to 1"),
     ],
 )
-def test_an_agent_that_is_not_there_is_refused(pupils, a, b, agent, said):
-    with refuses(f"agent={agent}: ", said):
+def test_missing_agent_is_refused(pupils, a, b, agent, text):
+    with refuses(f"agent={agent}: ", text):
         fdg.diff(pupils / a, pupils / b, agent=agent, trust=True)
 
 
-def test_without_room_for_arrays_digests_are_compared(pupil, tmp_path):
+def test_digests_are_compared_beyond_the_size_limit(pupil, tmp_path):
     run, _ = pupil
     small = fdg.record(run, tmp_path / "small.npz", limit_mb=0)
     assert not fdg.diff(small, run).differs
@@ -221,11 +221,11 @@ def test_without_room_for_arrays_digests_are_compared(pupil, tmp_path):
     found = fdg.diff(small, Run(changed, run.state, 0))
     assert found.fragment == graph.fragments[0].name and found.array.count is None
     with pytest.raises(FdgError, match="another state"):
-        fdg.diff(small, held(tiny.Walk()))
+        fdg.diff(small, initial_run(tiny.Walk()))
 
 
-def rewritten(path, change):
-    """A recording's bytes with its JSON changed."""
+def edited(path, change):
+    """The bytes of a recording, with changed JSON."""
     with zipfile.ZipFile(path) as old:
         parts = {name: old.read(name) for name in old.namelist()}
     facts = json.loads(parts[FACTS])
@@ -237,39 +237,39 @@ def rewritten(path, change):
     return file.getvalue()
 
 
-def test_a_dtype_beyond_64_bits_is_refused(pupil, tmp_path):
+def test_float128_is_refused(pupil, tmp_path):
     _, path = pupil
     file, array = tmp_path / "wide.npz", ["x", "float128", [], "0" * 32]
-    file.write_bytes(rewritten(path, lambda facts: facts["borders"][-1][5].append(array)))
+    file.write_bytes(edited(path, lambda facts: facts["borders"][-1][5].append(array)))
     with pytest.raises(FdgError, match="an array has no dtype"):
         read_recording(file)
 
 
-def test_a_damaged_recording_is_refused_in_one_line(pupil, tmp_path):
+def test_damaged_recordings_are_refused(pupil, tmp_path):
     _, path = pupil
-    content, draw = path.read_bytes(), random.Random(0)
-    ways = [b"", b"PK", content[: len(content) // 2]]
-    for place in (draw.randrange(len(content)) for _ in range(40)):
-        ways.append(
-            content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
+    content, rng = path.read_bytes(), random.Random(0)
+    cases = [b"", b"PK", content[: len(content) // 2]]
+    for place in (rng.randrange(len(content)) for _ in range(40)):
+        cases.append(
+            content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
         )
-    odd = [None, -1, 1.5, "x", [], {}, [[]], True, 10**18]
+    wrong = [None, -1, 1.5, "x", [], {}, [[]], True, 10**18]
     for name in ("format", "of", "iteration", "iterations", "versions", "settings", "borders"):
-        ways += [rewritten(path, lambda facts, v=v, n=name: facts.update({n: v})) for v in odd[:7]]
+        cases += [edited(path, lambda facts, v=v, n=name: facts.update({n: v})) for v in wrong[:7]]
     for index in range(6):
-        for v in odd:
-            ways.append(rewritten(path, lambda facts, v=v, i=index: facts["borders"][0].__setitem__(i, v)))
+        for v in wrong:
+            cases.append(edited(path, lambda facts, v=v, i=index: facts["borders"][0].__setitem__(i, v)))
     for index in range(4):
-        for v in odd:
-            ways.append(
-                rewritten(path, lambda facts, v=v, i=index: facts["borders"][0][5][0].__setitem__(i, v))
+        for v in wrong:
+            cases.append(
+                edited(path, lambda facts, v=v, i=index: facts["borders"][0][5][0].__setitem__(i, v))
             )
     file, refused = tmp_path / "damaged.npz", 0
-    for way in ways:
-        file.write_bytes(way)
+    for case in cases:
+        file.write_bytes(case)
         try:
             read_recording(file)
         except FdgError as error:
             refused += 1
             assert "\n" not in str(error) and str(file) in str(error)
-    assert refused > len(ways) / 2
+    assert refused > len(cases) / 2

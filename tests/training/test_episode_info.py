@@ -1,4 +1,4 @@
-"""What environments report of episodes besides their return: in metrics, evaluations and tables, by name."""
+"""Episode info of environments (`info=`), in metrics and evaluations."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,7 +19,7 @@ NAME = "gymnasium:tests.training.gymnasium_envs:Succeeds-v0"
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """Three steps; it succeeds where the action was 1 last."""
+    """Episodes of three steps; `is_success` if the action is 1."""
 
     name: ClassVar[str] = "walk"
     observation_space: ClassVar[envs.Box] = envs.Box(0.0, 1.0, (1,))
@@ -33,7 +33,7 @@ class Walk:
         return state + 1, jnp.zeros(1), action, False, False, {"is_success": action == 1, "at": state}
 
 
-def test_one_of_jax_reports_the_last_step_of_each_episode():
+def test_info_of_the_last_step():
     env = envs.vectorize(Walk(), info=("is_success",))
     assert envs.check(env, steps=8)
     keys = jax.random.split(jax.random.key(0), 2)
@@ -51,7 +51,7 @@ def test_one_of_jax_reports_the_last_step_of_each_episode():
     assert 0 <= float(metrics["episode_is_success"]) <= 1
 
 
-def test_what_is_not_there_is_named():
+def test_missing_info_is_named():
     env = envs.vectorize(Walk(), info=("is_succes",))
     with pytest.raises(FdgError, match="step gives no 'is_succes', which info names: it gives is_success"):
         envs.check(env)

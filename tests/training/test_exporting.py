@@ -1,4 +1,4 @@
-"""Exported policies: the same actions, in a process that knows nothing of the run, and in ONNX."""
+"""Exported policies: actions match the run's, in a process without fdg and in ONNX too."""
 
 import io
 import json
@@ -46,10 +46,10 @@ def observations(run, count=1000):
     return np.asarray(jax.random.normal(key, (count, *agents, *env.observation_space.shape)), np.float32)
 
 
-def test_a_thousand_actions(run, tmp_path):
+def test_actions_match(run, tmp_path):
     policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
     seen = observations(run)
-    for _ in range(2):  # with a memory the second time
+    for _ in range(2):  # the second call continues from the memory of the first
         np.testing.assert_allclose(policy(seen), run.policy(seen), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(
         policy(seen[3], start=True), run.policy(seen[3], start=True), rtol=1e-5, atol=1e-6
@@ -59,7 +59,7 @@ def test_a_thousand_actions(run, tmp_path):
         policy(np.zeros(17))
 
 
-def test_a_thousand_actions_of_onnx(run, tmp_path, caplog):
+def test_onnx_actions_match(run, tmp_path, caplog):
     pytest.importorskip("jax2onnx")
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(str(run.export(tmp_path / "policy.onnx")))
@@ -77,7 +77,7 @@ def test_a_thousand_actions_of_onnx(run, tmp_path, caplog):
         assert action.dtype == expected.dtype and action.shape == expected.shape
 
 
-def test_what_the_converter_puts_in_the_place_of_jaxs_functions_does_not_stay(tmp_path):
+def test_onnx_conversion_restores_jax_functions(tmp_path):
     before = {name: value for name, value in vars(jnp).items() if callable(value)}
     to_onnx(lambda x: jnp.cumsum(x) * 2, [jax.ShapeDtypeStruct((3,), jnp.float32)], "cumulated")
     after = {name: value for name, value in vars(jnp).items() if name in before}
@@ -85,7 +85,7 @@ def test_what_the_converter_puts_in_the_place_of_jaxs_functions_does_not_stay(tm
     np.testing.assert_array_equal(jnp.cumsum(jnp.ones((2, 2)), 0), [[1, 1], [2, 2]])
 
 
-def test_forbidden_actions_stay_so(tmp_path):
+def test_action_mask(tmp_path):
     algorithm = small(env="probe:masked")
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
     policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
@@ -99,8 +99,8 @@ def test_forbidden_actions_stay_so(tmp_path):
         policy(seen)
 
 
-def test_it_needs_none_of_our_code(tmp_path, capsys):
-    """In another process, with JAX and NumPy alone."""
+def test_exported_policy_needs_no_fdg(tmp_path, capsys):
+    """Runs an exported policy in a process that imports neither fdg nor Flax."""
     run = fitted(tmp_path / "run", small("a2c", hidden=(8,)), iterations=1)
     assert export_main([str(run.path)]) == 0
     assert capsys.readouterr().out == f"{run.path / 'policy.jax'}\n"
@@ -113,10 +113,10 @@ with zipfile.ZipFile({str(run.path / "policy.jax")!r}) as file:
 print(numpy.asarray(policy.call(numpy.eye(4, dtype="float32"))[0]).tolist())
 assert not {{"fdg", "algos", "envs", "flax"}} & set(sys.modules)
 """
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    assert json.loads(said.stdout) == run.policy(np.eye(4)).tolist()
+    assert json.loads(result.stdout) == run.policy(np.eye(4)).tolist()
     assert set(zipfile.ZipFile(run.path / "policy.jax").namelist()) == {
         "policy.jax",
         "policy.json",
@@ -131,9 +131,9 @@ def package(tmp_path_factory):
     return run.export(tmp_path_factory.mktemp("package") / "policy.jax").read_bytes()
 
 
-def test_any_bit_that_is_flipped_is_noticed(package, tmp_path):
-    path, draw = tmp_path / "policy.jax", np.random.default_rng(0)
-    for at in draw.integers(0, 8 * len(package), 200):
+def test_bit_flips_are_detected(package, tmp_path):
+    path, rng = tmp_path / "policy.jax", np.random.default_rng(0)
+    for at in rng.integers(0, 8 * len(package), 200):
         flipped = bytearray(package)
         flipped[at // 8] ^= 1 << at % 8
         path.write_bytes(flipped)
@@ -142,7 +142,7 @@ def test_any_bit_that_is_flipped_is_noticed(package, tmp_path):
 
 
 def repacked(path, package, **changes):
-    """A package without a checksum, as earlier versions wrote, with other members."""
+    """Writes a package with other members and no checksum, as earlier versions did."""
     with (
         zipfile.ZipFile(io.BytesIO(package)) as read,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
@@ -152,16 +152,16 @@ def repacked(path, package, **changes):
     return path
 
 
-def calling(name):
-    """A program that calls a function of the process by its name."""
+def custom_call(name):
+    """A serialised program that calls a native function of the process."""
     shape = jax.ShapeDtypeStruct((4,), jnp.float32)
     checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
     function = jax.jit(jax.ffi.ffi_call(name, shape))
     return bytes(jax.export.export(function, disabled_checks=checks)(shape).serialize())
 
 
-def test_a_file_of_a_jax_of_long_ago_or_to_come_says_so(package, tmp_path):
-    """Of other versions it names both, and what to do; of this one, bytes that are no program are damage."""
+def test_other_jax_versions_are_named(package, tmp_path):
+    """The error names both versions and the fix; with equal versions, an invalid program is damage."""
     path = tmp_path / "policy.jax"
     with zipfile.ZipFile(io.BytesIO(package)) as read:
         facts = json.loads(read.read("policy.json"))
@@ -178,7 +178,7 @@ def test_a_file_of_a_jax_of_long_ago_or_to_come_says_so(package, tmp_path):
         fdg.load_exported(repacked(path, package, policy_jax=b"nothing"))
 
 
-def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
+def test_old_and_tampered_packages(package, tmp_path):
     path = tmp_path / "policy.jax"
     with zipfile.ZipFile(io.BytesIO(package)) as read:
         facts = json.loads(read.read("policy.json"))
@@ -193,7 +193,7 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
             fdg.load_exported(repacked(path, package, **changes))
 
     refused("bytes that inflate to 300000", policy_jax=bytes(300_000_000))
-    refused("calls 'xla_ffi_python_cpu_callback'", policy_jax=calling("xla_ffi_python_cpu_callback"))
+    refused("calls 'xla_ffi_python_cpu_callback'", policy_jax=custom_call("xla_ffi_python_cpu_callback"))
     wide = {**facts, "observation": {"shape": ["N", 5], "dtype": "float32"}}
     refused(r"float32 \[5\], where its program has float32\[N,4\]", policy_json=json.dumps(wide))
     refused("its arguments are not", policy_json=json.dumps({**facts, "arguments": ["observation", "mask"]}))
@@ -204,7 +204,7 @@ def test_packages_of_earlier_versions_and_of_others(package, tmp_path):
         fdg.load_exported(path)
 
 
-def test_the_documented_loop_over_a_memory_acts_as_the_run_does(tmp_path, monkeypatch):
+def test_documented_onnx_loop(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
     (block,) = [one for one in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "next_{name}" in one]
     algorithm = CASES["recurrent_ppo"]

@@ -1,4 +1,4 @@
-"""Agents whose losses are not finite: they are named, and means leave them out."""
+"""Agents with a non-finite loss: reported, and excluded from means."""
 
 import dataclasses
 import json
@@ -16,8 +16,8 @@ from fdg.training.finite import failed_agents
 from tests.tiny import Walk
 
 
-class Dying(Walk):
-    """About half of the agents have a loss that is not a number."""
+class HalfFail(Walk):
+    """About half of the agents have a NaN loss."""
 
     def iterate(self, state):
         bad = jax.random.bernoulli(jax.random.fold_in(state["keys"][0], 3))
@@ -26,35 +26,35 @@ class Dying(Walk):
 
 
 @pytest.fixture(scope="module")
-def dying(tmp_path_factory):
+def failing(tmp_path_factory):
     out = tmp_path_factory.mktemp("failed") / "run"
     sizes = {"total_steps": 32, "num_seeds": 4, "eval_episodes": 2, "devices": 1}
     with pytest.warns(FdgWarning, match="not a number for"):
-        return fdg.fit(Dying(), out=out, seed=5, progress=False, **sizes)
+        return fdg.fit(HalfFail(), out=out, seed=5, progress=False, **sizes)
 
 
-def test_failed_seeds_are_named_and_left_out(dying, tmp_path):
-    summary = json.loads((dying.path / "summary.json").read_text())
+def test_failed_seeds_are_reported_and_excluded(failing, tmp_path):
+    summary = json.loads((failing.path / "summary.json").read_text())
     bad = [seed - 5 for seed in summary["failed_seeds"]]
     good = [i for i in range(4) if i not in bad]
-    assert bad and good  # known from the seeds: some failed, some did not
-    assert bad == [i for i, loss in enumerate(dying.metrics[-1]["loss_per_seed"]) if loss is None]
+    assert bad and good  # some seeds fail, some do not
+    assert bad == [i for i, loss in enumerate(failing.metrics[-1]["loss_per_seed"]) if loss is None]
     mean = np.mean([summary["eval_returns"][i] for i in good])
-    assert summary["eval_return"] == pytest.approx(mean) and dying.failed == bad
-    for run in (dying, fdg.load(dying.path, algorithm=dying.algorithm)):
+    assert summary["eval_return"] == pytest.approx(mean) and failing.failed == bad
+    for run in (failing, fdg.load(failing.path, algorithm=failing.algorithm)):
         found = run.evaluate()
         assert found.mean == summary["eval_return"] and len(found.means) == 4
         assert f"of each of {len(good)} agents" in str(found) and "which failed" in str(found)
-    _, (curve,) = curves.compare([dying.path])
+    _, (curve,) = curves.compare([failing.path])
     assert list(np.flatnonzero(curve.failed)) == bad
     line = curves.returns_table([curve])
     assert all(str(seed) in line.split("left out:")[1] for seed in summary["failed_seeds"])
-    dying.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
-    assert f"{len(good)} seed" in curves.returns_table(curves.compare([dying.path])[1])
-    dying.path.joinpath("summary.json").write_text(json.dumps(summary))
+    failing.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
+    assert f"{len(good)} seed" in curves.returns_table(curves.compare([failing.path])[1])
+    failing.path.joinpath("summary.json").write_text(json.dumps(summary))
 
 
-def test_failed_agents_are_those_of_the_last_row():
+def test_failed_agents_of_a_row():
     config = {"hyperparameters": {"learning_starts": 100}}
     row = {"env_steps": 200, "loss": 1.0, "loss_per_seed": [1.0, None, math.inf], "episode_return": None}
     assert failed_agents(row, config, 3) == [1, 2]
@@ -64,7 +64,7 @@ def test_failed_agents_are_those_of_the_last_row():
     assert failed_agents(None, config, 3) == []
 
 
-def test_means_of_an_evaluation_leave_failed_agents_out():
+def test_evaluation_mean_excludes_failed_agents():
     means = np.array([1.0, 100.0, 3.0], np.float32)
     found = fdg.training.evaluation.Evaluation(True, means, 1, means[:, None], several=True)
     one = dataclasses.replace(found, failed=(1,), seeds=(5, 6, 7), infos={"won": means[:, None]})

@@ -1,4 +1,4 @@
-"""Training from Python: the command's own numbers, callbacks, early stops, interruptions without loss."""
+"""`fdg.fit`: same results as the command line, callbacks, early stops, interrupt and resume."""
 
 import dataclasses
 import json
@@ -20,15 +20,15 @@ from fdg.errors import FdgError
 from fdg.training import fit as fit_module
 from tests.refusing import refuses
 from tests.tiny import Pupil, Walk
-from tests.training.trained import assert_same, fitted, rows, small, timeless
+from tests.training.trained import assert_same, fitted, rows, small, untimed_rows
 
 
-def test_fit_is_the_command(tmp_path):
+def test_fit_matches_the_command_line(tmp_path):
     run = fitted(tmp_path / "python", Walk(num_envs=4), seed=3, eval_episodes=8)
     words = "--algo tests.tiny:Walk --num-envs 4 --total-steps 32 --seed 3"
     words += f" --eval-episodes 8 --devices 1 --out {tmp_path / 'shell'}"
     assert train_main(words.split()) == 0
-    assert timeless(tmp_path / "python") == timeless(tmp_path / "shell")
+    assert untimed_rows(tmp_path / "python") == untimed_rows(tmp_path / "shell")
     theirs = fdg.load(tmp_path / "shell", trust=True)
     assert_same(run.state, theirs.state)
     ours, shell = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("python", "shell"))
@@ -37,54 +37,54 @@ def test_fit_is_the_command(tmp_path):
     assert (
         "fdg.train --algo tests.tiny:Walk --num-envs 4" in shell["command"] and ours["command"] == "fdg.fit"
     )
-    assert "git_commit" in shell and "100% iteration 4/4" in run.said
+    assert "git_commit" in shell and "100% iteration 4/4" in run.printed
 
 
-def test_callbacks_are_told_and_can_stop(tmp_path):
-    told = []
+def test_callbacks(tmp_path):
+    reports = []
 
     def callback(report):
-        told.append(report)
+        reports.append(report)
         return report.iteration >= 4
 
     run = fitted(tmp_path / "run", Walk(), iterations=20, callbacks=[callback])
-    seen = [row["iteration"] for report in told for row in report.rows]
-    assert seen == list(range(1, len(seen) + 1)) and told[0].num_iterations == 20
-    assert told[-1].env_steps == 8 * told[-1].iteration
+    seen = [row["iteration"] for report in reports for row in report.rows]
+    assert seen == list(range(1, len(seen) + 1)) and reports[0].num_iterations == 20
+    assert reports[-1].env_steps == 8 * reports[-1].iteration
     assert not run.finished and run.stopped == "a callback ended it" and 4 <= run.iteration < 20
-    assert f"stopped at iteration {run.iteration} of 20: a callback ended it" in run.said
+    assert f"stopped at iteration {run.iteration} of 20: a callback ended it" in run.printed
     assert json.loads((run.path / "summary.json").read_text())["stopped"] == "a callback ended it"
     assert len(rows(run.path)) == run.iteration
-    # It can go on, and is then the run that never stopped.
+    # Resumed, it matches an uninterrupted run.
     again = fitted(tmp_path / "run", Walk(), iterations=20, resume=True)
     assert again.finished and again.iteration == 20
-    assert timeless(run.path) == timeless(fitted(tmp_path / "whole", Walk(), iterations=20).path)
+    assert untimed_rows(run.path) == untimed_rows(fitted(tmp_path / "new", Walk(), iterations=20).path)
 
 
-@pytest.mark.parametrize("name", ["one program", "stepped"])
-def test_an_interruption_loses_nothing(tmp_path, name, monkeypatch):
-    """Ctrl-C while it trains: what is returned, and what a second call goes on to, is the run itself."""
+@pytest.mark.parametrize("name", ["one program", "several groups"])
+def test_interrupt_and_resume(tmp_path, name, monkeypatch):
+    """Ctrl-C during training: the returned run resumes to the state of an uninterrupted run."""
     settings = {} if name == "one program" else {"policy": policies.SingleLearnerCoarse(), "devices": 2}
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     algorithm = Pupil()
-    whole = fitted(tmp_path / "whole", algorithm, iterations=12, **settings)
+    reference = fitted(tmp_path / "reference", algorithm, iterations=12, **settings)
     out = tmp_path / "cut"
-    cut = fitted(out, algorithm, iterations=12, callbacks=[once_at(3)], **settings)
-    assert cut.stopped == "interrupted" and 3 <= cut.iteration < 12
-    assert f"fdg.fit(..., out='{out}', resume=True)" in cut.said
+    stopped = fitted(out, algorithm, iterations=12, callbacks=[interrupt_at(3)], **settings)
+    assert stopped.stopped == "interrupted" and 3 <= stopped.iteration < 12
+    assert f"fdg.fit(..., out='{out}', resume=True)" in stopped.printed
     again = fitted(out, algorithm, iterations=12, resume=True, **settings)
-    assert_same(again.state, whole.state)
-    assert timeless(out) == timeless(whole.path)
+    assert_same(again.state, reference.state)
+    assert untimed_rows(out) == untimed_rows(reference.path)
 
 
-def test_a_script_ends_once_all_is_saved(tmp_path):
+def test_script_exits_after_saving(tmp_path):
     with pytest.raises(KeyboardInterrupt, match="saved at iteration"):
-        fitted(tmp_path / "run", Walk(), iterations=12, callbacks=[once_at(3)])
+        fitted(tmp_path / "run", Walk(), iterations=12, callbacks=[interrupt_at(3)])
     assert 3 <= fdg.load(tmp_path / "run", trust=True).iteration < 12
 
 
-def once_at(iteration):
-    """A callback that presses Ctrl-C, once."""
+def interrupt_at(iteration):
+    """A callback that sends SIGINT once, at this iteration."""
     pressed: list[int] = []
 
     def press(report):
@@ -95,7 +95,7 @@ def once_at(iteration):
     return press
 
 
-def test_in_a_thread_of_ones_own(tmp_path):
+def test_fit_in_a_thread(tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(fitted(tmp_path / "run", Walk(), iterations=2)))
     thread.start()
@@ -103,7 +103,7 @@ def test_in_a_thread_of_ones_own(tmp_path):
     assert found[0].finished
 
 
-def test_more_steps_go_on_from_a_finished_run(tmp_path, capsys):
+def test_extend_a_finished_run(tmp_path, capsys):
     fitted(tmp_path / "run", Walk(), total_steps=16)
     run = fitted(tmp_path / "run", Walk(), total_steps=40, resume=True)
     assert run.iteration == 5 and len(rows(run.path)) == 5
@@ -117,8 +117,8 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path, capsys):
     assert "resuming at iteration 5 of 6" in capsys.readouterr().out
 
 
-def test_a_run_that_goes_on_has_not_ended(tmp_path, capsys):
-    """What an earlier end said is not said of iterations after it."""
+def test_extended_run_is_unfinished(tmp_path, capsys):
+    """A finished run is unfinished while it trains for more steps."""
     fitted(tmp_path / "run", Walk(), total_steps=16)
 
     def dies(report):
@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_has_not_ended(tmp_path, capsys):
     assert fitted(tmp_path / "run", Walk(), **settings).finished
 
 
-def test_what_a_run_is_of_cannot_change(tmp_path):
+def test_resume_with_other_settings_is_refused(tmp_path):
     fitted(tmp_path / "run", Walk(), iterations=1)
     with pytest.raises(FdgError, match=r"resume=True: scale=0.5 contradicts the 0.1 of the run"):
         fitted(tmp_path / "run", Walk(scale=0.5), iterations=1, resume=True)
@@ -141,17 +141,17 @@ def test_what_a_run_is_of_cannot_change(tmp_path):
         fitted(tmp_path / "run", Walk(), iterations=1)
 
 
-def test_a_run_begins_with_the_weights_of_another(tmp_path):
+def test_start_from(tmp_path):
     given = {"name": "a2c", "hidden": (8,), "normalize_observation": True, "num_steps": 4}
     first = fitted(tmp_path / "first", small(**given))
     changed = small(**given | {"learning_rate": 1e-9, "num_envs": 8})
     second = fitted(tmp_path / "second", changed, seed=9, start_from=first.path, iterations=1)
-    assert f"arrays of weights from {first.path}, iteration 4" in second.said
+    assert f"arrays of weights from {first.path}, iteration 4" in second.printed
     parameters = (jax.tree.leaves(one.state.parameters) for one in (first, second))
     for ours, theirs in zip(*parameters, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     assert float(second.state.observation_statistics.count) == 4 * 16 + 32
-    assert int(second.state.iteration) == 1  # counters begin anew
+    assert int(second.state.iteration) == 1  # counters start at 0
     config = json.loads((second.path / "config.json").read_text())
     assert config["from"]["run"] == str(first.path)
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
@@ -168,7 +168,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path):
     assert not (tmp_path / "third").exists()
 
 
-def test_from_the_command_line(tmp_path, capsys):
+def test_from_and_config_flags(tmp_path, capsys):
     first = fitted(tmp_path / "first", small("a2c", hidden=(8,)))
     words = f"--from {first.path} --learning-rate 1e-4 --total-steps 64 --eval-episodes 0".split()
     assert train_main([*words, "--seed", "1", "--devices", "1", "--out", str(tmp_path / "second")]) == 0
@@ -178,16 +178,16 @@ def test_from_the_command_line(tmp_path, capsys):
     assert f"arrays of weights from {first.path}" in capsys.readouterr().out
     file = str(first.path / "config.json")
     assert train_main(["--config", file, "--devices", "1", "--out", str(tmp_path / "third")]) == 0
-    assert timeless(tmp_path / "third") == timeless(first.path)
+    assert untimed_rows(tmp_path / "third") == untimed_rows(first.path)
     assert train_main(["--config", file, "--resume", str(first.path)]) == 2
     assert train_main(["--config", str(tmp_path)]) == 2
     assert train_main(["--from", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 3 and "--config starts a new run" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 3 and "--config starts a new run" in output
 
 
-def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):
-    """`engine.run` in a cell: the state that it had made is not lost with its result."""
+def test_interrupt_during_engine_run(tmp_path):
+    """`engine.interrupted()` returns the state and metrics of an interrupted `engine.run`."""
     for policy, devices in ((policies.GPUOnly(), 1), (policies.SingleLearnerCoarse(), 2)):
         engine = fdg.compile(Pupil(), policy, jax.devices()[:devices])
         state, _ = engine.run(engine.init(0), 1)
@@ -226,12 +226,12 @@ def test_a_signal_that_arrives_while_the_engine_runs(tmp_path):
         ({"start_from": "nowhere"}, "no run in nowhere"),
     ],
 )
-def test_errors_of_one_line(tmp_path, settings, message):
+def test_one_line_errors(tmp_path, settings, message):
     with refuses(match=message):
         fitted(**{"out": tmp_path / "run", "algorithm": small(), **settings})
 
 
-def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
+def test_live_plot(tmp_path, monkeypatch):
     shown = []
 
     class Handle:
@@ -251,18 +251,18 @@ def test_the_curve_of_a_notebook(tmp_path, monkeypatch):
     assert not fit_module.in_notebook()
 
 
-def test_no_function_shares_its_name_with_a_command():
+def test_no_function_has_the_name_of_a_command():
     for name in ("train", "plan", "launch", "evaluate", "play", "export", "plot"):
         assert name not in fdg.__all__
     assert all(hasattr(fdg, name) for name in fdg.__all__)
     assert isinstance(algos.PPO(env=envs.make("CartPole-v1")), algos.PPO)
 
 
-def test_steps_that_make_no_whole_iteration_are_named_once(tmp_path, capsys):
+def test_leftover_steps_are_reported_once(tmp_path, capsys):
     algorithm = Walk(num_envs=4)
     steps = algorithm.steps_per_iteration
-    how = {"devices": 1, "eval_episodes": 0}
-    run = fdg.fit(algorithm, total_steps=2 * steps + 1, out=tmp_path / "run", **how)
-    said = capsys.readouterr().out
+    settings = {"devices": 1, "eval_episodes": 0}
+    run = fdg.fit(algorithm, total_steps=2 * steps + 1, out=tmp_path / "run", **settings)
+    output = capsys.readouterr().out
     assert run.iteration == 2
-    assert said.count(f"and 1 more, which are left out: {2 * steps} will be done") == 1
+    assert output.count(f"and 1 more, which are left out: {2 * steps} will be done") == 1

@@ -1,4 +1,4 @@
-"""Metrics that `metrics.jsonl` can hold, and those that it cannot."""
+"""Types and names of metrics that `metrics.jsonl` accepts or refuses."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from tests.refusing import refuses
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """One metric, of any kind and name."""
+    """An algorithm with one metric of any type and name."""
 
     metric: Any
     name: str = "odd"
@@ -38,7 +38,7 @@ class Counter:
           for name in ("iteration", "env_steps", "wall_s", "eval_return")],
     ],
 )  # fmt: skip
-def test_what_no_row_can_hold_is_refused_before_training(metric, name, words, tmp_path):
+def test_invalid_metrics_are_refused(metric, name, words, tmp_path):
     with refuses(words):
         fdg.fit(Counter(metric, name), out=tmp_path / "run")
 
@@ -52,12 +52,12 @@ def test_real_numbers_are_recorded(metric, tmp_path):
     assert [row["odd"] for row in rows] == [float(metric())] * 3
 
 
-def test_arguments_that_are_taken_by_name_alone_are_named():
-    class ByName(Counter):
+def test_keyword_only_init_is_refused():
+    class KeywordOnly(Counter):
         def init(self, *, key):
             return jnp.zeros(2)
 
     with pytest.raises(
         fdg.FdgError, match=r"init takes \(\*, key\).*\(key\): .* by position, so remove the \*"
     ):
-        fdg.trace(ByName(lambda: 1.0))
+        fdg.trace(KeywordOnly(lambda: 1.0))

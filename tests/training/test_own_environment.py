@@ -1,4 +1,4 @@
-"""An environment and networks of a user's own from the command line: trained, resumed, used."""
+"""User-defined environments and networks on the command line: training, resume, acting, export."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 
-OWN = """
+MODULE = """
 import dataclasses
 import functools
 import equinox
@@ -52,14 +52,14 @@ def rows(observation_space, action_space):
     return functools.partial(Rows, observation_space.shape[0], action_space.n)
 """
 FLAGS = "--algo a2c --num-envs 4 --num-steps 4 --hidden 4 --devices 1 --eval-episodes 0"
-ENV, NETWORK = "a_maze_of_mine:Maze?size=4", "a_maze_of_mine:in_parts"
+ENV, NETWORK = "user_maze:Maze?size=4", "user_maze:in_parts"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The directory of a run on an environment of a module that only this folder has."""
+    """A run directory. The environment's module is in a temporary folder on `sys.path`."""
     path = tmp_path_factory.mktemp("own")
-    (path / "a_maze_of_mine.py").write_text(OWN)
+    (path / "user_maze.py").write_text(MODULE)
     sys.path.insert(0, str(path))
     out = path / "run"
     words = [*FLAGS.split(), "--env", ENV, "--network", NETWORK, "--normalize-observation"]
@@ -68,23 +68,23 @@ def trained(tmp_path_factory):
     sys.path.remove(str(path))
 
 
-def test_it_is_kept_and_imported_only_when_named_or_trusted(trained, capsys, monkeypatch):
+def test_user_module_must_be_named_or_trusted(trained, capsys, monkeypatch):
     config = json.loads((trained / "config.json").read_text())
     assert config["env"] == ENV and config["hyperparameters"]["network"] == NETWORK
-    monkeypatch.delitem(sys.modules, "a_maze_of_mine")
+    monkeypatch.delitem(sys.modules, "user_maze")
     assert train_main(["--resume", str(trained)]) == 2
     assert f"pass --env {ENV} too, or pass --trust" in capsys.readouterr().err
     with pytest.raises(FdgError, match="trust=True"):
         fdg.load(trained)
-    assert "a_maze_of_mine" not in sys.modules
-    assert train_main(["--resume", str(trained), "--env", ENV]) == 2  # the network is of that module too
+    assert "user_maze" not in sys.modules
+    assert train_main(["--resume", str(trained), "--env", ENV]) == 2  # the network needs it too
     assert f"pass --network {NETWORK} too, or pass --trust" in capsys.readouterr().err
     words = ["--resume", str(trained), "--env", ENV, "--network", NETWORK, "--total-steps", "48"]
     assert train_main(words) == 0
     assert fdg.load(trained, trust=True).iteration == 3
 
 
-def test_it_acts_and_is_exported_without_what_critics_see(trained, tmp_path):
+def test_act_and_export_without_privileged_parts(trained, tmp_path):
     run = fdg.load(trained, trust=True)
     assert run.algorithm.env.single.size == 4
     rng = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_it_acts_and_is_exported_without_what_critics_see(trained, tmp_path):
         "told": (np.array([0, 1, 1]), rng.uniform(-1, 1, (3, 1)).astype(np.float32)),
     }
     actions = run.policy(seen)
-    # What critics see changes nothing.
+    # Parts that only critics observe do not change actions.
     np.testing.assert_array_equal(run.policy({**seen, "bonus": np.ones((3, 1))}), actions)
     one = {"picture": seen["picture"][1], "told": (1, seen["told"][1][1])}
     assert run.policy(one) == actions[1]
@@ -114,11 +114,11 @@ def test_it_acts_and_is_exported_without_what_critics_see(trained, tmp_path):
             run.policy(wrong)
 
 
-def test_an_nnx_network_trains_from_the_command_line(trained, tmp_path, capsys):
+def test_nnx_network_on_the_command_line(trained, tmp_path, capsys):
     words = "--algo a2c --env CartPole-v1 --num-envs 4 --num-steps 4 --total-steps 16 --eval-episodes 0"
     out = ["--out", str(tmp_path / "run")]
-    assert train_main([*words.split(), "--devices", "1", "--network", "a_maze_of_mine:rows", *out]) == 0
+    assert train_main([*words.split(), "--devices", "1", "--network", "user_maze:rows", *out]) == 0
     run = fdg.load(tmp_path / "run", trust=True)
     assert run.state.parameters["policy"]["kernel"].shape == (4, 2)
-    assert train_main([*words.split(), "--devices", "1", "--network", "a_maze_of_mine:row"]) == 2
+    assert train_main([*words.split(), "--devices", "1", "--network", "user_maze:row"]) == 2
     assert "did you mean 'rows'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`fdg pack` and Hugging Face's hub: what is packed loads and is worth what the card says; mistakes."""
+"""`fdg pack` and the Hugging Face Hub: contents, model card, push, load and errors."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def filmed(monkeypatch):
+def fake_video(monkeypatch):
     monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
 
 
@@ -46,14 +46,14 @@ def packed(trained, tmp_path_factory):
     return out
 
 
-def test_what_is_packed_loads_with_the_same_state(trained, packed):
+def test_packed_run_loads(trained, packed):
     one, other = (fdg.load(path, trust=True) for path in (trained, packed))
     assert one.iteration == other.iteration == 4 and other.finished
     np.testing.assert_array_equal(one.state["bias"], other.state["bias"])
     assert one.metrics == other.metrics
 
 
-def test_a_failed_pack_leaves_nothing_and_a_killed_one_can_be_repeated(trained, tmp_path, monkeypatch):
+def test_failed_and_killed_packs(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "play", lambda self, path, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pack(trained, tmp_path / "out", trust=True, episodes=1)
@@ -66,15 +66,15 @@ def test_a_failed_pack_leaves_nothing_and_a_killed_one_can_be_repeated(trained, 
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_no_file_has_a_path_of_the_machine_that_trained(trained, packed):
-    assert list((trained / "checkpoints").rglob("commit_success.txt"))  # Orbax's, with the path
+def test_no_local_paths(trained, packed):
+    assert list((trained / "checkpoints").rglob("commit_success.txt"))  # of Orbax, contains the path
     for file in (file for file in packed.rglob("*") if file.is_file()):
         for path in (trained.parent, "/home/me"):
             assert str(path).encode() not in file.read_bytes(), file
     assert Checkpoints(packed / "checkpoints").damage(4) is None
 
 
-def test_the_card_says_what_a_reader_needs_and_nothing_of_the_machine(trained, packed):
+def test_model_card(trained, packed):
     card = (packed / "README.md").read_text()
     head = card.split("---")[1]
     for line in (
@@ -93,20 +93,20 @@ def test_the_card_says_what_a_reader_needs_and_nothing_of_the_machine(trained, p
     assert not any(path.is_symlink() for path in packed.rglob("*"))
 
 
-def test_a_module_is_not_followed_without_trust(packed):
+def test_foreign_module_needs_trust(packed):
     with pytest.raises(fdg.FdgError, match="trust=True"):
         fdg.load(packed)
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A stand-in of `huggingface_hub` whose repositories are folders here."""
+    """A fake `huggingface_hub` whose repositories are local folders."""
     module = types.ModuleType("huggingface_hub")
-    module.repositories, module.asked = {}, []
+    module.repositories, module.revisions = {}, []
 
     class HfApi:
         def repo_info(self, name, revision):
-            module.asked.append(revision)
+            module.revisions.append(revision)
             if name not in module.repositories:
                 raise RuntimeError("404 Client Error\nRepository Not Found")
             return types.SimpleNamespace(sha="abc123")
@@ -127,28 +127,28 @@ def hub(monkeypatch, tmp_path):
     return module
 
 
-def test_it_goes_to_the_hub_and_comes_back(hub, trained, filmed, tmp_path, capsys):
+def test_push_and_load(hub, trained, fake_video, tmp_path, capsys):
     words = ["pack", str(trained), "--out", str(tmp_path / "out"), "--trust", "--push", "me/guess"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "hf://me/guess"
-    assert fdg.load("hf://me/guess@main", trust=True).iteration == 4 and hub.asked == ["main"]
-    for address, said in {
+    assert fdg.load("hf://me/guess@main", trust=True).iteration == 4 and hub.revisions == ["main"]
+    for address, message in {
         "hf://me/other": "hf://me/other cannot be read (",
         "hf://guess": "hf://guess: give USER/NAME",
         "hf://me/../x": "give USER/NAME",
     }.items():
-        with refuses(said):
+        with refuses(message):
             fdg.load(address)
 
 
-def test_the_hub_is_an_extra(monkeypatch):
+def test_huggingface_hub_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(fdg.FdgError, match=r"needs huggingface_hub: pip install 'fdg\[hub\]'"):
         fdg.load("hf://me/guess")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["pack"], "RUN_DIR"),
         (["pack", "none"], "no run in none (it has no config.json)"),
@@ -164,7 +164,7 @@ def test_the_hub_is_an_extra(monkeypatch):
         (["demo", "--env", "Pendulum-v1"], "unknown flag '--env'"),
     ],
 )
-def test_mistakes_are_one_line_with_the_fix(trained, monkeypatch, capsys, words, said):
+def test_command_line_errors(trained, monkeypatch, capsys, words, message):
     monkeypatch.chdir(trained.parent)
-    assert said in refused(capsys, words, main)
+    assert message in refused(capsys, words, main)
     assert not os.path.exists("run-packed") or not os.listdir("run-packed")

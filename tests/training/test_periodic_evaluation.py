@@ -1,4 +1,4 @@
-"""Evaluation while training: its numbers, the best checkpoint, early stops, trackers, and repeated runs."""
+"""Evaluation during training (`eval_every`): rows, best checkpoint, early stops, metric loggers."""
 
 import importlib.util
 import re
@@ -24,14 +24,14 @@ def run(tmp_path_factory):
     return fitted(out, algorithm, iterations=9, eval_every=2, eval_episodes=64)
 
 
-def test_its_rows(run):
+def test_evaluation_rows(run):
     evaluated = {row["iteration"]: row for row in rows(run.path) if "eval_return" in row}
     assert list(evaluated) == [2, 4, 6, 8]
     assert all(row["eval_episodes"] == EPISODES for row in evaluated.values())
     assert all(row["eval_return"] != row["eval_return_sampled"] for row in evaluated.values())
 
 
-def test_the_best_is_kept_beside_the_last(run):
+def test_best_checkpoint(run):
     values = {row["iteration"]: row["eval_return"] for row in rows(run.path) if "eval_return" in row}
     iteration = max(values, key=lambda key: (values[key], -key))
     summary = run.summary
@@ -40,14 +40,14 @@ def test_the_best_is_kept_beside_the_last(run):
     assert fdg.load(run.path).iteration == 9
 
 
-def test_it_changes_no_number(run, tmp_path):
+def test_evaluation_does_not_change_training(run, tmp_path):
     plain = fitted(tmp_path / "plain", run.algorithm, total_steps=None)
     names = rows(plain.path)[0].keys() - {"wall_s"}
     for ours, theirs in zip(rows(run.path), rows(plain.path), strict=True):
         assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
-def test_a_return_that_is_enough_ends_it(tmp_path):
+def test_stop_at_return(tmp_path):
     algorithm = small("a2c", hidden=(8,))
     run = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, stop_at=1.0)
     assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
@@ -55,21 +55,21 @@ def test_a_return_that_is_enough_ends_it(tmp_path):
     assert again.finished and again.summary["best_iteration"] in range(3, 10, 3)
 
 
-def test_a_time_limit_ends_it_and_a_resumed_run_goes_on(tmp_path):
+def test_stop_after_time_and_resume(tmp_path):
     algorithm = small("a2c", hidden=(8,))
     slow = {"callbacks": [lambda report: time.sleep(0.05)]}
     run = fitted(tmp_path / "run", algorithm, iterations=200, stop_after=0.5, **slow)
     assert 1 < run.iteration < 200 and re.search(r"trained for \d s \(--stop-after\)", run.stopped)
     assert run.summary["stopped"] == run.stopped and run.summary["iterations"] == run.iteration
     again = fitted(tmp_path / "run", algorithm, iterations=200, resume=True)
-    whole = fitted(tmp_path / "whole", algorithm, iterations=200)
+    reference = fitted(tmp_path / "reference", algorithm, iterations=200)
     assert again.finished and again.stopped is None
-    names = rows(whole.path)[0].keys() - {"wall_s"}
-    for ours, theirs in zip(rows(again.path), rows(whole.path), strict=True):
+    names = rows(reference.path)[0].keys() - {"wall_s"}
+    for ours, theirs in zip(rows(again.path), rows(reference.path), strict=True):
         assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 
 
-def test_calls_double_and_stay_below_a_limit_of_seconds(tmp_path, monkeypatch):
+def test_iterations_per_call(tmp_path, monkeypatch):
     algorithm, sizes = small("a2c", hidden=(8,)), []
     recorded = {"callbacks": [lambda report: sizes.append(len(report.rows))], "eval_episodes": 0}
     fitted(tmp_path / "quick", algorithm, iterations=200, **recorded)
@@ -80,7 +80,7 @@ def test_calls_double_and_stay_below_a_limit_of_seconds(tmp_path, monkeypatch):
     assert sizes == [1] * 200
 
 
-def test_several_seeds_and_an_algorithm_that_cannot(tmp_path):
+def test_several_seeds_and_algorithms_without_evaluation(tmp_path):
     from tests.tiny import Silent, Walk
 
     run = fitted(tmp_path / "run", Walk(), iterations=2, eval_every=2, num_seeds=3)
@@ -96,7 +96,7 @@ def test_tensorboard(tmp_path, capsys):
     words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 160 --eval-episodes 4"
     words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
     assert train_main(words.split()) == 0
-    # Read without TensorFlow, as the file has it: each record is a length, a checksum, an event, a checksum.
+    # Read without TensorFlow. A record is: length, checksum, event, checksum.
     from tensorboardX.proto.event_pb2 import Event
 
     (file,) = (tmp_path / "run" / "tensorboard").iterdir()
@@ -115,7 +115,7 @@ def test_tensorboard(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
-def test_a_tracker_that_is_not_installed(tmp_path, kind, monkeypatch):
+def test_missing_logger(tmp_path, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
     with pytest.raises(FdgError, match=rf"{kind} needs {kind}, .*: pip install 'fdg\[{kind}\]'"):
         fitted(tmp_path / "run", small(), **{kind: "project"})
@@ -140,8 +140,8 @@ def test_mlflow_in_a_file(tmp_path, monkeypatch):
     assert steps == [row["env_steps"] for row in rows(run.path)]
 
 
-class Experiments:
-    """What is used of the package `mlflow`: it remembers what is created, and what is logged where."""
+class FakeMlflow:
+    """The functions of `mlflow` that fdg calls; records created runs and logged values."""
 
     runs: ClassVar[list] = []
     logged: ClassVar[list] = []
@@ -166,14 +166,14 @@ class Experiments:
         self.logged.append((run, params, metrics))
 
 
-def test_mlflow_goes_on_with_the_run_of_that_name_and_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(Experiments, "runs", [])
-    monkeypatch.setitem(sys.modules, "mlflow", Experiments)
+def test_mlflow_resumes_the_run_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeMlflow, "runs", [])
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
 
-    def logged_to(steps, name="run"):
+    def run_logged_to(steps, name="run"):
         (mlflow,) = loggers.open_loggers({"mlflow": ""}, tmp_path / name, {"env": "x"}, steps)
         mlflow.log(steps, {"loss": 1.0})
-        return Experiments.logged[-1][0]
+        return FakeMlflow.logged[-1][0]
 
-    found = [logged_to(0), logged_to(5), logged_to(0), logged_to(5, "other")]
+    found = [run_logged_to(0), run_logged_to(5), run_logged_to(0), run_logged_to(5, "other")]
     assert found == ["run-0", "run-0", "run-1", "other-2"]

@@ -1,4 +1,4 @@
-"""Populations: agents of a sweep that take over from better ones, inside the program."""
+"""Population-based training: agents of a sweep copy better agents and perturb their hyperparameters."""
 
 import json
 
@@ -24,28 +24,28 @@ def member_of(number, score, rate=0.1):
     return SweptState({"rate": jnp.float32(rate)}, {}, member)
 
 
-def test_the_worst_take_over_from_the_best():
-    """Of eight agents, a quarter: the two worst, one of which is not-a-number, from the two best."""
+def test_worst_agents_copy_the_best():
+    """The worst quarter of eight agents (one score is NaN) copies the best quarter."""
     scores = jnp.array([5.0, 1.0, 8.0, jnp.nan, 3.0, 9.0, 4.0, 6.0])
     for key in range(5):
         sources = [int(population().source(scores, jnp.int32(i), member_of(key, 0.0))) for i in range(8)]
         assert [sources[i] for i in (0, 2, 4, 5, 6, 7)] == [0, 2, 4, 5, 6, 7]
         assert sources[1] in (2, 5) and sources[3] in (2, 5)
-    # Nothing is known yet, or all are as good: everybody goes on.
+    # Without scores, or with equal ones, no agent is copied.
     for scores in (jnp.full(8, jnp.nan), jnp.zeros(8)):
         assert all(int(population().source(scores, jnp.int32(i), member_of(i, 0.0))) == i for i in range(8))
 
 
-def test_exploring_stays_within_bounds():
-    """Times 0.8 or 1.2, both of which happen, but never past what was given; others keep theirs."""
+def test_perturbation_stays_within_bounds():
+    """A copied rate is multiplied by 0.8 or 1.2 and clipped to its bounds; other agents keep theirs."""
     one, other = jnp.int32(1), jnp.int32(0)
     after = [population().after(member_of(key, 1.0, rate=0.5), one, other) for key in range(20)]
     assert {round(float(state.hyperparameters["rate"]), 5) for state in after} == {0.4, 0.6}
     edge = population().after(member_of(0, 1.0, rate=0.9), jnp.int32(1), jnp.int32(0))
     assert float(edge.hyperparameters["rate"]) in (pytest.approx(0.72), 1.0)
-    stays = population().after(member_of(0, 7.0, rate=0.9), jnp.int32(0), jnp.int32(0))
-    assert float(stays.hyperparameters["rate"]) == pytest.approx(0.9) and float(stays.membership.score) == 7.0
-    assert int(stays.membership.iterations) == 0 and float(stays.membership.episodes) == 0.0
+    kept = population().after(member_of(0, 7.0, rate=0.9), jnp.int32(0), jnp.int32(0))
+    assert float(kept.hyperparameters["rate"]) == pytest.approx(0.9) and float(kept.membership.score) == 7.0
+    assert int(kept.membership.iterations) == 0 and float(kept.membership.episodes) == 0.0
 
 
 def test_scores_are_means_over_episodes():
@@ -61,22 +61,22 @@ def test_population_run(tmp_path):
         Descent(), {"rate": [0.01, 0.5]}, num_seeds=3, exploit_every=2, total_steps=64, devices=2,
         out=tmp_path / "run", progress=False,
     )  # fmt: skip
-    said = json.loads((run.path / "sweep.json").read_text())
-    assert said["exploit_every"] == 2 and len(said["points"]) == 6
-    assert run.best.algorithm.rate == pytest.approx(said["best"]["values"]["rate"])
-    assert run.metrics[-1]["rate_per_seed"] == [pytest.approx(p["values"]["rate"]) for p in said["points"]]
+    result = json.loads((run.path / "sweep.json").read_text())
+    assert result["exploit_every"] == 2 and len(result["points"]) == 6
+    assert run.best.algorithm.rate == pytest.approx(result["best"]["values"]["rate"])
+    assert run.metrics[-1]["rate_per_seed"] == [pytest.approx(p["values"]["rate"]) for p in result["points"]]
     assert fdg.load(run.path, trust=True).algorithm == run.algorithm
     assert (run.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"exploit_every": 0}, "exploit_every=0"),
         ({"exploit_every": 1.5}, "whole number"),
         ({"exploit_every": 2, "num_seeds": 1}, "there is only one agent"),
     ],
 )
-def test_population_mistakes(settings, said):
-    with pytest.raises(FdgError, match=said):
+def test_population_errors(settings, message):
+    with pytest.raises(FdgError, match=message):
         Sweep(Descent(), make_grid({"rate": 0.1}), **{"num_seeds": 2, **settings})

@@ -1,4 +1,4 @@
-"""Searches: what Optuna chooses from, trials that are runs, going on, and ending what is behind."""
+"""`fdg.search`: search spaces, trials, resume, and early ends of bad trials (Optuna)."""
 
 import json
 import math
@@ -19,32 +19,32 @@ pytest.importorskip("optuna")
 
 
 def read(name):
-    def whole(word):
+    def integer(word):
         if not word.isdigit():
             raise ValueError("an integer")
         return int(word)
 
     kinds = {
-        "hidden": (lambda word: tuple(map(whole, word.split(","))), True, False),
-        "width": (whole, False, True),
+        "hidden": (lambda word: tuple(map(integer, word.split(","))), True, False),
+        "width": (integer, False, True),
         "rate": (float, False, False),
     }
     return kinds[name]
 
 
-def test_space_there_and_back():
+def test_space_round_trip():
     space = parse_space("hidden=64,64|128 width=1,2,3 rate=log:1e-4..1e-2", read)
     assert [one.name for one in space] == ["hidden", "width", "rate"]
     assert space[0] == Choices("hidden", ((64, 64), (128,))) and space[1].values == (1, 2, 3)
     assert space[2] == Range("rate", 1e-4, 1e-2, True)
     assert parse_space(space_text(space), read) == space
-    assert parse_space("hidden=64,64/128", read) == space[:1]  # which no shell takes for a pipe
+    assert parse_space("hidden=64,64/128", read) == space[:1]  # shells read `|` as a pipe
     values = {"hidden": [(64, 64), (128,)], "width": [1, 2, 3], "rate": "log:1e-4..1e-2"}
     assert make_space(values, lambda name: name == "width") == space
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "nothing to try"),
         ("hidden", "has no values"),
@@ -56,8 +56,8 @@ def test_space_there_and_back():
         ("width=lin:a..b", "a range needs two numbers"),
     ],
 )
-def test_space_mistakes(text, said):
-    with refuses(said):
+def test_space_errors(text, message):
+    with refuses(message):
         parse_space(text, read)
 
 
@@ -68,44 +68,44 @@ def search(out, trials=3, **settings):
     )  # fmt: skip
 
 
-def test_trials_are_runs_and_a_search_goes_on(tmp_path):
-    whole = search(tmp_path / "whole", trials=3, halving=False)
-    assert [trial.run for trial in whole.trials] == ["0000", "0001", "0002"]
-    assert all(trial.state == "done" for trial in whole.trials)
-    best = max(whole.trials, key=lambda trial: trial.value)
-    found = whole.best
+def test_trials_are_runs_and_a_search_resumes(tmp_path):
+    reference = search(tmp_path / "reference", trials=3, halving=False)
+    assert [trial.run for trial in reference.trials] == ["0000", "0001", "0002"]
+    assert all(trial.state == "done" for trial in reference.trials)
+    best = max(reference.trials, key=lambda trial: trial.value)
+    found = reference.best
     assert found.algorithm.width == int(best.values["width"]) and found.algorithm.pull == best.values["pull"]
-    said = json.loads((tmp_path / "whole" / "search.json").read_text())
-    assert said["best"]["run"] == best.run and len(said["trials"]) == 3
-    assert (tmp_path / "whole" / "search.png").read_bytes().startswith(b"\x89PNG")
-    # In two sittings: the same proposals, and so the same trials.
+    result = json.loads((tmp_path / "reference" / "search.json").read_text())
+    assert result["best"]["run"] == best.run and len(result["trials"]) == 3
+    assert (tmp_path / "reference" / "search.png").read_bytes().startswith(b"\x89PNG")
+    # Stopped and resumed, it proposes the same trials.
     search(tmp_path / "half", trials=1, halving=False)
     again = search(tmp_path / "half", trials=3, halving=False, resume=True)
-    assert [(t.values, t.value) for t in again.trials] == [(t.values, t.value) for t in whole.trials]
+    assert [(t.values, t.value) for t in again.trials] == [(t.values, t.value) for t in reference.trials]
 
 
-def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
-    """Killed in the middle of the second trial: that is taken up again, with what was proposed for it."""
+def test_interrupted_trial_resumes(tmp_path, monkeypatch):
+    """A search that failed in its second trial repeats this trial with the same values."""
     from fdg.training import search as module
 
     real, calls = module.carry_out, []
 
-    def dies(job, *rest, **named):
+    def fail_in_second(job, *rest, **named):
         calls.append(job)
         if len(calls) == 2:
             raise MemoryError
         return real(job, *rest, **named)
 
-    monkeypatch.setattr(module, "carry_out", dies)
+    monkeypatch.setattr(module, "carry_out", fail_in_second)
     with pytest.raises(MemoryError):
         search(tmp_path / "run")
-    asked = calls[1].algorithm
+    proposed = calls[1].algorithm
     found = search(tmp_path / "run", trials=2, resume=True)
     assert [trial.run for trial in found.trials] == ["0000", "0001"]
-    assert calls[2].algorithm == asked and calls[2].out == calls[1].out
+    assert calls[2].algorithm == proposed and calls[2].out == calls[1].out
 
 
-def halved(out, **settings):
+def search_with_halving(out, **settings):
     return fdg.search(
         Descent(total_steps=54 * 8), {"rate": [0.0, 0.001, 0.01, 0.02, 0.03, 0.5]}, trials=6, seed=3,
         devices=1, out=out, progress=False, checkpoint_every=4, **settings,
@@ -113,20 +113,20 @@ def halved(out, **settings):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return halved(tmp_path_factory.mktemp("halved") / "run")
+def halved(tmp_path_factory):
+    return search_with_halving(tmp_path_factory.mktemp("halved") / "run")
 
 
-def test_what_is_behind_is_ended(found):
-    """One trial in three passes a rung, once three have reached it."""
-    states = {trial.state for trial in found.trials}
+def test_halving_ends_trials_early(halved):
+    """Once three trials have reached a rung, one in three continues."""
+    states = {trial.state for trial in halved.trials}
     assert states == {"done", "ended early"}
-    assert found.best.algorithm.rate == 0.5
-    early = next(trial for trial in found.trials if trial.state == "ended early")
-    assert fdg.load(found.path / "trials" / early.run, trust=True).iteration < 54
+    assert halved.best.algorithm.rate == 0.5
+    early = next(trial for trial in halved.trials if trial.state == "ended early")
+    assert fdg.load(halved.path / "trials" / early.run, trust=True).iteration < 54
 
 
-def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
+def test_invalid_trials_are_refused(tmp_path):
     found = fdg.search(
         Descent(), {"rate": [-1.0, 0.5]}, trials=3, seed=0, devices=1, out=tmp_path / "run", progress=False
     )
@@ -135,16 +135,16 @@ def test_what_does_not_fit_is_refused_and_the_search_goes_on(tmp_path):
     assert len(found.trials) == 2 and found.best.algorithm.rate == 0.5
 
 
-def test_no_value_is_tried_twice(tmp_path, capsys):
-    """Equal values have equal seeds, so equal results: a search ends where its values do."""
+def test_no_values_are_tried_twice(tmp_path, capsys):
+    """Equal values have equal seeds and results, so a search ends when all combinations are tried."""
 
-    def searched(trials, **settings):
+    def run_search(trials, **settings):
         return fdg.search(
             Descent(), {"width": [1, 2], "pull": "lin:0.5..1.5", "rate": [0.1]}, trials=trials, seed=0,
             devices=1, out=tmp_path / "endless", progress=False, **settings,
         )  # fmt: skip
 
-    assert len(searched(4).trials) == 4  # of a range there is always another value
+    assert len(run_search(4).trials) == 4  # a range always has another value
     words = "--algo tests.training.test_sweep:Descent --total-steps 64 --devices 1 --no-halving".split()
     words += ["--optuna", "7", "--search", "width=lin:1..2 rate=0.1,0.2", "--out", str(tmp_path / "run")]
     assert train_main(words) == 0
@@ -155,7 +155,7 @@ def test_no_value_is_tried_twice(tmp_path, capsys):
     assert len({json.dumps(trial["values"]) for trial in trials}) == len(trials) == 4
 
 
-def test_a_trial_may_be_a_sweep(tmp_path):
+def test_sweep_as_trial(tmp_path):
     sweep = fdg.Sweep(Descent(), (("rate", (0.1, 0.5)),), num_seeds=2)
     found = fdg.search(sweep, {"width": [2]}, trials=1, devices=1, out=tmp_path / "run", progress=False)
     points = json.loads((found.path / "trials" / "0000" / "sweep.json").read_text())
@@ -168,21 +168,21 @@ def job_of(algorithm):
     return make_job(algorithm, policies.GPUOnly(), optuna=1)
 
 
-def test_best_by_hand():
-    made = [
+def test_best_trial_by_hand():
+    trials = [
         Trial("0000", {"width": "1"}, "done", 3.0, (2.0, 4.0)),
         Trial("0001", {"width": "2"}, "ended early", math.nan),
         Trial("0002", {"width": "3"}, "done", 5.0, (5.0,)),
     ]
-    assert best_trial(made).run == "0002" and best_trial(made[1:2]) is None
-    low, high = made[0].interval
-    assert 2.0 <= low < high <= 4.0 and made[2].interval is None
-    first = next(line for line in trials_table(made, ["width"]).splitlines() if "000" in line)
+    assert best_trial(trials).run == "0002" and best_trial(trials[1:2]) is None
+    low, high = trials[0].interval
+    assert 2.0 <= low < high <= 4.0 and trials[2].interval is None
+    first = next(line for line in trials_table(trials, ["width"]).splitlines() if "000" in line)
     assert "0002" in first and "5.0" in first
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--optuna 3", "--search"),
         ("--search hidden=64", "--optuna"),
@@ -193,6 +193,6 @@ def test_best_by_hand():
         ("--optuna 3 --search lr=1e-3,1e-2 --sweep lr=1e-3", "swept already"),
     ],
 )
-def test_command_mistakes(words, said, capsys, tmp_path):
-    assert said in refused(capsys, [*words.split(), "--out", str(tmp_path / "run")], train_main)
+def test_command_line_errors(words, message, capsys, tmp_path):
+    assert message in refused(capsys, [*words.split(), "--out", str(tmp_path / "run")], train_main)
     assert not (tmp_path / "run").exists()

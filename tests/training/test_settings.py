@@ -1,4 +1,4 @@
-"""The settings of a job: what follows from their dataclasses, for each of them."""
+"""The settings of a job: JSON, ranges, flags and resume, for each field of their dataclasses."""
 
 import dataclasses
 import inspect
@@ -24,20 +24,20 @@ FILE = Path("run", "config.json")
 
 
 def values_of(kind, field):
-    """Values that a setting may have."""
+    """Valid values of a setting."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     words = [one for one in get_args(kind) if get_origin(one) is Literal]
     plain = (set(get_args(kind)) or {kind}) - {type(None), *words}
     least, most = field.metadata.get("least", 0), field.metadata.get("most", 10**9)
-    whole = [least, most, random.Random(field.name).randint(least, most)]
-    by_kind = {int: whole, float: [-1.5, 3.0, float("inf")], bool: [True, False], str: ["a", "none", "3"]}
+    integers = [least, most, random.Random(field.name).randint(least, most)]
+    by_kind = {int: integers, float: [-1.5, 3.0, float("inf")], bool: [True, False], str: ["a", "none", "3"]}
     optional = [None] if type(None) in get_args(kind) else []
     return [*by_kind[plain.pop()], *optional, *(value for one in words for value in get_args(one))]
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_setting_comes_back_from_json(name):
+def test_settings_json_round_trip(name):
     field, kind = KEPT[name]
     for value in values_of(kind, field):
         text = json.dumps({name: to_json(value)}, allow_nan=False)
@@ -52,13 +52,13 @@ def test_a_setting_comes_back_from_json(name):
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT if "least" in KEPT[name][0].metadata])
-def test_a_number_out_of_its_range_is_refused_wherever_it_comes_from(name):
+def test_out_of_range_numbers_are_refused(name):
     bounds = KEPT[name][0].metadata
     option = f"--{name.replace('_', '-')}"
-    for value, said in [(bounds["least"] - 1, "at least"), (bounds.get("most", 10**30) + 1, "at most")]:
+    for value, bound in [(bounds["least"] - 1, "at least"), (bounds.get("most", 10**30) + 1, "at most")]:
         if value > 10**30:
             continue
-        with pytest.raises(FdgError, match=f"{option} {value}: it must be {said}"):
+        with pytest.raises(FdgError, match=f"{option} {value}: it must be {bound}"):
             settings.check_range(name, value)
         if "most" in bounds:
             with pytest.raises(FdgError, match=f"has {name} = {value}, which is not a whole number from"):
@@ -67,7 +67,7 @@ def test_a_number_out_of_its_range_is_refused_wherever_it_comes_from(name):
     settings.check_range(name, None)
 
 
-def test_a_resumed_run_may_change_how_it_is_carried_out_and_not_what_it_computes():
+def test_resume_may_not_change_what_is_computed():
     before = dict.fromkeys(KEPT, "before") | {
         "hyperparameters": {"rate": 1},
         "policy_fields": {"actors": 2},
@@ -84,10 +84,10 @@ def test_a_resumed_run_may_change_how_it_is_carried_out_and_not_what_it_computes
     assert settings.contradiction(before, before) is None
 
 
-def test_fit_takes_settings_as_the_schema_has_them():
+def test_fit_arguments_match_the_settings():
     hints, fields = typing.get_type_hints(fdg.fit), Settings.__dataclass_fields__
     kinds = typing.get_type_hints(Settings)
-    own = {"total_steps", "devices", "out"}  # of an algorithm, or objects, in Python
+    own = {"total_steps", "devices", "out"}  # differ in Python
     shared = [name for name in inspect.signature(fdg.fit).parameters if name in fields and name not in own]
     assert {"seed", "eval_every", "stop_at", "wandb"} <= {*shared}
     for name in shared:
@@ -95,8 +95,8 @@ def test_fit_takes_settings_as_the_schema_has_them():
         assert inspect.signature(fdg.fit).parameters[name].default == fields[name].default, name
 
 
-def test_a_job_with_another_algorithm_and_policy_says_so_in_its_configuration():
-    """As if the command line had asked for them."""
+def test_changed_job_updates_its_configuration():
+    """The changed job equals one parsed from a command line with the new flags."""
     words = "--env probe:value --devices 2 --total-steps 4096"
     job = parse(f"{words} --policy gpu_only --num-envs 4".split(), "", "")
     other = parse(f"{words} --policy single_learner_coarse --staleness 1 --num-envs 8".split(), "", "")
@@ -106,15 +106,15 @@ def test_a_job_with_another_algorithm_and_policy_says_so_in_its_configuration():
     assert list(changed.described) == [*job.described, "policy_asked"]
 
 
-def test_each_setting_is_a_flag_with_its_help():
+def test_each_setting_is_a_flag():
     text = " ".join(JobFlags(has_total_steps=True).parser().format_help().split())
     for flag in (flag for group in GROUPS.values() for flag in flags_of(group)):
         assert flag.option in text and flag.help.split(" (None: ")[0][:20] in text
     assert "--devices-chosen" not in text
 
 
-def test_two_parsers_in_turn_read_what_one_reads():
-    """Random command lines, by one parser of all flags, and by one of settings and then of the rest."""
+def test_two_parsers_match_one():
+    """Random command lines: one parser of all flags, against one of settings and one of the rest."""
 
     def outcome(read):
         try:
@@ -122,20 +122,20 @@ def test_two_parsers_in_turn_read_what_one_reads():
         except (FdgError, SystemExit) as error:  # --help exits
             return str(error)
 
-    every = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly, False).parser()
-    settings_alone, agreed = JobFlags().parser(add_help=False), 0
+    all_flags = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly, False).parser()
+    settings_only, agreed = JobFlags().parser(add_help=False), 0
     for seed in range(150):
         argv = draw_words(random.Random(seed))
-        alone = outcome(lambda argv=argv: every.parse_strictly(normalise(argv)))
-        if isinstance(alone, str):
+        expected = outcome(lambda argv=argv: all_flags.parse_strictly(normalise(argv)))
+        if isinstance(expected, str):
             continue
 
-        def in_turn(argv=argv):
+        def by_two_parsers(argv=argv):
             words = Words(argv)
-            first = words.take(settings_alone)
-            return {**first, **every.parse_strictly(words.remaining)}
+            first = words.take(settings_only)
+            return {**first, **all_flags.parse_strictly(words.remaining)}
 
-        assert outcome(in_turn) == alone, argv
+        assert outcome(by_two_parsers) == expected, argv
         agreed += 1
     assert agreed > 20
 
@@ -153,14 +153,14 @@ def test_two_parsers_in_turn_read_what_one_reads():
         (bool | None, False),
     ],
 )
-def test_values_of_fields_come_back_from_json(kind, value):
+def test_field_json_round_trip(kind, value):
     found = from_json(kind, json.loads(json.dumps(to_json(value))))
     assert found == value and type(found) is type(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mine:
-    """An algorithm with an annotation that only type checkers know."""
+    """An algorithm with an annotation that cannot be resolved at run time."""
 
     thing: "Nowhere | None" = None  # noqa: F821
     rate: float = 1
@@ -173,10 +173,10 @@ class Mine:
         return state, {}
 
 
-def test_a_file_may_say_what_no_flag_can(tmp_path):
-    """It stays in the run's configuration, and a resumed run has it."""
-    said = description.describe(Mine(rate=2), fdg.policies.GPUOnly())
-    (tmp_path / "config.json").write_text(json.dumps({**said, "total_steps": 8, "devices_chosen": 1}))
+def test_fields_without_a_flag_are_read_from_the_file(tmp_path):
+    """A field of unresolvable type stays in the configuration, also when the run is resumed."""
+    config = description.describe(Mine(rate=2), fdg.policies.GPUOnly())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "total_steps": 8, "devices_chosen": 1}))
     words = ["--resume", str(tmp_path), "--trust", "--devices", "2"]
     job = parse(words, "train", "")
     assert job.algorithm == Mine(rate=2) and job.config["hyperparameters"] == {"thing": None, "rate": 2}
@@ -185,6 +185,6 @@ def test_a_file_may_say_what_no_flag_can(tmp_path):
     assert parse([*words[:3], "--out", "none"], "train", "").out == tmp_path
     with pytest.raises(FdgError, match="unknown flag '--rate'"):
         parse([*words, "--rate", "3"], "train", "")
-    (tmp_path / "config.json").write_text(json.dumps({**said, "hyperparameters": {"speed": 1}}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hyperparameters": {"speed": 1}}))
     with pytest.raises(FdgError, match=r"config.json has 'speed' in hyperparameters, which .*:Mine lacks"):
         fdg.load(tmp_path, trust=True)

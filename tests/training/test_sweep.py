@@ -1,4 +1,4 @@
-"""Sweeps: floats may be traced, agents have the numbers of runs of their own, and can be taken out."""
+"""Sweeps: grids, traced hyperparameters, members equal to single runs, resume, result statistics."""
 
 import csv
 import dataclasses
@@ -25,21 +25,21 @@ from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_index, point_results
 from tests.refusing import refused, refuses
 from tests.training.descent import Descent, assert_close
-from tests.training.trained import assert_same, small, timeless
+from tests.training.trained import assert_same, small, untimed_rows
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_learning_curves():
-    """Which take as long as the runs here."""
+    """Skips drawing, which takes as long as these runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
         yield
 
 
-# --- the text of a grid ---
+# --- grids ---
 
 
-def test_grid_there_and_back():
+def test_grid_round_trip():
     grid = parse_grid("learning_rate=1e-4,3e-4 discount=lin:0.9..0.99x4")
     assert parse_grid(grid_text(grid)) == grid
     assert [len(values) for _, values in grid] == [2, 4]
@@ -49,7 +49,7 @@ def test_grid_there_and_back():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "nothing to try"),
         ("learning_rate", "has no values"),
@@ -67,8 +67,8 @@ def test_grid_there_and_back():
         ("rate=lin:0..1x" + "1" * 5000, "LOW..HIGHxCOUNT"),
     ],
 )
-def test_grid_mistakes(text, said):
-    with refuses(said):
+def test_grid_errors(text, message):
+    with refuses(message):
         parse_grid(text)
 
 
@@ -87,32 +87,32 @@ def test_grid_mistakes(text, said):
         None,
     ],
 )
-def test_grid_mistakes_in_python(given):
+def test_grid_errors_in_python(given):
     with pytest.raises(FdgError):
         make_grid(given)
     with pytest.raises(FdgError):
         Sweep(Descent(), given)
 
 
-def test_a_sweep_takes_what_fdg_sweep_takes():
+def test_sweep_accepts_a_dict():
     values = {"rate": [0.05, 0.2], "offset": [0.0, 1.0]}
     assert Sweep(Descent(), values) == Sweep(Descent(), make_grid(values))
 
 
 # --- which hyperparameters can be swept ---
 
-# Have PPO's floats, and its code where they are used; has the step size alone.
-_ALIKE = ("ippo", "mappo", "bc")
+# IPPO and MAPPO have PPO's floats and code; BC has only a learning rate.
+_SKIPPED = ("ippo", "mappo", "bc")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in algos.names() if issubclass(algos.get(name), Agent) and name not in _ALIKE]
+    "name", [name for name in algos.names() if issubclass(algos.get(name), Agent) and name not in _SKIPPED]
 )
-def test_every_float_is_in_the_program(name):
-    """Each float that does not decide what the program is, all at once: traced, and used."""
+def test_every_float_is_traced(name):
+    """The program takes and uses every float field that does not determine its structure."""
     cls = algos.get(name)
-    alone = "Pendulum-v1" if envs.Box in cls.action_spaces else getattr(cls, "default_env", "CartPole-v1")
-    env = envs.make("probe:agents" if cls.several_agents else alone)
+    single = "Pendulum-v1" if envs.Box in cls.action_spaces else getattr(cls, "default_env", "CartPole-v1")
+    env = envs.make("probe:agents" if cls.several_agents else single)
     sizes = {
         "num_minibatches": 1,
         "atoms": 3,
@@ -125,7 +125,7 @@ def test_every_float_is_in_the_program(name):
     }
     fields = {field.name for field in dataclasses.fields(cls)}
     if name in ("qr_dqn", "c51"):
-        fields -= {"max_error"}  # refused: its loss is another
+        fields -= {"max_error"}  # refused: their losses lack it
     algorithm = cls(
         env=env, num_envs=4, num_steps=2, hidden=(4,), **{k: v for k, v in sizes.items() if k in fields}
     )
@@ -134,7 +134,7 @@ def test_every_float_is_in_the_program(name):
         for field in dataclasses.fields(cls)
         if re.search(r"\bfloat\b", str(field.type))
         and field.name not in structural(cls)
-        and (name != "alphazero" or field.metadata.get("only_with") != "rnd")  # refused there
+        and (name != "alphazero" or field.metadata.get("only_with") != "rnd")  # refused
     ]
     values = {
         field: 0.5 if getattr(algorithm, field) is None else getattr(algorithm, field) for field in floats
@@ -142,21 +142,21 @@ def test_every_float_is_in_the_program(name):
     numbers = {field: jnp.float32(value) for field, value in values.items()}
     assert Sweep(algorithm, make_grid(values)).points == [values]
 
-    def whole(numbers):
-        own = with_numbers(algorithm, numbers)
-        state = own.init(jax.random.key(0))
-        return own.iterate(state)
+    def first_iteration(numbers):
+        traced = with_numbers(algorithm, numbers)
+        state = traced.init(jax.random.key(0))
+        return traced.iterate(state)
 
-    jaxpr = jax.make_jaxpr(whole)(numbers).jaxpr
+    jaxpr = jax.make_jaxpr(first_iteration)(numbers).jaxpr
     assert len(numbers) >= 5
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    unread = [field for field, is_used in zip(sorted(numbers), used, strict=True) if not is_used]
+    unused = [field for field, is_used in zip(sorted(numbers), used, strict=True) if not is_used]
     # Discrete actions have no standard deviation.
-    assert set(unread) <= ({"initial_log_std"} if isinstance(env.action_space, envs.Discrete) else set())
+    assert set(unused) <= ({"initial_log_std"} if isinstance(env.action_space, envs.Discrete) else set())
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "values", "said"),
+    ("algorithm", "values", "message"),
     [
         (small(), {"num_envs": [4, 8]}, "num_envs of PPO is not a float"),
         (small(), {"anneal_learning_rate": [0, 1]}, "is not a float"),
@@ -170,32 +170,32 @@ def test_every_float_is_in_the_program(name):
         (object(), {"rate": [1.0]}, "has no fields"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_swept(algorithm, values, said):
-    with refuses(said):
+def test_invalid_sweeps(algorithm, values, message):
+    with refuses(message):
         Sweep(algorithm, make_grid(values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Undecided(Descent):
-    """Decides in Python by one of its floats."""
+    """Branches in Python on one of its floats."""
 
     def iterate(self, state):
         state, metrics = super().iterate(state)
         return state, metrics if self.pull > 1.0 else {**metrics, "small": jnp.float32(1.0)}
 
 
-def test_an_algorithm_that_asks_for_the_number():
+def test_python_branch_on_a_swept_float_is_refused():
     sweep = Sweep(Undecided(), make_grid({"rate": [0.1, 0.2], "pull": [1.0, 2.0]}))
     with refuses(match=r"Undecided branches in Python on pull, .*--search pull="):
         fdg.trace(sweep)
 
 
-# --- the numbers ---
+# --- runs ---
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A2C on CartPole (whose program is the smallest), two step sizes and two seeds."""
+    """A2C on CartPole (the smallest program), with two learning rates and two seeds."""
     return fdg.sweep(
         small("a2c", hidden=(8,)),
         {"learning_rate": [1e-3, 3e-2], "entropy_coefficient": 0.0},
@@ -210,8 +210,8 @@ def swept(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def separate(tmp_path_factory):
-    """One of those agents, in a run of its own."""
+def single_run(tmp_path_factory):
+    """A single run of one of these agents."""
     return fdg.fit(
         small("a2c", hidden=(8,), learning_rate=3e-2, entropy_coefficient=0.0),
         seed=4,
@@ -223,23 +223,23 @@ def separate(tmp_path_factory):
     )
 
 
-def test_agent_by_agent(swept, separate):
+def test_member_matches_a_single_run(swept, single_run):
     member = swept.member(learning_rate=3e-2, seed=4)
-    assert member.algorithm == separate.algorithm and member.seed == 4 and member.num_seeds is None
-    assert_close(member.state, separate.state)
+    assert member.algorithm == single_run.algorithm and member.seed == 4 and member.num_seeds is None
+    assert_close(member.state, single_run.state)
     each = [row["episode_return_per_seed"][3] for row in swept.metrics]
-    assert each == [row["episode_return"] for row in separate.metrics]
-    assert swept.summary["eval_returns"][3] == separate.summary["eval_return"]
+    assert each == [row["episode_return"] for row in single_run.metrics]
+    assert swept.summary["eval_returns"][3] == single_run.summary["eval_return"]
 
 
 def test_files_and_best(swept):
-    said = json.loads((swept.path / "sweep.json").read_text())
-    assert said["measure"] == "greedy evaluation after training" and said["num_seeds"] == 2
-    means = [point["mean"] for point in said["points"]]
+    result = json.loads((swept.path / "sweep.json").read_text())
+    assert result["measure"] == "greedy evaluation after training" and result["num_seeds"] == 2
+    means = [point["mean"] for point in result["points"]]
     evaluated = swept.summary["eval_returns"]
     np.testing.assert_allclose(means, np.reshape(evaluated, (2, 2)).mean(axis=1))
-    assert said["best"]["point"] == int(np.argmax(means))
-    assert swept.best.algorithm.learning_rate == said["best"]["values"]["learning_rate"]
+    assert result["best"]["point"] == int(np.argmax(means))
+    assert swept.best.algorithm.learning_rate == result["best"]["values"]["learning_rate"]
     assert swept.best.num_seeds == 2 and swept.best.seed == 3
     with (swept.path / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -251,7 +251,7 @@ def test_files_and_best(swept):
     assert config["sweep"] == "learning_rate=0.001,0.03 entropy_coefficient=0.0" and config["num_seeds"] == 2
 
 
-def test_loaded_and_plotted(swept):
+def test_load_and_plot(swept):
     loaded = fdg.load(swept.path)
     assert loaded.algorithm == swept.algorithm and (loaded.agents, loaded.num_seeds) == (4, 2)
     assert loaded.best.algorithm == loaded.member("best").algorithm == swept.best.algorithm
@@ -267,7 +267,7 @@ def test_loaded_and_plotted(swept):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("selection", "message"),
     [
         ({"learning_rate": 0.5}, "no point has learning_rate=0.5"),
         ({}, "2 points have those values"),
@@ -277,45 +277,45 @@ def test_loaded_and_plotted(swept):
         ({"learning_rate": 1e-3, "seed": 5}, "seed"),
     ],
 )
-def test_no_such_member(swept, asked, said):
-    with refuses(said):
-        swept.member(**asked)
+def test_missing_member(swept, selection, message):
+    with refuses(message):
+        swept.member(**selection)
 
 
-def test_a_run_that_is_no_sweep_has_no_members(separate):
+def test_single_run_has_no_members(single_run):
     with pytest.raises(FdgError, match="is not a sweep"):
-        separate.member(agent=0)
+        single_run.member(agent=0)
     with pytest.raises(FdgError, match="is not a sweep"):
-        _ = separate.best
+        _ = single_run.best
 
 
 @pytest.mark.parametrize("exploit_every", [None, 3])
-def test_resumed_bit_for_bit(tmp_path, exploit_every):
-    """A grid, and a population that is stopped between two exchanges."""
+def test_resume_is_bit_exact(tmp_path, exploit_every):
+    """A grid, and a population that is stopped between two exploit steps."""
 
-    def one(out, **settings):
+    def run(out, **settings):
         return fdg.sweep(
             Descent(), {"rate": [0.1, 0.3]}, num_seeds=2, total_steps=64, checkpoint_every=2, out=out,
             devices=2, progress=False, exploit_every=exploit_every, **settings,
         )  # fmt: skip
 
-    whole = one(tmp_path / "whole")
-    half = one(tmp_path / "half", callbacks=[lambda report: report.iteration >= 4])
-    assert 4 <= half.iteration < 8 and not half.finished
-    (tmp_path / "half" / "summary.json").unlink()
-    again = one(tmp_path / "half", resume=True)
+    reference = run(tmp_path / "reference")
+    stopped = run(tmp_path / "part", callbacks=[lambda report: report.iteration >= 4])
+    assert 4 <= stopped.iteration < 8 and not stopped.finished
+    (tmp_path / "part" / "summary.json").unlink()
+    again = run(tmp_path / "part", resume=True)
     assert again.iteration == 8
-    assert_same(whole.state, again.state)
-    assert timeless(again.path) == timeless(whole.path)
-    rates = set(np.asarray(whole.state.hyperparameters["rate"]).tolist())
+    assert_same(reference.state, again.state)
+    assert untimed_rows(again.path) == untimed_rows(reference.path)
+    rates = set(np.asarray(reference.state.hyperparameters["rate"]).tolist())
     assert (rates == {np.float32(0.1), np.float32(0.3)}) == (exploit_every is None)
     with pytest.raises(FdgError, match="sweep="):
         fdg.sweep(
-            Descent(), {"rate": [0.1, 0.2]}, num_seeds=2, total_steps=64, out=tmp_path / "half", resume=True
+            Descent(), {"rate": [0.1, 0.2]}, num_seeds=2, total_steps=64, out=tmp_path / "part", resume=True
         )
 
 
-# --- what came of it, by hand ---
+# --- statistics by hand ---
 
 
 def test_results_by_hand():
@@ -326,18 +326,18 @@ def test_results_by_hand():
     ]  # fmt: skip
     found = point_results(sweep, rows, None)
     assert found[0].returns.tolist() == [9.0, 27.0] and found[0].mean == 18.0
-    assert found[0].training == 9.0  # of 4.5 and 13.5
+    assert found[0].training == 9.0  # mean of 4.5 and 13.5
     assert np.isnan(found[1].mean) and found[1].interval is None
-    assert best_index(found) == 0  # a point that lost an agent comes last
+    assert best_index(found) == 0  # a point with a missing return ranks last
     evaluated = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
-    assert [one.mean for one in evaluated] == [1.5, 3.5] and best_index(evaluated) == 1
-    lost = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].entry()
-    assert np.isnan(lost["mean"]) and lost["failed_seeds"] == [11]  # the second seed of its point
+    assert [point.mean for point in evaluated] == [1.5, 3.5] and best_index(evaluated) == 1
+    failed = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].entry()
+    assert np.isnan(failed["mean"]) and failed["failed_seeds"] == [11]  # the second seed of its point
     low, high = evaluated[1].interval
     assert 3.0 <= low <= 3.5 <= high <= 4.0
 
 
-def test_an_interval_takes_several_seeds_that_are_all_known():
+def test_interval_needs_several_finite_returns():
     def interval(*returns):
         return PointResult({"rate": 0.1}, range(len(returns)), np.array(returns), 0.0).interval
 
@@ -350,20 +350,20 @@ def test_an_interval_takes_several_seeds_that_are_all_known():
 # --- the command line ---
 
 
-def test_command(tmp_path, capsys, host_devices):
+def test_command_line(tmp_path, capsys, host_devices):
     out = tmp_path / "run"
     words = f"--algo {__name__}:Descent --total-steps 64 --out {out} --devices 2 --trust"
     assert train_main([*words.split(), "--sweep", "rate=0.1,0.5", "pull=lin:1..2x2", "--num-seeds", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "8 agents" in said and "best: return" in said and "by flags: --rate" in said
-    assert max(map(len, said.splitlines())) <= 120
+    text = capsys.readouterr().out
+    assert "8 agents" in text and "best: return" in text and "by flags: --rate" in text
+    assert max(map(len, text.splitlines())) <= 120
     assert len(json.loads((out / "sweep.json").read_text())["points"]) == 4
     assert train_main(["--resume", str(out), "--sweep", "rate=0.1", "--trust"]) == 2
     assert "contradicts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--sweep learning_rate=1e-3 --lr 1e-3", "leave out one of them"),
         ("--sweep", "--sweep takes a value or more: write --sweep NAME=VALUES"),
@@ -372,22 +372,22 @@ def test_command(tmp_path, capsys, host_devices):
         ("--exploit-every 5", "give them with --sweep"),
     ],
 )
-def test_command_mistakes(words, said, capsys, tmp_path):
-    assert said in refused(capsys, [*words.split(), "--out", str(tmp_path / "run")], train_main)
+def test_command_line_errors(words, message, capsys, tmp_path):
+    assert message in refused(capsys, [*words.split(), "--out", str(tmp_path / "run")], train_main)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sweep_begins_with_weights(tmp_path):
-    """Each agent with its own where there are as many, with the best one's where there are not."""
+def test_sweep_start_from(tmp_path):
+    """With as many agents, each starts from its own weights; otherwise all start from the best agent's."""
 
-    def one(out, values, **settings):
+    def run(out, values, **settings):
         return fdg.sweep(
             Descent(), values, total_steps=8, devices=1, out=tmp_path / out, progress=False, **settings
         )
 
-    first = one("first", {"rate": [0.1, 0.5]})
+    first = run("first", {"rate": [0.1, 0.5]})
     for out, values, sources in (("as many", [0.0, 1e-9], [0, 1]), ("more", [0.0, 1e-9, 2e-9], None)):
-        second = one(out, {"rate": values}, start_from=tmp_path / "first")
+        second = run(out, {"rate": values}, start_from=tmp_path / "first")
         sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
         assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
         assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]

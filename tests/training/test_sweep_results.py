@@ -1,4 +1,4 @@
-"""The table of a sweep, from numbers given by hand."""
+"""The results table of a sweep, for given returns."""
 
 import math
 
@@ -13,7 +13,7 @@ def point(rate, *returns, training=1.5):
     return PointResult({"learning_rate": rate}, range(len(returns)), np.array(returns, float), training)
 
 
-def test_the_best_comes_first_and_what_is_lost_last():
+def test_best_first_and_failed_last():
     found = [point(0.1, 4.0, 6.0), point(0.2, math.nan, 9.0), point(0.3, 20.0, 20.0), point(0.4, 1.0)]
     lines = [line.split() for line in points_table(found, "of the last tenth").splitlines()]
     rows = [words for words in lines if words and words[0] in ("0.1", "0.2", "0.3", "0.4")]
@@ -23,13 +23,13 @@ def test_the_best_comes_first_and_what_is_lost_last():
     assert rows[3][:2] == ["0.2", "-"]
 
 
-def test_more_than_twenty_are_counted():
+def test_table_has_at_most_twenty_rows():
     text = points_table([point(i, float(i)) for i in range(23)], "returns")
     assert text.splitlines()[-1] == "... and 3 more"
     assert "22.0" in text and " 2.00 " not in text
 
 
-def test_damaged_results_are_not_reported_as_missing(tmp_path):
+def test_missing_and_damaged_results(tmp_path):
     with pytest.raises(
         FdgError, match=r"has no sweep\.json: it is not a sweep, or the sweep has not finished"
     ):

@@ -1,4 +1,4 @@
-"""Training runs: what is left on disk, what is said, and that it is the engine's own result."""
+"""`fdg.train`: files of a run, printed output, resume, and results equal to `Engine.run`."""
 
 import io
 import itertools
@@ -21,13 +21,13 @@ from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
-from tests.training.trained import rows, strict_json, timeless
+from tests.training.trained import rows, strict_json, untimed_rows
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 PUPIL = ["--algo", "tests.tiny:Pupil"]
 
 
-def test_a_run_directory(tmp_path, curves, capsys):
+def test_run_directory(tmp_path, curves, capsys):
     run = tmp_path / "some" / "where"
     words = [*WALK, "--total-steps", "167", "--seed", "3", "--eval-episodes", "2", "--out", str(run)]
     assert train_main(words) == 0
@@ -36,7 +36,7 @@ def test_a_run_directory(tmp_path, curves, capsys):
     assert config["algo"] == "tests.tiny:Walk" and config["env"] is None and config["seed"] == 3
     assert config["hyperparameters"]["num_envs"] == 8 and config["hyperparameters"]["widths"] == [2, 3]
 
-    # 20 whole iterations of 8 steps fit into 167. The metrics are those of the engine itself.
+    # 167 steps are 20 complete iterations of 8 steps. The metrics are those of `Engine.run`.
     engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:1])
     state, metrics = engine.run(engine.init(3), 20)
     lines = rows(run)
@@ -59,27 +59,27 @@ def test_a_run_directory(tmp_path, curves, capsys):
     picture = (run / "learning_curve.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5_000
 
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     assert (
-        said.index("places Walk on 1 device") < said.index("compiled in") < said.index("100% iteration 20/20")
+        text.index("places Walk on 1 device") < text.index("compiled in") < text.index("100% iteration 20/20")
     )
-    assert f"evaluation return {statistics.format_numbers(summary['eval_return'])[0]} over 2 episodes" in said
-    assert said.endswith(f"run directory {run}\n")
+    assert f"evaluation return {statistics.format_numbers(summary['eval_return'])[0]} over 2 episodes" in text
+    assert text.endswith(f"run directory {run}\n")
 
 
 def test_several_seeds(tmp_path, host_devices, capsys):
     run = tmp_path / "run"
     words = ["--algo", "tests.tiny:Walk", "--devices", "2", "--num-seeds", "4", "--seed", "7"]
     assert train_main([*words, "--total-steps", "80", "--out", str(run)]) == 0
-    alone = []
+    single_runs = []
     for seed in range(7, 11):
         engine = fdg.compile(Walk(), policies.GPUOnly(), host_devices[:1])
-        alone.append(engine.run(engine.init(seed), 10)[1]["episode_return"])
+        single_runs.append(engine.run(engine.init(seed), 10)[1]["episode_return"])
     for i, line in enumerate(rows(run)):
         if i % 2 == 0:
             assert line["episode_return"] is None and line["episode_return_per_seed"] == [None] * 4
         else:
-            each = [float(curve[i]) for curve in alone]
+            each = [float(curve[i]) for curve in single_runs]
             assert line["episode_return_per_seed"] == pytest.approx(each, abs=1e-6)
             assert line["episode_return"] == pytest.approx(np.mean(each), abs=1e-6)
     summary = strict_json((run / "summary.json").read_text())
@@ -89,7 +89,7 @@ def test_several_seeds(tmp_path, host_devices, capsys):
     assert "over 128 episodes of each of 4 agents (from " in capsys.readouterr().out
 
 
-def test_the_least_that_an_algorithm_may_be(tmp_path, capsys):
+def test_minimal_algorithm(tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--algo", "tests.tiny:Silent", "--devices", "1", "--total-steps", "7", "--out", str(run)]
     assert train_main(words) == 0
@@ -114,8 +114,8 @@ POLICIES = {  # flags, and the number of devices of each group
 
 
 @pytest.mark.parametrize("words", POLICIES)
-def test_the_summary_of_several_groups(words, tmp_path, host_devices):
-    """How long each was busy and idle, and what moved; in the end the numbers are those of one group."""
+def test_summary_of_several_groups(words, tmp_path, host_devices):
+    """Busy and idle time of each group, and bytes moved; the results are those of one group."""
     run = tmp_path / "run"
     flags = ["--total-steps", "96", "--seed", "4", "--out", str(run), "--timeline"]
     assert train_main([*PUPIL, "--policy", *words.split(), *flags]) == 0
@@ -140,7 +140,7 @@ def test_the_summary_of_several_groups(words, tmp_path, host_devices):
     assert summary["eval_return"] == pytest.approx(float(np.sum(state["weight"])), rel=1e-5)
 
 
-def test_one_group_has_no_groups_to_speak_of(tmp_path, capsys, host_devices):
+def test_one_group_has_no_group_summary(tmp_path, capsys, host_devices):
     words = [*PUPIL, "--policy", "gpu_only", "--devices", "2", "--total-steps", "16", "--timeline"]
     assert train_main([*words, "--out", str(tmp_path / "run")]) == 0
     assert "no timeline: all fragments are one program" in capsys.readouterr().out
@@ -150,16 +150,16 @@ def test_one_group_has_no_groups_to_speak_of(tmp_path, capsys, host_devices):
 @pytest.mark.parametrize(
     ("policy", "delay", "number"), [("single_learner_coarse", "lag", 3), ("central", "staleness", 2)]
 )
-def test_stale_runs_are_saved_and_go_on(policy, delay, number, tmp_path, monkeypatch, capsys, host_devices):
-    """The checkpoint holds the older parameters as well: resumed, the run is the same bit for bit."""
+def test_stale_runs_resume(policy, delay, number, tmp_path, monkeypatch, capsys, host_devices):
+    """Checkpoints hold the older parameters too, so a resumed run is bit-exact."""
     words = [*PUPIL, "--policy", policy, f"--{delay}", str(number), "--devices", "3", "--num-updates", "1"]
     words += ["--total-steps", "400", "--checkpoint-every", "10", "--out"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert train_main([*words, str(whole)]) == 0
-    show = progress.Progress.update
+    reference, stopped = tmp_path / "reference", tmp_path / "stopped"
+    assert train_main([*words, str(reference)]) == 0
+    update = progress.Progress.update
 
-    def interrupt(self, iteration, *shown):
-        show(self, iteration, *shown)
+    def interrupt(self, iteration, *values):
+        update(self, iteration, *values)
         if iteration == 17:
             signal.raise_signal(signal.SIGTERM)
 
@@ -168,25 +168,25 @@ def test_stale_runs_are_saved_and_go_on(policy, delay, number, tmp_path, monkeyp
         assert train_main([*words, str(stopped)]) == 143
     assert 17 <= len(rows(stopped)) < 50
     history = [name for name in stored(stopped, len(rows(stopped))) if "history" in name]
-    assert len(history) == 2  # the weight, one and two iterations old; a lag of 3 is of 2 micro-batches each
+    assert len(history) == 2  # of 1 and 2 iterations ago; a lag of 3 is 1.5 iterations
     capsys.readouterr()
     assert train_main([*PUPIL, "--resume", str(stopped)]) == 0
     assert f"{delay}={number}" in capsys.readouterr().out
-    assert timeless(stopped) == timeless(whole)
-    mine, theirs = stored(stopped, 50), stored(whole, 50)
-    assert mine.keys() == theirs.keys()
-    for name in mine:
-        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
-    summaries = [strict_json((run / "summary.json").read_text()) for run in (whole, stopped)]
+    assert untimed_rows(stopped) == untimed_rows(reference)
+    resumed, expected = stored(stopped, 50), stored(reference, 50)
+    assert resumed.keys() == expected.keys()
+    for name in resumed:
+        np.testing.assert_array_equal(resumed[name], expected[name], err_msg=name)
+    summaries = [strict_json((run / "summary.json").read_text()) for run in (reference, stopped)]
     assert summaries[0]["eval_return"] == summaries[1]["eval_return"]
-    for group in summaries[1]["groups"].values():  # of the second session alone
+    for group in summaries[1]["groups"].values():  # of the second session only
         assert 0 < group["busy_s"] + group["idle_s"] < summaries[1]["wall_s"]
 
     assert train_main([*PUPIL, "--resume", str(stopped), f"--{delay}", "1"]) == 2
     assert f"--{delay} 1 contradicts the run's {number}" in capsys.readouterr().err
 
 
-def test_periods_beyond_the_run_are_warned_of(tmp_path, capsys):
+def test_intervals_longer_than_the_run_warn(tmp_path, capsys):
     words = [*WALK, "--total-steps", "16", "--eval-episodes", "0", "--checkpoint-every", "3"]
     assert train_main([*words, "--eval-every", "2", "--out", str(tmp_path / "a")]) == 0
     assert capsys.readouterr().err == (
@@ -201,7 +201,7 @@ def test_periods_beyond_the_run_are_warned_of(tmp_path, capsys):
         fdg.load(tmp_path)
 
 
-def test_the_default_directory_is_named_after_the_job(tmp_path, monkeypatch):
+def test_default_run_directory_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*WALK, "--seed", "5", "--total-steps", "8", "--eval-episodes", "0"]
     assert train_main(words) == train_main(words) == 0
@@ -209,14 +209,14 @@ def test_the_default_directory_is_named_after_the_job(tmp_path, monkeypatch):
     assert len(names) == 2 and all(name.startswith("Walk-5-2") for name in names)
 
 
-def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch):
+def test_interrupted_run_resumes(tmp_path, capsys, monkeypatch):
     words = [*WALK, "--total-steps", "1600", "--checkpoint-every", "1000", "--out"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert train_main([*words, str(whole)]) == 0
-    show = progress.Progress.update
+    reference, stopped = tmp_path / "reference", tmp_path / "stopped"
+    assert train_main([*words, str(reference)]) == 0
+    update = progress.Progress.update
 
-    def interrupt(self, iteration, *shown):
-        show(self, iteration, *shown)
+    def interrupt(self, iteration, *values):
+        update(self, iteration, *values)
         if iteration == 52:
             signal.raise_signal(signal.SIGINT)
 
@@ -230,11 +230,11 @@ def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch):
     assert (stopped / "checkpoints" / str(len(rows(stopped)))).exists()
     monkeypatch.undo()
 
-    # A row cut off by a crash, and a row from beyond the checkpoint, do no harm.
+    # A truncated row and a row beyond the checkpoint are ignored.
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**rows(stopped)[-1], "iteration": 1 + len(rows(stopped))}) + '\n{"iterat')
     assert train_main([*WALK, "--out", str(stopped), "--resume"]) == 0
-    assert timeless(stopped) == timeless(whole)
+    assert untimed_rows(stopped) == untimed_rows(reference)
     assert all(a["wall_s"] <= b["wall_s"] for a, b in itertools.pairwise(rows(stopped)))
 
     capsys.readouterr()
@@ -242,7 +242,7 @@ def test_interrupted_runs_are_saved_and_go_on(tmp_path, capsys, monkeypatch):
     assert "is complete: all of its 200 iterations are done" in capsys.readouterr().out
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypatch):
+def test_run_without_checkpoint_restarts(tmp_path, monkeypatch):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
 
@@ -255,7 +255,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, monkeypa
     assert len(rows(run)) == 2
 
 
-def test_one_process_a_run_directory(tmp_path, capsys):
+def test_run_directory_is_locked(tmp_path, capsys):
     run = run_directory.RunDirectory.create(tmp_path / "run", {"algo": "ppo"})
     code = f"""
 from fdg.training.run_directory import *
@@ -275,7 +275,7 @@ RunDirectory.reopen(path)
     assert other.returncode == 0
 
 
-def test_calls_divide_the_run_and_stay_short():
+def test_iterations_per_call():
     for count, steps in itertools.product((1, 7, 49, 50, 100, 976, 977, 1952, 10**6), (1, 512, 8_192, 10**7)):
         size = train.iterations_per_call(count, steps)
         assert count % size == 0
@@ -287,48 +287,48 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_display_on_a_terminal():
+def test_progress_on_a_terminal():
     terminal = Terminal()
-    with progress.Progress(10, 100, file=terminal) as shown:
-        shown.update(4, 12.5)
-        shown.update(5)
+    with progress.Progress(10, 100, file=terminal) as bar:
+        bar.update(4, 12.5)
+        bar.update(5)
     last = terminal.getvalue()
     assert "50%" in last and "iteration 5/10" in last and "500 steps" in last and "return 12.5" in last
 
 
-def test_a_process_without_standard_output(monkeypatch):
+def test_progress_without_stdout(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
-    with progress.Progress(10, 100) as shown:
-        shown.update(10)
-        shown.say("nobody reads this")
+    with progress.Progress(10, 100) as bar:
+        bar.update(10)
+        bar.say("nobody reads this")
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_reader_that_goes_away_leaves_a_run_that_goes_on(begun, tmp_path, capsys, monkeypatch):
-    """As in `| head -3`; of a run that has kept nothing, nothing is left."""
+@pytest.mark.parametrize("started", [False, True])
+def test_closed_stdout(started, tmp_path, capsys, monkeypatch):
+    """As in `| head -3`: a started run can be resumed; another leaves no directory."""
 
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(*((progress.Progress, "update") if begun else (train._Session, "_start")), closed)
+    monkeypatch.setattr(*((progress.Progress, "update") if started else (train._Session, "_start")), closed)
     with pytest.raises(BrokenPipeError):
         train.carry_out(parse([*WALK, "--total-steps", "32", "--out", str(tmp_path / "run")], "", ""))
-    said = f"standard output was closed: go on with --resume {tmp_path / 'run'}\n"
-    assert capsys.readouterr().err == (said if begun else "") and (tmp_path / "run").exists() == begun
+    message = f"standard output was closed: go on with --resume {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err == (message if started else "") and (tmp_path / "run").exists() == started
 
 
-def test_the_display_in_a_log():
+def test_progress_in_a_log():
     log = io.StringIO()
-    with progress.Progress(1000, 8, start=500, file=log) as shown:
+    with progress.Progress(1000, 8, start=500, file=log) as bar:
         for iteration in range(501, 1001):
-            shown.update(iteration, 1.0 if iteration < 900 else None)
+            bar.update(iteration, 1.0 if iteration < 900 else None)
     lines = log.getvalue().splitlines()
     assert [line[:4] for line in lines] == [" 60%", " 70%", " 80%", " 90%", "100%"]
     assert "iteration 1,000/1,000" in lines[-1] and "8,000 steps" in lines[-1] and "return 1.0" in lines[-1]
     assert "\x1b" not in log.getvalue()
 
 
-def test_a_learning_curve_without_an_episode(tmp_path):
+def test_learning_curve_without_episodes(tmp_path):
     run = run_directory.RunDirectory.create(tmp_path, {})
     curves.draw_learning_curve(run, "nothing")
     assert (tmp_path / "learning_curve.png").stat().st_size > 1_000

@@ -1,4 +1,4 @@
-"""What a run is told of: losses that are not finite, foreign modules, damaged files, disks and folders."""
+"""Errors and warnings of a run: non-finite losses, damaged files, shadowed packages."""
 
 import json
 import os
@@ -23,8 +23,8 @@ from tests.refusing import refused
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "64"]
 
 
-class Kept:
-    """Checkpoints at 10 and 20, the newer one of a state that is not finite."""
+class FakeCheckpoints:
+    """Checkpoints of which the one of iteration 10 is the last finite one."""
 
     def __init__(self):
         self.protected = []
@@ -36,36 +36,36 @@ class Kept:
         self.protected.append(iteration)
 
 
-def finite(on_nan="stop", algorithm=None, steps=8):
+def make_check(on_nan="stop", algorithm=None, steps=8):
     algorithm = SimpleNamespace(**vars(algorithm or SimpleNamespace()), steps_per_iteration=steps)
-    return FiniteCheck(algorithm, Kept(), 5, on_nan == "warn")
+    return FiniteCheck(algorithm, FakeCheckpoints(), 5, on_nan == "warn")
 
 
-GOOD = np.array([1.0, 2.0], np.float32)
+FINITE = np.array([1.0, 2.0], np.float32)
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run():
+def test_nan_loss_stops_the_run():
     metrics = {
-        "episode_return": np.full(2, np.nan),  # no episode ended: nothing is wrong with that
+        "episode_return": np.full(2, np.nan),  # no episode ended: not an error
         "value_loss": np.array([1.0, np.nan], np.float32),
         "policy_loss": np.array([1.0, np.nan], np.float32),
         "updates": np.array([1, 2]),
     }
     with pytest.raises(RunError) as caught:
-        finite().check(20, metrics)
+        make_check().check(20, metrics)
     assert str(caught.value).startswith(
         "iteration 22: value_loss and policy_loss are not a number: training stops, the last good checkpoint"
     )
     with pytest.raises(RunError, match="iteration 21: loss is infinite"):
-        finite().check(20, {"loss": np.array([np.inf, 0.0])})
+        make_check().check(20, {"loss": np.array([np.inf, 0.0])})
     with pytest.raises(
         RunError, match=r"the last good .* reward_format is not finite either: check the reward function"
     ):
-        finite().check(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
+        make_check().check(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
 
 
-def test_a_run_may_go_on_regardless():
-    watch = finite("warn")
+def test_on_nan_warn():
+    watch = make_check("warn")
     bad = {"loss": np.array([1.0, np.nan])}
     with pytest.warns(
         FdgWarning, match="iteration 2: loss is not a number: training goes on, .* 10, and is kept"
@@ -73,13 +73,13 @@ def test_a_run_may_go_on_regardless():
         watch.check(0, bad)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        watch.check(2, bad)  # it was said
-        watch.check(4, {"loss": GOOD})
+        watch.check(2, bad)  # warned already
+        watch.check(4, {"loss": FINITE})
     assert watch._checkpoints.protected == [10]
 
 
-def test_of_several_agents_a_run_goes_on_while_one_is_well():
-    watch = finite()
+def test_run_continues_while_one_agent_is_finite():
+    watch = make_check()
     one = np.array([[0.0, 1.0, 2.0], [0.0, np.nan, 2.0]])
     with pytest.warns(FdgWarning, match=r"for 1 of 3 agents \(seeds 6\): training goes on"):
         watch.check(0, {"loss": one})
@@ -87,18 +87,18 @@ def test_of_several_agents_a_run_goes_on_while_one_is_well():
         watch.check(2, {"loss": np.full((2, 3), np.nan)})
 
 
-def test_before_learning_starts_there_are_no_losses():
+def test_nan_before_learning_starts_is_ignored():
     algorithm = SimpleNamespace(learning_starts=20)  # three iterations of eight steps
-    watch = finite(algorithm=algorithm)
+    watch = make_check(algorithm=algorithm)
     watch.check(0, {"loss": np.array([np.nan, np.nan])})
     watch.check(2, {"loss": np.array([np.nan, 1.0])})
     with pytest.raises(RunError, match="iteration 4"):
-        finite(algorithm=algorithm).check(2, {"loss": np.array([np.nan, np.nan])})
+        make_check(algorithm=algorithm).check(2, {"loss": np.array([np.nan, np.nan])})
     with pytest.raises(RunError, match="iteration 1: loss is infinite"):
-        finite(algorithm=algorithm).check(0, {"loss": np.array([np.inf])})
+        make_check(algorithm=algorithm).check(0, {"loss": np.array([np.inf])})
 
 
-def test_a_run_that_diverges_ends_with_status_1(tmp_path, capsys):
+def test_divergence_exits_with_status_1(tmp_path, capsys):
     words = "--algo a2c --devices 1 --hidden 4 --total-steps 3200 --lr 1e30 --eval-episodes 0".split()
     assert train_main([*words, "--out", str(tmp_path / "run")]) == 1
     line = capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_a_run_that_diverges_ends_with_status_1(tmp_path, capsys):
     assert "--on-nan warn" in line and line.count("\n") == 1
 
 
-# --- modules of somebody else's ---
+# --- damaged files ---
 
 
 @pytest.fixture(scope="module")
@@ -122,35 +122,32 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "run")
 
 
-# --- files ---
-
-
 WRONG = {
     "algo": [None, 3, "", [], {}, "pppo", "a:b:c"],
     "policy": [None, 3, "gpu_onyl"],
     "env": [3, []],
-    "seed": [2**32],  # settings of a job: test_settings.py
+    "seed": [2**32],  # more in test_settings.py
     "hyperparameters": [None, 3, [], {"strange": 1}, {"num_envs": "8"}, {"scale": {}}, {"widths": [[1]]}],
     "policy_fields": [None, 3, {"strange": 1}, {"model_parallel": None}, {"model_parallel": 0}],
 }
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
-def test_a_configuration_edited_by_hand_is_one_line(copy, name, value, capsys):
+def test_invalid_config_entry(copy, name, value, capsys):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, name: value}))
     refused(capsys, ["--resume", str(copy), "--trust"], train_main)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", "[" * 100_000, '{"algo": "ppo"', "\\ud800"])
-def test_a_configuration_that_is_none(copy, content, capsys):
+def test_unreadable_config(copy, content, capsys):
     (copy / "config.json").write_bytes(content.encode())
     assert "config.json" in refused(capsys, ["--resume", str(copy)], train_main)
     (copy / "config.json").write_bytes(b"\xff\xfe")
     assert "cannot be read" in refused(capsys, ["--resume", str(copy)], train_main)
 
 
-def test_a_bad_line_of_metrics_takes_no_good_row_along(copy, capsys):
+def test_bad_metrics_lines_are_set_aside(copy, capsys):
     path = copy / "metrics.jsonl"
     lines = path.read_text().splitlines()
     bad = ["{broken", "3", '{"iteration": "x"}', "[" * 100_000]
@@ -159,19 +156,19 @@ def test_a_bad_line_of_metrics_takes_no_good_row_along(copy, capsys):
     shutil.rmtree(copy / "checkpoints" / "8")
     (copy / ".checkpoints").unlink()
     assert train_main([*WALK, "--resume", str(copy)]) == 0
-    said = capsys.readouterr().err
-    assert "line 4, 5, 6 ... cannot be read" in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "line 4, 5, 6 ... cannot be read" in error and error.count("\n") == 1
     assert [row["iteration"] for row in run_directory.read_metrics(path)] == list(range(1, 9))
     assert (copy / "metrics.unreadable").read_text().splitlines() == bad
 
 
-def test_a_summary_that_cannot_be_read_is_written_again(copy):
+def test_unreadable_summary_is_rewritten(copy):
     (copy / "summary.json").write_text("{")
     assert train_main([*WALK, "--resume", str(copy)]) == 0
     assert json.loads((copy / "summary.json").read_text())["iterations"] == 8
 
 
-def test_steps_that_make_no_iteration_are_said(tmp_path, capsys):
+def test_leftover_steps_are_reported(tmp_path, capsys):
     assert parse(WALK, "", "").rounded is None
     assert train_main([*WALK, "--total-steps", "70", "--out", str(tmp_path / "run")]) == 0
     assert (
@@ -180,23 +177,23 @@ def test_steps_that_make_no_iteration_are_said(tmp_path, capsys):
     )
 
 
-def test_what_fails_before_training_leaves_no_folder(tmp_path, capsys, monkeypatch):
-    def full(*_):
+def test_early_failure_leaves_no_directory(tmp_path, capsys, monkeypatch):
+    def out_of_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr("fdg.engine.Engine.init", full)
+    monkeypatch.setattr("fdg.engine.Engine.init", out_of_memory)
     assert "out of memory" in refused(capsys, [*WALK, "--out", str(tmp_path / "some" / "run")], train_main)
     assert not (tmp_path / "some" / "run").exists()
 
 
-# --- folders of one's own ---
+# --- shadowed packages ---
 
 
-@pytest.mark.parametrize("own", ["envs/__init__.py", "algos.py"])
-def test_a_folder_that_hides_ours_is_named(own, tmp_path):
-    (tmp_path / own).parent.mkdir(exist_ok=True)
-    (tmp_path / own).write_text("")
-    name = own.partition("/")[0].removesuffix(".py")
+@pytest.mark.parametrize("file", ["envs/__init__.py", "algos.py"])
+def test_shadowing_package_is_named(file, tmp_path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    name = file.partition("/")[0].removesuffix(".py")
     code = "from fdg import shadowing; print(shadowing.shadowed_package())"
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
@@ -206,8 +203,8 @@ def test_a_folder_that_hides_ours_is_named(own, tmp_path):
     assert "rename it" in done.stdout
 
 
-def test_ours_have_a_second_name_and_a_folder_behind_them_is_told(tmp_path):
-    """A project's own folder `envs/` without `__init__.py` cannot be imported where ours is."""
+def test_package_aliases_and_namespace_folder(tmp_path):
+    """`fdg.envs` is `envs`; a user's folder `envs/` without `__init__.py` gives a warning."""
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "mine.py").write_text("")
     code = """
@@ -234,7 +231,7 @@ except ModuleNotFoundError as error:
     assert line in done.stderr and done.stderr.count("FdgWarning") == 1
 
 
-def test_nothing_hides_ours_here(monkeypatch, capsys):
+def test_no_package_is_shadowed(monkeypatch, capsys):
     assert shadowing.shadowed_package() is None
     monkeypatch.setattr("fdg.commands.cli.shadowed_package", lambda: "/home/me/envs hides ours")
     assert plan_main([]) == 2

@@ -1,4 +1,4 @@
-"""What was trained, used: loaded, acting, evaluated, from Python and from the command line."""
+"""Using a trained run: loading, acting, evaluation, in Python and on the command line."""
 
 import json
 import types
@@ -29,26 +29,26 @@ def summary(run):
     return json.loads((run.path / "summary.json").read_text())
 
 
-def test_a_loaded_run_is_the_one_that_was_trained(run):
+def test_load_restores_the_run(run):
     loaded = fdg.load(run.path)
     assert loaded.algorithm == run.algorithm and loaded.iteration == run.iteration == 4 and loaded.finished
     for ours, theirs in zip(jax.tree.leaves(run.state), jax.tree.leaves(loaded.state), strict=True):
         if not jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
             np.testing.assert_array_equal(ours, theirs)
     assert len(loaded.metrics) == 4 and loaded.summary == summary(run)
-    assert "PPO on CartPole-v1, iteration 4" in repr(loaded) and "(not solved: < 475)" in run.said
+    assert "PPO on CartPole-v1, iteration 4" in repr(loaded) and "(not solved: < 475)" in run.printed
 
 
-def test_loading_it_as_another_algorithm_names_the_setting(run):
-    for name, value, there in (("hidden", (16,), [8]), ("num_envs", 8, 4), ("layer_norm", True, False)):
+def test_load_with_another_algorithm_is_refused(run):
+    for name, value, stored in (("hidden", (16,), [8]), ("num_envs", 8, 4), ("layer_norm", True, False)):
         with pytest.raises(FdgError) as refused:
             fdg.load(run.path, algorithm=small(**{name: value}))
-        assert f"contradicts the {there} of the run in {run.path}: leave algorithm out" in str(refused.value)
+        assert f"contradicts the {stored} of the run in {run.path}: leave algorithm out" in str(refused.value)
         assert str(refused.value).startswith(f"algorithm: {name}=")
     assert fdg.load(run.path, algorithm=small(learning_rate=1e-2)).iteration == 4
 
 
-def test_evaluate_is_eval_return_to_the_last_digit(run):
+def test_evaluate_equals_eval_return(run):
     value = summary(run)["eval_return"]
     assert fdg.load(run.path).evaluate().mean == run.evaluate().mean == run.last_evaluation.mean == value
     sampled = run.evaluate(greedy=False)
@@ -61,7 +61,7 @@ def test_evaluate_is_eval_return_to_the_last_digit(run):
     assert [row["return"] for row in more.rows()] == more.returns[0].tolist()
 
 
-def test_a_policy_answers_to_one_observation_and_to_many(run):
+def test_policy_takes_one_or_many_observations(run):
     rows = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
     policy, _ = run.algorithm.policy_and_value(run.state.parameters, jnp.asarray(rows))
     expected = np.asarray(policy.mode())
@@ -72,7 +72,7 @@ def test_a_policy_answers_to_one_observation_and_to_many(run):
     np.testing.assert_allclose(drawn, jnp.exp(policy.log_prob(jnp.ones(7, jnp.int32))), atol=0.12)
 
 
-def test_a_policy_compiles_once(run):
+def test_policy_compiles_once(run):
     from tests.compilations import compilations
 
     policy = run.acting()
@@ -83,9 +83,9 @@ def test_a_policy_compiles_once(run):
     assert not compiled
 
 
-def test_a_policy_remembers_until_an_episode_begins():
+def test_policy_memory_resets_at_episode_start():
     algorithm = small("recurrent_ppo", memory_size=8)
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)  # untrained ones remember too
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)  # untrained
     memories = []
     policy = run.acting()
     for observation, start in ((0.5, None), (0.1, None), (0.5, True)):
@@ -97,13 +97,13 @@ def test_a_policy_remembers_until_an_episode_begins():
     assert jax.tree.leaves(policy.memory)[0].tolist() == memories[0]
 
 
-def began(run):
+def reset_of(run):
     return run.algorithm.env.reset(jax.random.split(jax.random.key(0), 3))
 
 
-def stepped(run):
+def step_of(run):
     actions = jnp.zeros(3, jnp.int32)
-    return run.algorithm.env.step(jax.random.split(jax.random.key(1), 3), began(run)[0], actions)
+    return run.algorithm.env.step(jax.random.split(jax.random.key(1), 3), reset_of(run)[0], actions)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def stepped(run):
             "that step of Gymnasium .*, its first element$",
         ),
         (
-            lambda run: run.policy(began(run)),
+            lambda run: run.policy(reset_of(run)),
             r"pair \(state, observation\) that reset gives: .*, its second element$",
         ),
         (lambda run: run.policy((np.zeros((3, 4)),) * 2), r"\(state, observation\) that reset gives"),
         (
-            lambda run: run.policy(stepped(run)),
+            lambda run: run.policy(step_of(run)),
             r"pair \(state, step\) that step gives: give step.observation",
         ),
-        (lambda run: run.policy(stepped(run)[1]), "what step gives: give its observation, step.observation"),
+        (lambda run: run.policy(step_of(run)[1]), "what step gives: give its observation, step.observation"),
         (lambda run: run.predict(np.zeros(4)), r"Run has no predict: write run.policy\(observation\)"),
         (lambda run: fdg.load(run.path / "checkpoints"), r"has no config.json\): give /.*ppo$"),
         (
@@ -150,17 +150,17 @@ def stepped(run):
         (lambda run: fdg.load(run.path, checkpoint=99), "has no such checkpoint: give "),
     ],
 )
-def test_errors_of_one_line(run, call, message):
+def test_one_line_errors(run, call, message):
     with refuses(match=message):
         call(run)
 
 
-def test_another_environment(run):
+def test_evaluate_in_another_environment(run):
     heavy = run.evaluate(env=envs.make("CartPole-v1", gravity=30.0))
     assert heavy.returns.shape == (1, 8) and heavy.returns.tolist() != run.evaluate().returns.tolist()
 
 
-def test_an_algorithm_that_does_not_say_how_it_acts(tmp_path):
+def test_algorithm_without_an_actor(tmp_path):
     from tests.tiny import Pupil, Silent
 
     run = fitted(tmp_path / "silent", Silent(), iterations=2, total_steps=2)
@@ -174,8 +174,8 @@ def test_an_algorithm_that_does_not_say_how_it_acts(tmp_path):
         pupil.evaluate(greedy=False)
 
 
-def test_an_algorithm_of_somebody_elses(tmp_path):
-    """No base class: two methods, and `actor` where it is to act."""
+def test_user_algorithm(tmp_path):
+    """Algorithms need no base class: `init` and `iterate`, and `actor` to act."""
     from tests.training.own import Guesser
 
     run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16, eval_episodes=8)
@@ -186,27 +186,27 @@ def test_an_algorithm_of_somebody_elses(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1?gravity=9.0", "probe:masked", "Reacher-misc?num_joints=3"])
-def test_environments_are_described_by_their_names(name):
+def test_description_rebuilds_the_algorithm(name):
     env_name, overrides = envs.parse(name)
     algorithm = small(env=env_name) if not overrides else None
     if overrides:
         import algos
 
         algorithm = algos.PPO(env=envs.make(env_name, **overrides))
-    said = description.describe(algorithm, policies.GPUOnly())
-    assert "rebuilds" not in said and description.rebuild_algorithm(said, CALLER) == algorithm
+    config = description.describe(algorithm, policies.GPUOnly())
+    assert "rebuilds" not in config and description.rebuild_algorithm(config, CALLER) == algorithm
 
 
-def test_the_command(run, capsys):
+def test_evaluate_command(run, capsys):
     assert evaluate_main([str(run.path), "--episodes", "8"]) == 0
-    said = capsys.readouterr().out
-    assert f"greedy: return {summary(run)['eval_return']:.2f} (95% interval" in said  # of one digit before
-    assert "sampled: return" in said
+    text = capsys.readouterr().out
+    assert f"greedy: return {summary(run)['eval_return']:.2f} (95% interval" in text  # two decimals
+    assert "sampled: return" in text
     rows = [json.loads(line) for line in (run.path / "evaluation.jsonl").read_text().splitlines()]
     assert [row["actions"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
     assert np.mean([row["return"] for row in rows[:8]]) == pytest.approx(summary(run)["eval_return"])
     (run.path / "evaluation.jsonl").unlink()
-    (run.path / "evaluation.jsonl").mkdir()  # as in the run of somebody else's
+    (run.path / "evaluation.jsonl").mkdir()  # a directory in place of the file
     assert evaluate_main([str(run.path)]) == 2
     assert "cannot be written: Is a directory: give another file by --out" in capsys.readouterr().err
     (run.path / "evaluation.jsonl").rmdir()
@@ -217,15 +217,15 @@ def test_the_command(run, capsys):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_a_run_in_one_line(tmp_path):
+def test_run_repr(tmp_path):
     state = types.SimpleNamespace(iteration=jnp.int32(0))
     one, several = (fdg.Run(small(), state, 1200, agents=agents) for agents in (None, 3))
     assert repr(one) == "<Run PPO on CartPole-v1, iteration 1,200>"
     assert repr(several) == "<Run PPO on CartPole-v1, iteration 1,200, 3 agents>"
 
 
-def test_a_member_by_its_words():
-    """`best` is one, and so are values by their names, whatever letter they begin with."""
+def test_member_from_text():
+    """Selects a member by `best` or by NAME=VALUE pairs."""
     run = types.SimpleNamespace(best="the best", member=lambda seed, **named: (seed, named))
     assert search_flags.member_of(run, "best") == "the best"
     assert search_flags.member_of(run, "seed=2,lr=1e-3") == (2, {"learning_rate": 1e-3})

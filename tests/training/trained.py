@@ -1,4 +1,4 @@
-"""Runs of a second, for tests of what is done with runs."""
+"""Training runs of about a second, and helpers that read and compare runs."""
 
 import contextlib
 import io
@@ -15,16 +15,16 @@ CARTPOLE = {"num_envs": 4, "num_steps": 8, "hidden": (8,), "num_minibatches": 2,
 
 
 def small(name="ppo", env="CartPole-v1", **fields):
-    """A tiny algorithm."""
+    """An algorithm with small networks and few environments."""
     sizes = CARTPOLE if name in ("ppo", "recurrent_ppo", "ippo", "mappo") else {"num_envs": 4, "num_steps": 8}
     return algos.get(name)(env=envs.make(env), **{**sizes, **fields})
 
 
 def fitted(out, algorithm=None, iterations=4, **settings):
-    """A run of a few iterations, quietly, evaluated only if asked; what was printed is its `said`."""
+    """Trains a few iterations, without evaluation by default; `printed` is the captured output."""
     algorithm = small() if algorithm is None else algorithm
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         run = fdg.fit(
             algorithm,
             **{
@@ -35,12 +35,12 @@ def fitted(out, algorithm=None, iterations=4, **settings):
                 **settings,
             },
         )
-    run.said = said.getvalue()
+    run.printed = output.getvalue()
     return run
 
 
 def strict_json(text):
-    """What JSON says, which has no NaN."""
+    """Parses JSON; NaN and infinities are errors."""
 
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
@@ -53,13 +53,13 @@ def rows(run):
     return [strict_json(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def timeless(run):
-    """Those that are the same in each run of the same job."""
+def untimed_rows(run):
+    """`rows` without `wall_s`, which differs between runs of the same job."""
     return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows(run)]
 
 
-def plain(state):
-    """Leaves as NumPy arrays, bit for bit."""
+def to_numpy(state):
+    """The leaves as NumPy arrays, with the data of random keys."""
     leaves = jax.tree.leaves(state)
     is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     return [
@@ -69,7 +69,7 @@ def plain(state):
 
 
 def assert_same(a, b):
-    """Structure, dtypes, shapes and bits."""
+    """Asserts equal structures, dtypes, shapes and bits."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(plain(a), plain(b), strict=True):
+    for x, y in zip(to_numpy(a), to_numpy(b), strict=True):
         assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
