@@ -63,7 +63,7 @@ SMALL = {
     "recurrent_ppo": small(
         algos.RecurrentPPO, "probe:memory?delay=1", EPOCHS, memory_size=4, sequence_length=2, burn_in=1
     ),
-    # Dict observations, one part only for the critic; a transformer with a window of three steps.
+    # Observations in parts, one only for the critic; a transformer with a window of three steps.
     "recurrent_ppo transformer": small(
         algos.RecurrentPPO, "probe:parts?length=3", EPOCHS, memory="transformer", memory_size=4,
         memory_window=3, memory_heads=2, layer_norm=True, normalize_observation=True, sequence_length=2,

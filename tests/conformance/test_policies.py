@@ -155,7 +155,7 @@ def test_groups_that_share_devices(devices):
 
 
 def test_wrong_batch_axis_gives_the_same_numbers(devices):
-    """An algorithm may declare an axis as the batch that is not."""
+    """An algorithm that declares a wrong batch axis."""
 
     class WrongAxis(Walker):
         def iterate(self, state):
@@ -244,7 +244,7 @@ def test_missing_role(policy, devices):
 
 @pytest.mark.parametrize("policy", [policies.GPUOnly, policies.MultiLearner])
 def test_colocating_policies_place_any_role(policy, devices):
-    """These place all roles together, on as many devices as divide the batch."""
+    """These place all roles together, on the most devices that divide the batch (8)."""
     engine = fdg.compile(Lonely(), policy(), devices[:3])
     assert [g.devices for g in engine.plan.groups] == [(0, 1)]
     refused(Lonely(), policy(), [], "0 devices", "at least one is needed")

@@ -92,8 +92,8 @@ def fractions(state):
     for leaf in leaves:
         for shard in leaf.addressable_shards:
             bytes_by_device[shard.device] += shard.data.nbytes
-    whole = sum(leaf.nbytes for leaf in leaves)
-    return {device: size / whole for device, size in bytes_by_device.items()}
+    total = sum(leaf.nbytes for leaf in leaves)
+    return {device: size / total for device, size in bytes_by_device.items()}
 
 
 def assert_sharded(state, part, count):

@@ -191,8 +191,8 @@ def _assign_groups(
 ) -> tuple[tuple[str, Group], ...]:
     """Gives each group a role, and nearly every role a group; roles with host calls mostly get one device.
 
-    With staleness every role has a group, and actors mostly have one of their own, so that other groups
-    make what they wait for.
+    With staleness every role has a group, and actors mostly have a separate one, so that other groups
+    produce the parameters that actors read.
     """
     exact = rng.random() < 0.2
     made = [Group("abc"[k], devices, exact) for k, devices in enumerate(groups)]

@@ -88,7 +88,7 @@ def fragment(role, inputs, outputs, lines, params, results):
 
 W, SEEN, NEXT = value("w"), value("seen"), value("next")
 # An actor returns its weight unchanged, and half of it; the learner updates the weight from the actor.
-PASSED, HALF = value("handed"), value("half")
+PASSED, HALF = value("passed"), value("half")
 P, Q, R, S = value("p"), value("q"), value("r"), value("s")
 PROGRAM = Program(
     (Leaf(W, 1), Leaf(SEEN, 2)),
@@ -199,7 +199,7 @@ def test_branch_on_delayed_value_is_unclear():
 
 def test_effect_in_branch_is_unclear():
     """The reference runs all branches, so it would perform effects of branches not taken (seed 1383)."""
-    n, sent = value("n", kind="i"), value("told", 12)
+    n, sent = value("n", kind="i"), value("sent", 12)
     inside = [op("shrink", [P], Q), Line("effect", "send", (P,), ())]
     sender = fragment("actor", [W], [sent], inside, [P], [Q])
     choice = Line("cond", "cond", (n,), (value("c"),), 0, (Block((), (sender,), (W,)), Block((), (), (W,))))

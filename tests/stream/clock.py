@@ -63,7 +63,7 @@ def check_bounds(seed):
         counts = clock.counts()
         assert counts["started"] == counts["trained"] + counts["queued"] + counts["running"]
         assert len(clock.live) <= sizes.units + sizes.ahead * sizes.batch
-        assert len(take.ticks) <= 40 * LONGEST * sizes.batch * sizes.group, "it stands still"
+        assert len(take.ticks) <= 40 * LONGEST * sizes.batch * sizes.group, "no progress"
         if sizes.order == "prompt" or sizes.late == "wait":
             oldest = min(version for response in take.drawn for _, version in response)
             assert n // sizes.micro_batches - oldest <= sizes.ahead + staleness
