@@ -1,4 +1,4 @@
-"""What the guarantee is checked against: plain calls of `iterate`, and how results are compared."""
+"""The reference of the conformance tests, plain calls of `iterate`, and the comparison of results."""
 
 import functools
 
@@ -20,7 +20,7 @@ def ppo(env, **fields):
 
 ALGORITHMS = {
     "walker 48": lambda: Walker(48),
-    "walker 60": lambda: Walker(60),  # divides over 5 devices
+    "walker 60": lambda: Walker(60),  # divisible by 5 devices
     "gardener": lambda: Gardener(60),
     "discrete": lambda: ppo("CartPole-v1"),
     "discrete, time shuffle": lambda: ppo("CartPole-v1", shuffle="time"),
@@ -34,27 +34,27 @@ def _start(name):
 
 
 def start(name):
-    """A first state that may be donated; computed without the engine."""
+    """An initial state, computed without the engine; it may be donated."""
     return copied(_start(name))
 
 
 @jax.jit
 def copied(state):
-    """A copy, for those who donate."""
+    """A copy that may be donated."""
     return jax.tree.map(jnp.copy, state)
 
 
 @functools.cache
 def reference(name):
-    """State and metrics that plain JAX gives, without graph, plan or engine."""
+    """State and metrics in plain JAX, without graph, plan or engine."""
     return plain(ALGORITHMS[name](), start(name), ITERATIONS)
 
 
 def plain(algorithm, state, iterations):
-    """(state, metrics) of so many calls of `iterate`."""
+    """(state, metrics) after `iterations` calls of `iterate`."""
     try:
         iterate = iterate_of(algorithm)
-    except TypeError:  # it holds arrays, and has no hash
+    except TypeError:  # unhashable: it has arrays
         iterate = jax.jit(algorithm.iterate)
     metrics = []
     for _ in range(iterations):
@@ -65,7 +65,7 @@ def plain(algorithm, state, iterations):
 
 @functools.cache
 def iterate_of(algorithm):
-    """Compiled once an algorithm, however often it is called for."""
+    """The jitted `iterate`, cached by algorithm."""
     return jax.jit(algorithm.iterate)
 
 
@@ -75,7 +75,7 @@ def _stacked(*values):
 
 
 def leaves(tree):
-    """(path, NumPy array) of each leaf; keys as the words that they hold."""
+    """{path: NumPy array} of all leaves; random keys as their key data."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
@@ -84,7 +84,7 @@ def leaves(tree):
 
 
 def assert_same(expected, actual, tolerance=1e-5):
-    """Structure, dtypes and integers equal; floats within `tolerance` of each array's largest value."""
+    """Structure, dtypes and integers are equal; floats within `tolerance` of each array's largest value."""
     assert jax.tree.structure(expected) == jax.tree.structure(actual)
     expected, actual = leaves(expected), leaves(actual)
     assert expected.keys() == actual.keys()

@@ -1,9 +1,8 @@
-"""Every algorithm of the package, small, under every policy: the numbers of plain calls of `iterate`.
+"""Every algorithm of `algos`, small, under every policy, compared with plain calls of `iterate`.
 
-And goes on from a checkpoint, bit for bit: all of it, replay, priorities, memories and statistics.
-
-One entry of `SMALL` an algorithm; a test says which are missing. The suite has one algorithm a policy
-(tests/whole.toml), `make test ARGS="tests/conformance --whole"` all of them.
+Runs resumed from a checkpoint are compared bit for bit, with replay buffers, priorities, memories and
+statistics. Each algorithm has an entry in `SMALL`. By default one algorithm runs per policy
+(tests/whole.toml); `make test ARGS="tests/conformance --whole"` runs all.
 """
 
 import functools
@@ -35,14 +34,14 @@ OFFLINE_DATA = {"dataset": random_steps("probe:continuous"), "num_envs": 8, "num
 
 
 def small(cls, env, *groups, **fields):
-    """Makes the algorithm when it is called, so that only a test that uses it makes its environment."""
+    """A function that makes the algorithm, so that only tests that use it make its environment."""
     name, options = envs.parse(env)
     return lambda: cls(
         env=envs.make(name, **options), **{k: v for g in groups for k, v in g.items()}, **fields
     )
 
 
-# Small enough to compile in seconds; 8 environments, which the groups below divide.
+# Small enough to compile in seconds; 8 environments are divisible by the groups below.
 SMALL = {
     "ippo": small(algos.IPPO, "probe:unlike?continuous=True", EPOCHS, HIDDEN, NORMALIZING, RND),
     "mappo": small(algos.MAPPO, "probe:agents?delay=1", EPOCHS, memory_size=8),
@@ -64,7 +63,7 @@ SMALL = {
     "recurrent_ppo": small(
         algos.RecurrentPPO, "probe:memory?delay=1", EPOCHS, memory_size=4, sequence_length=2, burn_in=1
     ),
-    # Observations in parts, one of them for the critic alone; a transformer that looks back over three steps.
+    # Observations in parts, one only for the critic; a transformer with a window of three steps.
     "recurrent_ppo transformer": small(
         algos.RecurrentPPO, "probe:parts?length=3", EPOCHS, memory="transformer", memory_size=4,
         memory_window=3, memory_heads=2, layer_norm=True, normalize_observation=True, sequence_length=2,
@@ -134,18 +133,18 @@ SMALL = {
         algos.MuZero, "CartPole-v1", EPOCHS, HIDDEN, NORMALIZING, num_simulations=4, unroll_steps=2,
         latent_size=8,
     ),
-    # Opponents that remember, and replace each other twice within the iterations.
+    # Recurrent opponents, replaced twice within the iterations.
     "recurrent_ppo self play": lambda: algos.SelfPlay(
         small(algos.RecurrentPPO, "game:tic_tac_toe", EPOCHS, memory_size=4, sequence_length=2)(),
         size=2, every=2,
     ),
 }  # fmt: skip
 
-# They do not act: policies that have devices for acting refuse them. What acts has an entry "... online".
+# Without actors: policies with devices for actors reject them. Variants with actors are called "... online".
 OFFLINE = ("bc", "iql", "td3_bc", "rebrac", "cql")
 ACTING = ("single_learner_coarse", "single_learner_fine", "environments")
 
-# Policy and devices: groups of unequal sizes, several learners, several servers.
+# (policy, number of devices): groups of unequal sizes, several learners.
 SETUPS = {
     "gpu_only": (policies.GPUOnly(), 8),
     "multi_learner": (policies.MultiLearner(), 8),
@@ -159,33 +158,33 @@ SETUPS = {
 
 @functools.cache
 def reference(name):
-    """First state, and what plain JAX makes of it."""
+    """Initial state, and (state, metrics) in plain JAX."""
     algorithm = SMALL[name]()
     state = jax.jit(algorithm.init)(jax.random.key(3))
     return state, plain(algorithm, copied(state), ITERATIONS)
 
 
-def test_every_algorithm_meets_every_policy():
+def test_every_algorithm_and_policy_is_listed():
     assert {name.split()[0] for name in SMALL} == set(algos.names("environments"))
     assert set(SETUPS) | dialogue.POLICIES == set(policies.names())
 
 
 @pytest.mark.parametrize("setup", ACTING)
-def test_policies_with_devices_for_acting_refuse_what_does_not_act(setup, devices):
+def test_offline_algorithm_is_refused_under_acting_policies(setup, devices):
     policy, count = SETUPS[setup]
     with pytest.raises(PlanError, match=r"IQL has no fragment of (that role|those roles)"):
         fdg.compile(SMALL["iql"](), policy, devices[:count])
 
 
-def assert_goes_on(engine, state, whole, folder):
-    """A run that is ended, kept and read again has the bits of one that was not: `whole`."""
+def assert_resumes(engine, state, full, folder):
+    """A run resumed from a checkpoint equals the uninterrupted one bit for bit."""
     state, first = engine.run(state, 2)
     checkpoints = Checkpoints(folder)
     checkpoints.save(2, state)
     checkpoints.close()
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     state, rest = engine.run(Checkpoints(folder).restore(2, types), ITERATIONS - 2)
-    found, expected = leaves((state, jax.tree.map(lambda *x: jnp.concatenate(x), first, rest))), leaves(whole)
+    found, expected = leaves((state, jax.tree.map(lambda *x: jnp.concatenate(x), first, rest))), leaves(full)
     assert {path: x.tobytes() for path, x in found.items()} == {p: x.tobytes() for p, x in expected.items()}
 
 
@@ -193,7 +192,7 @@ def assert_goes_on(engine, state, whole, folder):
     ("name", "setup"),
     [(name, setup) for name in SMALL for setup in SETUPS if name not in OFFLINE or setup not in ACTING],
 )
-def test_a_policy_never_changes_the_numbers(name, setup, devices, tmp_path):
+def test_policy_matches_plain_jax(name, setup, devices, tmp_path):
     policy, count = SETUPS[setup]
     engine = fdg.compile(SMALL[name](), policy, devices[:count])
     state, expected = reference(name)
@@ -201,8 +200,8 @@ def test_a_policy_never_changes_the_numbers(name, setup, devices, tmp_path):
     assert_same(expected, actual)
     assert not engine.unexplained()
     assert is_in_order(engine)
-    if setup in ("gpu_only", "central"):  # what is compiled here also says whether a run can be gone on with
-        assert_goes_on(engine, copied(state), actual, tmp_path)
-    with compilations() as heard:
+    if setup in ("gpu_only", "central"):  # reuses the engine to test resuming
+        assert_resumes(engine, copied(state), actual, tmp_path)
+    with compilations() as compiled:
         jax.block_until_ready(engine.run(actual[0], ITERATIONS))
-    assert heard == []
+    assert compiled == []

@@ -1,6 +1,6 @@
-"""The plan's bytes are those that the compiled programs move, and nothing moves that the plan does not name.
+"""Bytes predicted by the plan equal the bytes that compiled programs move, and all movements are in the plan.
 
-Collectives are read from the optimised HLO of each program; transfers are counted as they are made.
+Collectives are read from the optimised HLO of each program; transfers are counted at run time.
 """
 
 import collections
@@ -18,7 +18,7 @@ from tests.conformance.comparison import ALGORITHMS, start
 
 COLLECTIVES = ("all-reduce", "all-gather")
 
-# Policy and devices: groups of one and of several, uneven, larger than the batch allows.
+# (policy, number of devices): groups of one and of several, uneven, more devices than used.
 SETUPS = {
     "gpu_only 1": (policies.GPUOnly(), 1),
     "gpu_only 3": (policies.GPUOnly(), 3),
@@ -45,7 +45,7 @@ CASES += [
 
 @pytest.fixture(scope="module")
 def engine_of(devices):
-    """The engine of an algorithm in a setup; each is compiled once for all tests."""
+    """Compiles the engine of an algorithm in a setup, cached for all tests."""
 
     @functools.cache
     def compiled(name, setup):
@@ -58,7 +58,7 @@ def engine_of(devices):
 
 
 def planned(plan):
-    """Bytes of an iteration, by how they move."""
+    """Planned bytes per iteration, by kind of movement."""
     total = collections.Counter()
     for movement in plan.movements:
         if movement.how:
@@ -67,7 +67,7 @@ def planned(plan):
 
 
 def measured(engine):
-    """The same of the collectives in the compiled programs."""
+    """Bytes per iteration of collectives in the compiled programs, by kind."""
     total = collections.Counter()
     for program in engine.programs:
         for collective in program.collectives():
@@ -77,7 +77,7 @@ def measured(engine):
 
 
 @pytest.mark.parametrize(("name", "setup"), CASES)
-def test_the_plan_predicts_what_moves(name, setup, engine_of):
+def test_planned_bytes_match_compiled_programs(name, setup, engine_of):
     engine = engine_of(name, setup)
     predicted = planned(engine.plan)
     transfers = predicted.pop("transfer", 0)
@@ -99,35 +99,35 @@ def test_the_plan_predicts_what_moves(name, setup, engine_of):
     assert (sum(predicted.values()) > 0) == any(len(group) > 1 for group in engine.plan.groups)
 
 
-def test_every_policy_is_there():
-    met = {type(SETUPS[setup][0]) for _, setup in CASES}
-    assert {policies.get(name) for name in set(policies.names()) - dialogue.POLICIES} == met
+def test_every_policy_is_listed():
+    tested = {type(SETUPS[setup][0]) for _, setup in CASES}
+    assert {policies.get(name) for name in set(policies.names()) - dialogue.POLICIES} == tested
 
 
-# --- the check can fail ---
+# --- unexplained collectives are found ---
 
 
 def without(plan, movements):
-    gone = {(m.program, m.how, m.source) for m in movements}
+    removed = {(m.program, m.how, m.source) for m in movements}
 
-    def left(program):
+    def remaining(program):
         named = [(c, (program.name, c.kind, c.fragment or BETWEEN)) for c in program.collectives]
-        return dataclasses.replace(program, collectives=tuple(c for c, key in named if key not in gone))
+        return dataclasses.replace(program, collectives=tuple(c for c, key in named if key not in removed))
 
-    return dataclasses.replace(plan, programs=tuple(map(left, plan.programs)))
+    return dataclasses.replace(plan, programs=tuple(map(remaining, plan.programs)))
 
 
 @pytest.mark.parametrize("setup", ["gpu_only 3", "coarse 4+2", "fine 4+2", "central 3+2"])
-def test_a_collective_that_the_plan_does_not_name_is_unexplained(setup, engine_of, monkeypatch):
-    """Any kind in any program. (What XLA combined into one instruction goes by one of its names.)"""
+def test_unplanned_collective_is_unexplained(setup, engine_of, monkeypatch):
+    """Collectives of any kind in any program. (XLA may merge several; the result has the name of one.)"""
     engine = engine_of("walker 48", setup)
     plan = engine.plan
-    together = collections.defaultdict(list)
+    by_program = collections.defaultdict(list)
     for movement in plan.movements:
         if movement.how in COLLECTIVES:
-            together[movement.program, movement.how].append(movement)
-    assert together
-    for (program, kind), movements in together.items():
+            by_program[movement.program, movement.how].append(movement)
+    assert by_program
+    for (program, kind), movements in by_program.items():
         monkeypatch.setattr(engine, "plan", without(plan, movements))
         found = engine.unexplained()
         assert {(where, collective.kind) for where, collective in found} == {(program, kind)}
@@ -136,22 +136,22 @@ def test_a_collective_that_the_plan_does_not_name_is_unexplained(setup, engine_o
         assert size * times == sum(movement.bytes_per_iteration for movement in movements)
 
 
-@pytest.mark.parametrize("forgets", [False, True])
-def test_training_prints_what_is_unexplained(forgets, tmp_path, capsys, host_devices, monkeypatch):
+@pytest.mark.parametrize("drops", [False, True])
+def test_training_prints_unexplained_collectives(drops, tmp_path, capsys, host_devices, monkeypatch):
     place = fdg.place
 
-    def forgetful(*args):
+    def incomplete(*args):
         plan = place(*args)
         return without(plan, [m for m in plan.movements if m.how == "all-reduce" and m.source == "slope"])
 
-    if forgets:
-        monkeypatch.setattr("fdg.engine.place", forgetful)
+    if drops:
+        monkeypatch.setattr("fdg.engine.place", incomplete)
     words = ["--algo", "tests.tiny:Pupil", "--policy", "gpu_only", "--devices", "2", "--total-steps", "16"]
     assert cli.train_main([*words, "--out", str(tmp_path)]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unexplained:")]
-    if not forgets:
-        assert said == []
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("unexplained:")]
+    if not drops:
+        assert lines == []
         return
-    assert said == [
+    assert lines == [
         "unexplained: all-reduce of 12 B x 2 in program 'train' (learn, slope), which the plan does not name"
     ]

@@ -1,7 +1,7 @@
-"""Every policy on every algorithm gives the numbers of plain calls of `iterate`: the guarantee.
+"""Results under every policy equal those of plain calls of `iterate`.
 
-The user's own algorithms go through the whole matrix of group sizes; those of `algos/`, which take seconds
-to compile, through every policy in `test_algorithms.py`.
+The algorithms of tests/user_algorithm.py run with all group sizes; those of `algos/`, which take seconds to
+compile, run under every policy in `test_algorithms.py`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from tests.conformance.comparison import (
 )
 from tests.user_algorithm import Walker
 
-# Policy and devices. Groups are uneven, of several learners and servers, larger than the batch allows.
+# (policy, number of devices): uneven groups, several learners and servers, more devices than used.
 SETUPS = {
     "gpu_only 1": (policies.GPUOnly(), 1),
     "gpu_only 3": (policies.GPUOnly(), 3),
@@ -50,12 +50,12 @@ SETUPS = {
     "central 5+2": (policies.Central(workers=5, servers=2), 8),
     "workers 5+1+2": (policies.Workers(environments=5, learners=2), 8),
 }
-BY_FIVE = ("coarse 5+3", "fine 5+1", "environments 5+2", "central 5+2", "workers 5+1+2")
+BATCH_60 = ("coarse 5+3", "fine 5+1", "environments 5+2", "central 5+2", "workers 5+1+2")
 
-CASES = [("walker 48", setup) for setup in SETUPS if setup not in BY_FIVE and setup != "multi_learner 5"]
-CASES += [("walker 60", setup) for setup in ("multi_learner 5", *BY_FIVE)]
-CASES += [("gardener", setup) for setup in ("gpu_only 8", "multi_learner 5", *BY_FIVE)]
-CASES += [  # further shapes of PPO; `test_algorithms.py` has it under every policy
+CASES = [("walker 48", setup) for setup in SETUPS if setup not in BATCH_60 and setup != "multi_learner 5"]
+CASES += [("walker 60", setup) for setup in ("multi_learner 5", *BATCH_60)]
+CASES += [("gardener", setup) for setup in ("gpu_only 8", "multi_learner 5", *BATCH_60)]
+CASES += [  # variants of PPO; `test_algorithms.py` runs it under every policy
     ("discrete", "gpu_only 1"),
     ("discrete", "gpu_only 8"),
     ("discrete", "fine 4+2"),
@@ -67,7 +67,7 @@ CASES += [  # further shapes of PPO; `test_algorithms.py` has it under every pol
 
 @pytest.fixture(scope="module")
 def engine_of(devices):
-    """The engine of an algorithm in a setup; each is compiled once for all tests."""
+    """Compiles the engine of an algorithm in a setup, cached for all tests."""
 
     @functools.cache
     def compiled(name, setup):
@@ -78,8 +78,8 @@ def engine_of(devices):
 
 
 @pytest.mark.parametrize(("name", "setup"), CASES)
-def test_a_policy_never_changes_the_numbers(name, setup, engine_of):
-    """Nor the structure or a dtype; nothing is compiled twice; and what moves is what the plan said."""
+def test_policy_matches_plain_jax(name, setup, engine_of):
+    """Same numbers, structure and dtypes; no recompilation; the planned bytes and programs."""
     engine = engine_of(name, setup)
     engine.compile(ITERATIONS)
     state, metrics = engine.run(start(name), ITERATIONS)
@@ -93,47 +93,47 @@ def test_a_policy_never_changes_the_numbers(name, setup, engine_of):
     print(f"\n{name}, {setup}: parameters differ by at most {largest:.1e}")
     assert largest < 1e-5
 
-    with compilations() as heard:
+    with compilations() as compiled:
         jax.block_until_ready(engine.run(state, ITERATIONS))
-    assert heard == []
+    assert compiled == []
     planned = sum(m.bytes_per_iteration for m in engine.plan.movements if m.how == "transfer")
     assert engine.moved_bytes == 2 * ITERATIONS * planned
     assert (planned > 0) == (len(engine.plan.groups) > 1)
     groups = {g.name: tuple(engine.devices[i] for i in g.devices) for g in engine.plan.groups}
-    built = [p for p in engine.programs if not p.name.startswith(("cut ", "join ", "copy "))]
-    assert [(p.name, p.fragments, p.devices, p.calls_per_iteration) for p in built] == [
+    programs = [p for p in engine.programs if not p.name.startswith(("cut ", "join ", "copy "))]
+    assert [(p.name, p.fragments, p.devices, p.calls_per_iteration) for p in programs] == [
         (p.name, p.fragments, groups[p.group], p.calls_per_iteration) for p in engine.plan.programs
     ]
 
 
-def test_every_policy_meets_every_algorithm():
+def test_every_policy_is_listed():
     for family in ("walker", "gardener"):
-        met = {type(SETUPS[setup][0]) for name, setup in CASES if name.startswith(family)}
-        assert {policies.get(name) for name in set(policies.names()) - dialogue.POLICIES} == met
+        tested = {type(SETUPS[setup][0]) for name, setup in CASES if name.startswith(family)}
+        assert {policies.get(name) for name in set(policies.names()) - dialogue.POLICIES} == tested
 
 
 @pytest.mark.parametrize("setup", ["gpu_only 8", "coarse 3+1", "fine 4+2", "central 3+2"])
-def test_init_gives_the_algorithms_own_first_state(setup, engine_of):
+def test_init_matches_the_algorithm(setup, engine_of):
     engine = engine_of("walker 48", setup)
     state = engine.init(3)
     assert_same(start("walker 48"), state, 1e-6)
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, engine.state_shape)
 
 
-def test_every_program_can_be_exported_for_gpu_and_tpu(engine_of):
-    """The same, through the public door, which is slower."""
+def test_programs_export_for_gpu_and_tpu(engine_of):
+    """With the public `jax.export`."""
     for program in engine_of("walker 48", "fine 4+2").programs:
         exported = jax.export.export(program.function, platforms=["cuda", "tpu"])(*program.arguments)
         assert exported.platforms == ("cuda", "tpu")
         assert exported.nr_devices == len(program.devices)
 
 
-# --- placements of one's own ---
+# --- user-defined placements ---
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
-    """Any placement, right or wrong."""
+class Custom:
+    """A policy with arbitrary groups."""
 
     groups: tuple[tuple[str, Group], ...]
 
@@ -141,23 +141,23 @@ class Placed:
         return dict(self.groups)
 
 
-def test_groups_may_share_some_of_their_devices(devices):
-    """Unusual, and no reason for other numbers."""
+def test_groups_that_share_devices(devices):
+    """Overlapping groups give the same numbers."""
     groups = {
         "environment": Group("a", (0, 1, 2)),
         "actor": Group("b", (2, 1)),
         "learner": Group("c", (0, 3)),
         "update": Group("d", (2,)),
     }
-    engine = fdg.compile(Walker(48), Placed(tuple(groups.items())), devices[:4])
+    engine = fdg.compile(Walker(48), Custom(tuple(groups.items())), devices[:4])
     assert len(engine.plan.groups) == 4
     assert_same(reference("walker 48"), engine.run(start("walker 48"), ITERATIONS))
 
 
-def test_a_border_that_lies_costs_transfers_and_never_numbers(devices):
-    """An algorithm that declares the wrong axis as its batch is slower, not wrong."""
+def test_wrong_batch_axis_gives_the_same_numbers(devices):
+    """An algorithm that declares a wrong batch axis."""
 
-    class Liar(Walker):
+    class WrongAxis(Walker):
         def iterate(self, state):
             state, metrics = super().iterate(state)
 
@@ -167,12 +167,12 @@ def test_a_border_that_lies_costs_transfers_and_never_numbers(devices):
 
             return state._replace(position=jnp.tanh(rotate(state.position))), metrics
 
-    engine = fdg.compile(Liar(48), policies.SingleLearnerCoarse(actors=2, learners=3), devices[:5])
-    state = Liar(48).init(jax.random.key(1))
-    assert_same(plain(Liar(48), state, 3), engine.run(jax.tree.map(jnp.copy, state), 3))
+    engine = fdg.compile(WrongAxis(48), policies.SingleLearnerCoarse(actors=2, learners=3), devices[:5])
+    state = WrongAxis(48).init(jax.random.key(1))
+    assert_same(plain(WrongAxis(48), state, 3), engine.run(jax.tree.map(jnp.copy, state), 3))
 
 
-# --- what cannot be done is refused before anything is compiled ---
+# --- invalid requests are refused before compiling ---
 
 DIVIDED = {
     policies.SingleLearnerCoarse: ("actors", "learners", "act", "actor"),
@@ -183,16 +183,16 @@ DIVIDED = {
 
 
 def refused(algorithm, policy, devices, *words):
-    with compilations() as heard, pytest.raises(fdg.PlanError) as error:
+    with compilations() as compiled, pytest.raises(fdg.PlanError) as error:
         fdg.compile(algorithm, policy, devices)
     assert "\n" not in str(error.value)
     for word in (str(policy), *words):
         assert word in str(error.value), str(error.value)
-    assert [name for name in heard if "backend_compile" in name or "mlir" in name] == []
+    assert [name for name in compiled if "backend_compile" in name or "mlir" in name] == []
 
 
 @pytest.mark.parametrize("policy", DIVIDED)
-def test_more_devices_than_there_are(policy, devices):
+def test_too_many_devices(policy, devices):
     many, few, *_ = DIVIDED[policy]
     request = policy(**{many: 7, few: 2})
     refused(
@@ -203,14 +203,14 @@ def test_more_devices_than_there_are(policy, devices):
 
 @pytest.mark.parametrize("policy", DIVIDED)
 @pytest.mark.parametrize("number", [0, -1, 1.5])
-def test_a_group_of_no_device(policy, number, devices):
+def test_invalid_group_size(policy, number, devices):
     many, few, *_ = DIVIDED[policy]
     refused(Walker(), policy(**{many: number}), devices, f"{many}={number}", "at least 1")
     refused(Walker(), policy(**{few: number}), devices, f"{few}={number}", "at least 1")
 
 
 @pytest.mark.parametrize("policy", DIVIDED)
-def test_a_batch_that_does_not_divide(policy, devices):
+def test_batch_must_be_divisible(policy, devices):
     many, _, fragment, role = DIVIDED[policy]
     # 16 environments on 5 devices.
     words = [
@@ -224,7 +224,7 @@ def test_a_batch_that_does_not_divide(policy, devices):
 
 
 class Lonely:
-    """One fragment, of a role of its own."""
+    """One fragment, with a role that no policy names."""
 
     role = "dreamer"
 
@@ -236,24 +236,21 @@ class Lonely:
 
 
 @pytest.mark.parametrize("policy", DIVIDED)
-def test_a_role_that_the_algorithm_lacks(policy, devices):
+def test_missing_role(policy, devices):
     refused(
         Lonely(), policy(), devices, "Lonely has no fragment", "'dreamer'", "mark one with fdg.fragment('"
     )
 
 
 @pytest.mark.parametrize("policy", [policies.GPUOnly, policies.MultiLearner])
-def test_where_everybody_shares_no_role_is_needed(policy, devices):
-    """These place all roles together, known or not, on as many devices as the batch divides by."""
+def test_colocating_policies_place_any_role(policy, devices):
+    """These place all roles together, on the most devices that divide the batch (8)."""
     engine = fdg.compile(Lonely(), policy(), devices[:3])
     assert [g.devices for g in engine.plan.groups] == [(0, 1)]
     refused(Lonely(), policy(), [], "0 devices", "at least one is needed")
 
 
-def test_staleness_is_a_whole_number(devices):
-    for wrong in (-1, 0.5):
-        policy = policies.SingleLearnerCoarse(staleness=wrong)
-        refused(Walker(), policy, devices, f"staleness={wrong}", "a whole number of iterations")
-
-
-# --- several agents ---
+def test_staleness_must_be_a_whole_number(devices):
+    for staleness in (-1, 0.5):
+        policy = policies.SingleLearnerCoarse(staleness=staleness)
+        refused(Walker(), policy, devices, f"staleness={staleness}", "a whole number of iterations")

@@ -1,4 +1,4 @@
-"""Parameters and optimiser state that are split: the numbers, the memory of each device, the collectives."""
+"""Sharded parameters and optimiser state: numbers, memory per device, and collectives."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ from tests.refusing import refuses
 
 ITERATIONS = 5
 
-# Heads and hidden units over `model` (Shoeybi et al., arXiv 1909.08053), else the largest dimension.
+# Heads and hidden units over `model` (Shoeybi et al., arXiv 1909.08053), otherwise the largest dimension.
 TENSOR = (
     ("qkv", P(None, None, "model")),
     ("attention.*out", P("model")),
@@ -36,7 +36,7 @@ BOTH = (
     (".*", "batch+model"),
 )
 COARSE = policies.SingleLearnerCoarse(actors=2, learners=4, model_parallel=2, parameters=BOTH)
-SETUPS = {  # policy, devices, the part of parameters and optimiser state that one device may have
+SETUPS = {  # (policy, number of devices, fraction of parameters and optimiser state per device)
     "fsdp 8": (policies.GPUOnly(parameters=policies.fsdp()), 8, 1 / 8),
     "tensor 4": (policies.GPUOnly(model_parallel=4, parameters=TENSOR), 4, 1 / 4),
     "fsdp 2 x tensor 4": (policies.GPUOnly(model_parallel=4, parameters=BOTH), 8, 1 / 8),
@@ -44,7 +44,7 @@ SETUPS = {  # policy, devices, the part of parameters and optimiser state that o
 }
 
 
-def host(tree):
+def to_numpy(tree):
     return [np.asarray(jax.random.key_data(x) if keys.is_key(x.dtype) else x) for x in jax.tree.leaves(tree)]
 
 
@@ -55,13 +55,13 @@ def start():
 
 @functools.cache
 def reference():
-    """State and metrics of one device, by plain calls of `iterate`."""
+    """State and metrics of plain calls of `iterate` on one device."""
     state, rows = start(), []
     iterate = jax.jit(Sequences().iterate)
     for _ in range(ITERATIONS):
         state, metrics = iterate(state)
         rows.append(metrics)
-    return host(state), [np.asarray(list(row.values())) for row in rows]
+    return to_numpy(state), [np.asarray(list(row.values())) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -85,43 +85,43 @@ def run(engine):
     return state, rows
 
 
-def shares(state):
-    """The part of parameters and optimiser state that each device holds, read from the arrays."""
+def fractions(state):
+    """The fraction of parameters and optimiser state on each device, from the arrays' shards."""
     leaves = jax.tree.leaves((state["params"], state["adam"]))
-    held = collections.Counter()
+    bytes_by_device = collections.Counter()
     for leaf in leaves:
         for shard in leaf.addressable_shards:
-            held[shard.device] += shard.data.nbytes
-    whole = sum(leaf.nbytes for leaf in leaves)
-    return {device: size / whole for device, size in held.items()}
+            bytes_by_device[shard.device] += shard.data.nbytes
+    total = sum(leaf.nbytes for leaf in leaves)
+    return {device: size / total for device, size in bytes_by_device.items()}
 
 
-def assert_divided(state, part, count):
-    found = shares(state)
+def assert_sharded(state, part, count):
+    found = fractions(state)
     assert len(found) == count
-    for device, share in found.items():
-        assert share <= part * 1.02, f"{device} holds {share:.4f} of parameters and optimiser state"
+    for device, fraction in found.items():
+        assert fraction <= part * 1.02, f"{device} holds {fraction:.4f} of parameters and optimiser state"
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_the_numbers_are_those_of_one_device(setup, engine_of):
+def test_matches_one_device(setup, engine_of):
     state, rows = run(engine_of(setup))
     expected, metrics = reference()
-    for got, want in zip(host(state), expected, strict=True):
+    for got, want in zip(to_numpy(state), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
     np.testing.assert_allclose(rows, metrics, rtol=0, atol=1e-5)
     assert np.ptp([row[0] for row in rows]) > 1e-3  # it learns
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_each_device_holds_its_part(setup, engine_of):
+def test_memory_per_device(setup, engine_of):
     _, count, part = SETUPS[setup]
     engine = engine_of(setup)
     learners = len(engine.plan.groups[-1])
     assert learners == (count if part != 1 / 4 else 4)
-    assert_divided(engine.init(0), part, learners)
+    assert_sharded(engine.init(0), part, learners)
     state, _ = run(engine)
-    assert_divided(state, part, learners)
+    assert_sharded(state, part, learners)
     for leaf, shape in zip(jax.tree.leaves(state), jax.tree.leaves(engine.state_shape), strict=True):
         assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
 
@@ -134,9 +134,9 @@ COLLECTIVE = re.compile(
 )
 
 
-def from_hlo(text):
-    """Bytes of collectives by kind, by a reader of the tests' own: a computation's, and those of what it
-    calls, a loop's as often as it is known to run."""
+def hlo_collectives(text):
+    """Bytes of collectives by kind, parsed independently of fdg: a computation and those that it calls, times
+    the known trip counts of loops."""
     body, computations, entry = None, {}, None
     for line in text.splitlines():
         if not line.startswith(" ") and line.endswith("{") and "(" in line:
@@ -173,11 +173,11 @@ def planned(plan):
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_the_plan_has_the_collectives_of_the_programs(setup, engine_of):
+def test_planned_collectives_match_compiled_programs(setup, engine_of):
     engine = engine_of(setup)
     found = collections.Counter()
     for program in engine.programs:
-        for kind, size in from_hlo(program.hlo()).items():
+        for kind, size in hlo_collectives(program.hlo()).items():
             found[kind] += size * program.calls_per_iteration
     stated = planned(engine.plan)
     assert stated.keys() == found.keys() and sum(found.values())
@@ -189,9 +189,9 @@ def test_the_plan_has_the_collectives_of_the_programs(setup, engine_of):
     assert "all-gather" in engine.plan.to_mermaid() and "all-gather" in engine.plan._repr_svg_()
 
 
-def test_fsdp_gathers_parameters_and_reduces_gradients(engine_of):
-    """Worked by hand: acting (twice with the same parameters) and each of two epochs gather them once;
-    gradients are reduced once an epoch, as without shards. 5% for what XLA does beside."""
+def test_fsdp_collectives_by_hand(engine_of):
+    """By hand: acting (twice with the same parameters) and each of two epochs gather the parameters once;
+    gradients are reduced once per epoch, as without sharding. 5% tolerance for other collectives of XLA."""
     stated = planned(engine_of("fsdp 8").plan)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(start()["params"]))
     assert stated["all-gather"] == pytest.approx(3 * size, rel=0.05)
@@ -199,7 +199,7 @@ def test_fsdp_gathers_parameters_and_reduces_gradients(engine_of):
     assert sum(stated.values()) == pytest.approx(5 * size, rel=0.05)
 
 
-def test_before_compiling_the_plan_says_what_it_cannot_know():
+def test_plan_before_compiling_names_unknown_collectives():
     plan = fdg.place(Sequences(), COARSE, 6)
     assert plan.unpredicted == ("learners",)
     text = str(plan)
@@ -209,19 +209,19 @@ def test_before_compiling_the_plan_says_what_it_cannot_know():
     assert "'qkv' as (batch, -, model): " in text
     moved = {m.where: m.bytes_per_iteration for m in plan.movements if m.how == "transfer"}
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(start()["params"]))
-    assert moved["learners -> actors"] == 2 * size  # each actor has all of them
-    whole = fdg.place(Sequences(), policies.SingleLearnerCoarse(actors=2, learners=2), 4)  # as many rows
-    assert dict(plan.memory)["learners"] < dict(whole.memory)["learners"] - size
+    assert moved["learners -> actors"] == 2 * size  # each of two actors has all of them
+    other = fdg.place(Sequences(), policies.SingleLearnerCoarse(actors=2, learners=2), 4)  # same rows
+    assert dict(plan.memory)["learners"] < dict(other.memory)["learners"] - size
 
 
-# --- the rest of the engine with them ---
+# --- checkpoints, staleness, parameter servers, command line ---
 
 
-def test_a_checkpoint_comes_back_as_it_lay(devices, tmp_path):
+def test_checkpoint_keeps_sharding(devices, tmp_path):
     algorithm = Sequences()
     engine = fdg.compile(algorithm, policies.GPUOnly(model_parallel=2, parameters=BOTH), devices[:4])
     state = engine.init(3)
-    expected = host(state)
+    expected = to_numpy(state)
     written = Checkpoints(tmp_path)
     written.save(1, state)
     written.close()
@@ -232,11 +232,11 @@ def test_a_checkpoint_comes_back_as_it_lay(devices, tmp_path):
             jax.tree.leaves(restored), expected, jax.tree.leaves(other.state_shape), strict=True
         ):
             assert got.sharding.is_equivalent_to(shape.sharding, got.ndim)
-            np.testing.assert_array_equal(host([got])[0], want)
-        assert max(shares(restored).values()) <= 1.02 / 4
+            np.testing.assert_array_equal(to_numpy([got])[0], want)
+        assert max(fractions(restored).values()) <= 1.02 / 4
 
 
-def test_staleness_beside_sharded_parameters(devices):
+def test_staleness_with_sharded_parameters(devices):
     policy = dataclasses.replace(COARSE, staleness=1)
     algorithm = Sequences()
     engine = fdg.compile(algorithm, policy, devices[:6])
@@ -244,15 +244,15 @@ def test_staleness_beside_sharded_parameters(devices):
     results = []
     for each in (engine, one):
         state, _ = each.run(each.init(0), 3)
-        results.append(host(each.algorithm_state(state)))
+        results.append(to_numpy(each.algorithm_state(state)))
         if each is engine:
-            assert_divided(engine.algorithm_state(state), 1 / 4, 4)
+            assert_sharded(engine.algorithm_state(state), 1 / 4, 4)
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
-def test_servers_may_split_what_workers_hold_whole():
-    """The update is theirs, and so is the state of record; workers, who take gradients, get the whole."""
+def test_servers_shard_and_workers_replicate():
+    """Servers keep the sharded state and update it; workers, which take gradients, get all parameters."""
     found = plan("fsdp", policy=policies.Central, workers=2, servers=2)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found.graph.state)]
     for path, places in zip(paths, found.schedule.leaves, strict=True):
@@ -263,12 +263,10 @@ def test_servers_may_split_what_workers_hold_whole():
             assert parts == {"servers": 2}, path
     moved = [m for m in found.movements if m.where == "servers -> workers"]
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(found.graph.state["params"]))
-    assert (
-        sum(m.bytes_per_iteration for m in moved) == 2 * 2 * size
-    )  # after each of two updates, to each of two
+    assert sum(m.bytes_per_iteration for m in moved) == 2 * 2 * size  # two updates, two workers
 
 
-def test_the_command_line_takes_them():
+def test_command_line_flags():
     words = ["--parameters", "fsdp", "--model-parallel", "2", "--devices", "4", "--num-envs", "16"]
     assert parse(words, "plan", "").policy == policies.GPUOnly(parameters="fsdp", model_parallel=2)
     with pytest.raises(fdg.FdgError, match="parameters='fdsp': give rules, 'fsdp' or 'declared'"):
@@ -284,34 +282,34 @@ class Declares(Sequences):
     parameter_rules = (("mlp", "model"),)
 
 
-def test_rules_may_stand_beside_the_network():
+def test_rules_declared_by_the_algorithm():
     declared = plan(None, model_parallel=2, algorithm=Declares())
     assert {leaf.rule for leaf in declared.sharded} == {"mlp"}
     assert {leaf.layout.number for leaf in declared.sharded} == {2}
     assert plan("declared", algorithm=Declares()).sharded != ()
-    assert plan(None, algorithm=Declares()).sharded == ()  # whole, by default
+    assert plan(None, algorithm=Declares()).sharded == ()  # replicated by default
 
 
-def test_batches_keys_and_scalars_are_never_split_by_rules():
-    taken = {leaf.path for leaf in plan([("", "batch")]).sharded}
-    assert taken and all("params" in path or ".mu" in path or ".nu" in path for path in taken)
+def test_rules_split_only_parameters_and_optimiser_state():
+    paths = {leaf.path for leaf in plan([("", "batch")]).sharded}
+    assert paths and all("params" in path or ".mu" in path or ".nu" in path for path in paths)
 
 
-def test_the_first_rule_counts_and_none_keeps_a_leaf_whole():
+def test_first_matching_rule_applies():
     found = {leaf.path: leaf for leaf in plan({"mlp.*bias": None, "mlp": "batch"}).sharded}
     assert found["['params']['layer0']['mlp']['bias']"].layout.number == 1
     assert found["['params']['layer0']['mlp']['in']"].layout.parts == (1, 4)  # the larger dimension
 
 
-def test_what_does_not_divide_stays_whole_and_the_plan_says_so():
+def test_indivisible_leaf_is_replicated():
     found = plan("fsdp", devices=4, algorithm=Sequences(batch=12), policy=policies.GPUOnly)
     assert all(leaf.layout.number == 4 for leaf in found.sharded)
     found = plan("fsdp", devices=3, algorithm=Sequences(batch=12, width=32))
-    assert {leaf.layout.number for leaf in found.sharded} == {1, 3}  # 3 divides the three of q, k and v alone
+    assert {leaf.layout.number for leaf in found.sharded} == {1, 3}  # 3 divides only the axis of q, k and v
     assert "whole, for no dimension divides: " in str(found)
 
 
-def test_a_rule_that_takes_nothing_is_named():
+def test_unused_rule_is_named():
     assert "rule 'mpl' of all takes no leaf" in str(plan([("mpl", "batch"), ("mlp", "batch")]))
 
 
@@ -339,14 +337,14 @@ def test_a_rule_that_takes_nothing_is_named():
         ),
     ],
 )
-def test_what_cannot_be_is_refused(parameters, fields, words):
+def test_invalid_rules_are_refused(parameters, fields, words):
     with refuses(*words, kind=fdg.PlanError):
         plan(parameters, **{"algorithm": Sequences(batch=12), **fields})
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Acting and learning on the same devices, as two groups."""
+    """Actors and learners on the same devices, as two groups."""
 
     acting: str | None
     learning: str | None
@@ -358,7 +356,7 @@ class Together:
         return {"actor": acting, "environment": acting, "learner": learning}
 
 
-def test_groups_on_the_same_devices_shard_alike():
+def test_groups_on_the_same_devices_share_sharding():
     for policy in (Together(None, "fsdp"), Together("fsdp", None), Together("fsdp", "fsdp")):
         found = fdg.place(Sequences(), policy, 2)
         assert {leaf.group for leaf in found.sharded} == {"actors+learners"}
@@ -366,7 +364,7 @@ def test_groups_on_the_same_devices_shard_alike():
         fdg.place(Declares(), Together("declared", "fsdp"), 2)
 
 
-def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
+def test_model_axis_without_sharding_exchanges_nothing():
     policy = policies.GPUOnly(model_parallel=2, parameters=())
     assert not [m for m in fdg.place(Sequences(), policy, 2).movements if m.how]
     found = fdg.place(Sequences(), policy, 4)
@@ -374,7 +372,7 @@ def test_devices_that_share_a_batch_and_split_nothing_exchange_nothing():
     assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
 
 
-def test_policies_with_rules_are_values():
+def test_policies_with_rules_compare_and_hash():
     one, other = (
         policies.GPUOnly(parameters=rules) for rules in ({"mlp": P("model")}, [("mlp", ("model",))])
     )

@@ -1,6 +1,6 @@
-"""Staleness: actors that use parameters k iterations old, with the same numbers on any devices.
+"""Staleness: actors use parameters that are k iterations old, with the same numbers on any devices.
 
-Any program against plain Python that keeps past parameters: `tests/placing/test_staleness.py`.
+`tests/placing/test_staleness.py` compares programs with plain Python that keeps old parameters.
 """
 
 import jax
@@ -18,7 +18,7 @@ Coarse, Central = policies.SingleLearnerCoarse, policies.Central
 
 
 class Recorder:
-    """Its metrics say which parameters the actor had: after iteration t the learner's are t + 1."""
+    """Its metrics have the version of the actor's parameters; iteration t makes version t + 1."""
 
     def init(self, key):
         return {"version": jnp.float32(0), "walks": jnp.zeros(8), "seen": jnp.zeros(8)}
@@ -63,8 +63,8 @@ def engine(algorithm, setup, staleness, devices):
 
 @pytest.mark.parametrize("setup", ["coarse 1", "coarse 2", "coarse 8", "central 4+2"])
 @pytest.mark.parametrize("staleness", [0, 1, 2, 4])
-def test_the_actor_uses_the_parameters_of_k_iterations_ago(staleness, setup, devices):
-    """By value: version v is what v updates made; before there are old ones, the first are used."""
+def test_actor_uses_parameters_k_iterations_old(staleness, setup, devices):
+    """Version v is after v updates; the first k iterations use the initial parameters."""
     compiled = engine(Recorder(), setup, staleness, devices)
     _, metrics = compiled.run(compiled.init(0), 7)
     used = [max(0, t - staleness) for t in range(7)]
@@ -73,13 +73,13 @@ def test_the_actor_uses_the_parameters_of_k_iterations_ago(staleness, setup, dev
     np.testing.assert_array_equal(metrics["version"], np.arange(1, 8))
 
 
-def test_none_is_the_synchronous_program(devices):
+def test_zero_staleness_is_synchronous(devices):
     compiled = engine(Walker(48), "coarse 3+2", 0, devices)
     assert compiled.plan.delayed is None
     assert_same(reference("walker 48"), compiled.run(start("walker 48"), 5))
 
 
-def test_an_engines_first_state_has_as_many_pasts(devices):
+def test_initial_history(devices):
     compiled = engine(Walker(48), "coarse 2", 3, devices)
     state = compiled.init(3)
     assert [len(row) for row in state.history] == [1, 1, 1]
@@ -88,8 +88,8 @@ def test_an_engines_first_state_has_as_many_pasts(devices):
     assert jax.tree.structure(state) == jax.tree.structure(compiled.state_shape)
 
 
-def test_actor_and_learner_that_take_turns_cannot_be_delayed(devices):
-    """Gardener learns within its season, and acts on it in the same."""
+def test_alternating_actor_and_learner_are_refused(devices):
+    """Gardener's actor and learner alternate in one loop."""
     with refuses(
         *("staleness=2", "'pour' (actors)", "'tend' (learners)", "take turns", "use staleness=0"),
         kind=fdg.PlanError,
@@ -97,11 +97,11 @@ def test_actor_and_learner_that_take_turns_cannot_be_delayed(devices):
         fdg.compile(Gardener(12), Coarse(actors=2, staleness=2), devices[:3])
 
 
-def test_what_is_late_is_what_the_actor_waits_for(devices):
-    """The weight that the learner makes; not the positions, which the actors' own group makes."""
+def test_delayed_leaves(devices):
+    """Only the learner's weight is delayed, not the positions, which the actors' group makes."""
     plan = fdg.place(Walker(48), Coarse(actors=3, staleness=2), 4)
     paths = list(leaves(start("walker 48")))
     assert [paths[i] for i in plan.delayed.leaves] == [".weight"]
-    # It comes from the iteration before, so the next one's actors need not wait for this one's learner.
-    (late,) = [m for m in plan.movements if m.how == "transfer" and m.delay == "iteration"]
-    assert late.bytes_per_iteration == 3 * 4 * 3  # float32[3], on each of the three actors
+    # It is sent from the iteration before, so that actors do not wait for the learner.
+    (movement,) = [m for m in plan.movements if m.how == "transfer" and m.delay == "iteration"]
+    assert movement.bytes_per_iteration == 3 * 4 * 3  # float32[3], on each of the three actors

@@ -1,7 +1,7 @@
-"""A small transformer that learns from what it met: an algorithm of the tests' own, with parameters to split.
+"""A small transformer trained on its own samples: an algorithm with parameters to shard.
 
-Plain JAX: it says nothing about devices. Sequences of tokens are rolled out by sampling (environment: a shift
-register; actor: the transformer), and the learner fits what came next, with Adam.
+Plain JAX, without devices. The actor (the transformer) samples tokens, the environment is a shift register,
+and the learner fits the sampled tokens, weighted by reward, with Adam.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def _norm(x, scale):
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """One layer, four heads; trained on sequences that it samples itself, scored by the environment."""
+    """Trained on sequences that it samples, with rewards from the environment. One layer, four heads."""
 
     batch: int = 16
     length: int = 4  # T
@@ -74,10 +74,10 @@ class Sequences:
             new, reward = self.step(context, token)
             return (new, keys), (context, token, reward)
 
-        (context, keys), met = jax.lax.scan(one, (state["context"], state["keys"]), length=2)
-        params, adam, loss = self.learn(state["params"], state["adam"], *met)
+        (context, keys), rollout = jax.lax.scan(one, (state["context"], state["keys"]), length=2)
+        params, adam, loss = self.learn(state["params"], state["adam"], *rollout)
         new = {"params": params, "adam": adam, "context": context, "keys": keys}
-        return new, {"loss": loss, "reward": jnp.mean(met[2])}
+        return new, {"loss": loss, "reward": jnp.mean(rollout[2])}
 
     def logits(self, params, context):
         """[B, T] tokens to [B, V]."""
@@ -111,8 +111,8 @@ class Sequences:
     def learn(self, params, adam, context, token, reward):
         def epoch(carry, _):
             params, adam = carry
-            loss, slope = self.gradient(params, context, token, reward)
-            params, adam = self.update(params, adam, slope)
+            loss, gradients = self.gradient(params, context, token, reward)
+            params, adam = self.update(params, adam, gradients)
             return (params, adam), loss
 
         (params, adam), losses = jax.lax.scan(epoch, (params, adam), length=2)
@@ -131,6 +131,6 @@ class Sequences:
         return jax.value_and_grad(loss)(params)
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
-    def update(self, params, adam, slope):
-        updates, adam = self.optimizer.update(slope, adam)
+    def update(self, params, adam, gradients):
+        updates, adam = self.optimizer.update(gradients, adam)
         return optax.apply_updates(params, updates), adam

@@ -18,7 +18,7 @@ from fdg.placing import agents_per_device
 from fdg.placing.agents_per_device import agents_per_vmap
 from fdg.running import metrics
 from tests.conformance.comparison import assert_same, plain, ppo
-from tests.oracle.compare import at_most_together
+from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 from tests.training.descent import Descent
 
@@ -57,7 +57,7 @@ def beginning(name):
 def test_each_has_the_numbers_of_one_alone(name, together, count, devices, monkeypatch):
     """State and every row of the metrics, through calls of more iterations than a program has rows for."""
     monkeypatch.setattr(metrics, "ROWS", 2)
-    with at_most_together(together):
+    with limit_agents_per_vmap(together):
         engine = fdg.compile(learner(name), policies.GPUOnly(), devices[:count], num_seeds=SIX)
     assert [len(group) for group in engine.plan.groups] == [count]
     state, first = engine.run(engine.init(5), 2)
@@ -69,7 +69,7 @@ def test_each_has_the_numbers_of_one_alone(name, together, count, devices, monke
 
 
 def test_a_few_at_a_time_in_float64(devices):
-    with jax.enable_x64(True), at_most_together(1):
+    with jax.enable_x64(True), limit_agents_per_vmap(1):
         engine = fdg.compile(Descent(), policies.GPUOnly(), devices[:1], num_seeds=2)
         state, rows = engine.run(engine.init(0), 3)
         assert all(row.shape == (3, 2) for row in rows.values())

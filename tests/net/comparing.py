@@ -1,4 +1,4 @@
-"""What differs between two recordings, and which of that was expected."""
+"""Differences between two recordings, and which of them are expected."""
 
 import dataclasses
 import fnmatch
@@ -13,18 +13,18 @@ import numpy as np
 
 from tests.net.recording import NetError, read_about
 
-_MOST = 400  # characters of a line of text that are shown
+_WIDTH = 400  # characters shown of a line of text
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of one array, column, line or job.
+    """A difference in one array, column, line or job.
 
     Attributes:
-      job: its name.
+      job: name of the job.
       file: "metrics.jsonl", "checkpoint", "fdg.plan", ...
-      array: the metric, the path of the array, the number of the line; empty where the file is missing.
-      first: the first iteration that differs, None where there is none to name.
+      array: the metric, the path of the array, or the line number; empty if the file is missing.
+      first: the first iteration that differs, if any.
       text: how much, or both lines.
     """
 
@@ -35,21 +35,21 @@ class Difference:
     text: str
 
     def __str__(self) -> str:
-        """All of it in a line."""
+        """The difference in one line."""
         where = " ".join(word for word in (self.job, self.file, self.array) if word)
         return f"{where}{'' if self.first is None else f' from iteration {self.first}'}: {self.text}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Differences that a change meant to make: patterns as of a shell, and why.
+    """Intended differences, by shell patterns.
 
     Attributes:
-      reason: in a sentence.
-      decision: the number of a page in docs/decisions, or the commit that made them.
-      job: which jobs.
-      file: which of their files.
-      array: which arrays, metrics or lines.
+      reason: one sentence.
+      decision: the number of a page in docs/decisions, or a commit.
+      job: pattern of jobs.
+      file: pattern of their files.
+      array: pattern of arrays, metrics or lines.
     """
 
     reason: str
@@ -59,7 +59,7 @@ class Expected:
     array: str = "*"
 
     def matches(self, found: Difference) -> bool:
-        """Whether it names this difference."""
+        """True if the patterns match this difference."""
         return all(
             fnmatch.fnmatchcase(getattr(found, name), getattr(self, name))
             for name in ("job", "file", "array")
@@ -67,10 +67,10 @@ class Expected:
 
 
 def read_expected(path: Path) -> list[Expected]:
-    """The table `[[expected]]` of a TOML file; none where there is no file.
+    """The tables `[[expected]]` of a TOML file; an empty list if there is no file.
 
     Raises:
-      NetError: it cannot be read, or an entry does not say which job, why, or by which decision or commit.
+      NetError: the file cannot be read, or an entry has no job, reason or decision.
     """
     if not path.exists():
         return []
@@ -95,12 +95,12 @@ def compare(a: Path, b: Path, names: Sequence[str] | None = None) -> list[Differ
     """All differences of recording `b` from recording `a`.
 
     Args:
-      a: folder of the one.
-      b: of the other.
-      names: jobs to look at; None for all that either has.
+      a: folder of the first recording.
+      b: folder of the second recording.
+      names: jobs to compare; None: all jobs of either recording.
 
     Raises:
-      NetError: one of them is none, or they are of different machines, or versions of JAX.
+      NetError: a folder has no recording, or they are from different machines or versions of JAX.
     """
     of_a, of_b = read_about(a), read_about(b)
     for name in ("machine", "jax"):
@@ -111,13 +111,13 @@ def compare(a: Path, b: Path, names: Sequence[str] | None = None) -> list[Differ
             )
     if names is None:
         names = sorted({p.stem for folder in (a, b) for p in folder.glob("*.json")} - {"recording"})
-    return [found for name in names for found in _of_job(name, a, b)]
+    return [found for name in names for found in _compare_job(name, a, b)]
 
 
-def _of_job(name: str, a: Path, b: Path) -> Iterator[Difference]:
-    there = [(folder / f"{name}.json").exists() for folder in (a, b)]
-    if not all(there):
-        missing = [str(folder) for folder, is_there in zip((a, b), there, strict=True) if not is_there]
+def _compare_job(name: str, a: Path, b: Path) -> Iterator[Difference]:
+    exist = [(folder / f"{name}.json").exists() for folder in (a, b)]
+    if not all(exist):
+        missing = [str(folder) for folder, is_there in zip((a, b), exist, strict=True) if not is_there]
         yield Difference(name, "", "", None, f"not recorded in {' and '.join(missing)}")
         return
     one, other = (json.loads((folder / f"{name}.json").read_text()) for folder in (a, b))
@@ -125,17 +125,17 @@ def _of_job(name: str, a: Path, b: Path) -> Iterator[Difference]:
         yield Difference(name, "", "", None, "the recordings are of different arguments: record both again")
         return
     if "error: unknown algorithm" in one["texts"].get("error", ""):
-        return  # the algorithm came later
+        return  # the algorithm was added later
     for file in sorted({*one["texts"], *other["texts"]}):
         if name.startswith("messages.") and file not in one["texts"]:
-            continue  # the mistake was added to the tests later
-        yield from _of_texts(name, file, one["texts"].get(file), other["texts"].get(file))
+            continue  # the test of this message was added later
+        yield from _compare_texts(name, file, one["texts"].get(file), other["texts"].get(file))
     for file in sorted({*one["rows"], *other["rows"]}):
-        yield from _of_rows(name, file, one["rows"].get(file), other["rows"].get(file))
-    yield from _of_arrays(name, _arrays(a, name, one), _arrays(b, name, other))
+        yield from _compare_rows(name, file, one["rows"].get(file), other["rows"].get(file))
+    yield from _compare_arrays(name, _arrays(a, name, one), _arrays(b, name, other))
 
 
-def _of_texts(job: str, file: str, a: str | None, b: str | None) -> Iterator[Difference]:
+def _compare_texts(job: str, file: str, a: str | None, b: str | None) -> Iterator[Difference]:
     if a is None or b is None:
         yield Difference(job, file, "", None, f"only in the {'second' if a is None else 'first'}")
         return
@@ -149,16 +149,16 @@ def _of_texts(job: str, file: str, a: str | None, b: str | None) -> Iterator[Dif
 
 
 def _excerpts(a: str, b: str) -> tuple[str, str]:
-    """The lines; of long ones, what lies around the first character that differs."""
-    if max(len(a), len(b)) <= _MOST:
+    """Both lines, cut around the first character that differs if they are long."""
+    if max(len(a), len(b)) <= _WIDTH:
         return a, b
     same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    begin = max(0, same - _MOST // 2)
-    parts = [f"{x[begin : begin + _MOST]}{'...' * (len(x) > begin + _MOST)}" for x in (a, b)]
+    begin = max(0, same - _WIDTH // 2)
+    parts = [f"{x[begin : begin + _WIDTH]}{'...' * (len(x) > begin + _WIDTH)}" for x in (a, b)]
     return "..." * (begin > 0) + parts[0], "..." * (begin > 0) + parts[1]
 
 
-def _of_rows(
+def _compare_rows(
     job: str, file: str, a: list[dict[str, Any]] | None, b: list[dict[str, Any]] | None
 ) -> Iterator[Difference]:
     if a is None or b is None:
@@ -171,7 +171,7 @@ def _of_rows(
             (row.get("iteration"), row.get(column, "absent"), other.get(column, "absent"))
             for row, other in zip(a, b, strict=False)
         ]
-        # As text: what is not a number equals itself, and 0.0 is not -0.0.
+        # Compared as text: NaN equals itself, and 0.0 differs from -0.0.
         differing = [pair for pair in pairs if json.dumps(pair[1]) != json.dumps(pair[2])]
         if differing:
             iteration, was, now = differing[0]
@@ -183,7 +183,7 @@ def _of_rows(
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Between two values of JSON; infinite where one of them is no number."""
+    """Distance of two JSON values; infinite if one of them is no finite number."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return max((_distance(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
     if json.dumps(a) == json.dumps(b):
@@ -193,14 +193,14 @@ def _distance(a: Any, b: Any) -> float:
 
 
 def _arrays(folder: Path, name: str, found: dict[str, Any]) -> dict[str, tuple[str, np.ndarray]]:
-    """The arrays of a job, by path, each with its dtype."""
+    """(dtype, array) of each array of a job, by path."""
     if not found["dtypes"]:
         return {}
     with np.load(folder / f"{name}.npz") as stored:
         return {path: (dtype, stored[path]) for path, dtype in found["dtypes"].items()}
 
 
-def _of_arrays(
+def _compare_arrays(
     job: str, a: dict[str, tuple[str, np.ndarray]], b: dict[str, tuple[str, np.ndarray]]
 ) -> Iterator[Difference]:
     for path in sorted({*a, *b}):
@@ -213,24 +213,24 @@ def _of_arrays(
             text = f"was {dtype}{list(one.shape)} and is {other_dtype}{list(other.shape)}"
             yield Difference(job, "checkpoint", path, None, text)
             continue
-        differing, apart = _differing(dtype, one, other)
+        differing, distance = _differing(dtype, one, other)
         if differing.any():
-            text = f"{int(differing.sum())} of {one.size} elements{apart}"
+            text = f"{int(differing.sum())} of {one.size} elements{distance}"
             yield Difference(job, "checkpoint", path, None, text)
 
 
 def _differing(dtype: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, str]:
-    """Which elements have other bits, NaN being equal to NaN, and by how much."""
+    """Mask of elements with different bits (NaN equals NaN), and the largest difference as text."""
     bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, -1) for x in (a, b)]
     differing = (bits[0] != bits[1]).any(axis=1)
-    if np.dtype(dtype).kind not in "fiuV":  # V: bfloat16 and its like
+    if np.dtype(dtype).kind not in "fiuV":  # V: bfloat16 and similar types
         return differing, ""
     values, others = (x.view(dtype).reshape(-1).astype(np.float64) for x in (a, b))
     nan, other_nan = np.isnan(values), np.isnan(others)
     differing &= ~(nan & other_nan)
     if (nan != other_nan).any():
         return differing, ", one of them not-a-number in one recording only"
-    with np.errstate(invalid="ignore"):  # infinity less itself
+    with np.errstate(invalid="ignore"):  # inf - inf
         distance = np.nanmax(np.abs(values - others)[differing], initial=0.0)
     largest = np.nanmax(np.abs(values), initial=0.0)
     relative = distance / largest if largest else np.inf

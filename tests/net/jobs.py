@@ -1,4 +1,4 @@
-"""What a recording holds: short trainings, plans and messages, each a job with a name."""
+"""The jobs of a recording: short trainings, plans and messages."""
 
 import dataclasses
 import fnmatch
@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One thing to record.
+    """One item to record.
 
     Attributes:
-      name: also that of its files, and what `--jobs` selects by.
-      kind: what the worker does with `arguments`.
-      arguments: a training's command lines, the first of which begins the run in folder `run` that others
-        resume; a plan's flags, by name; the module of a table of mistakes.
+      name: also the name of its files; `--jobs` selects by it.
+      kind: selects the worker's function.
+      arguments: command lines of a training (the first starts the run in folder `run`, the others resume
+        it), flags of a plan by name, or a test module whose messages are recorded.
     """
 
     name: str
@@ -21,9 +21,9 @@ class Job:
     arguments: Any
 
 
-# Two small environments of each algorithm, a few iterations, and flags that let replayed ones learn in these.
+# Two small environments per algorithm, for a few iterations, with flags so that replay algorithms learn too.
 REPLAY = "--learning-starts 64 --buffer-size 1024"
-SMALL = f"{REPLAY} --hidden 16 --batch-size 16"  # ensembles: many networks, and many updates of each
+SMALL = f"{REPLAY} --hidden 16 --batch-size 16"  # for ensembles, which have many networks and updates
 TRAINED: dict[str, tuple[str, str, str]] = {
     "ppo": ("CartPole-v1", "Pendulum-v1", "--total-steps 3072"),
     "recurrent_ppo": ("probe:memory", "CartPole-v1", "--total-steps 3072 --num-minibatches 2"),
@@ -66,8 +66,8 @@ TRAINED: dict[str, tuple[str, str, str]] = {
     "reward_model": ("text:addition", "text:sorting", "--total-steps 384"),
 }
 COARSE = "--policy single_learner_coarse --actors 2 --devices 3"
-SPLIT_OF_TEXT = "--policy split --actors 2 --learners 2 --devices 4"
-OF_TEXT = ("sft", "dpo", "ppo_rlhf", "grpo", "reward_model")
+TEXT_SPLIT = "--policy split --actors 2 --learners 2 --devices 4"
+TEXT_ALGORITHMS = ("sft", "dpo", "ppo_rlhf", "grpo", "reward_model")
 
 PPO = "--algo ppo --env CartPole-v1"
 A3C = "--algo a3c --env CartPole-v1 --policy central --workers 2 --devices 3 --total-steps 800"
@@ -76,7 +76,7 @@ SAC = f"--algo sac --env Pendulum-v1 --policy gpu_only --devices 1 --total-steps
 MEMORY = "--algo recurrent_ppo --env probe:memory --num-minibatches 2 --total-steps 2048"
 GRPO = "--algo grpo --env text:sorting"
 NORMALISED = "--normalize-observation true --normalize-reward true"
-# A name and its command lines: the first begins a run, others resume it.
+# A name and its command lines: the first starts a run, the others resume it.
 SPECIAL: dict[str, tuple[str, ...]] = {
     "staleness.ppo.1": (f"{PPO} {COARSE} --staleness 1 --total-steps 4096",),
     "staleness.ppo.2": (f"{PPO} {COARSE} --staleness 2 --total-steps 4096",),
@@ -85,8 +85,8 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "staleness.impala.2": (f"--algo impala --env CartPole-v1 {COARSE} --staleness 2 --total-steps 1600",),
     "staleness.a3c.1": (f"{A3C} --staleness 1",),
     "staleness.a3c.2": (f"{A3C} --staleness 2",),
-    "staleness.grpo.1": (f"{GRPO} {SPLIT_OF_TEXT} --staleness 1 --total-steps 2048",),
-    "staleness.grpo.2": (f"{GRPO} {SPLIT_OF_TEXT} --staleness 2 --total-steps 2048",),
+    "staleness.grpo.1": (f"{GRPO} {TEXT_SPLIT} --staleness 1 --total-steps 2048",),
+    "staleness.grpo.2": (f"{GRPO} {TEXT_SPLIT} --staleness 2 --total-steps 2048",),
     "seeds.ppo.1": (f"{PPO} --policy gpu_only --num-seeds 4 --devices 1 --total-steps 2048",),
     "seeds.ppo.4": (f"{PPO} --policy gpu_only --num-seeds 4 --devices 4 --total-steps 2048",),
     "seeds.dqn.4": (f"{DQN} --num-seeds 4 --devices 4",),
@@ -151,7 +151,7 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Policies, with their fields, and devices; and the algorithms that are planned under each.
+# (policy, key of _PLANNED, devices, fields of the policy).
 _PLANS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     *(("gpu_only", "rl", devices, {}) for devices in (1, 4, 8)),
     ("multi_learner", "rl", 4, {}),
@@ -178,30 +178,30 @@ _PLANNED = {
 
 
 def all_jobs() -> list[Job]:
-    """Every job; the longest first, so that all processes end at about the same time."""
-    return [*_messages(), *_trainings(0), *_special(), *_trainings(1), *_plans()]
+    """All jobs, the longest first, so that all processes end at about the same time."""
+    return [*_messages(), *_trainings(0), *_special_jobs(), *_trainings(1), *_plans()]
 
 
-def chosen(patterns: list[str]) -> list[Job]:
-    """The jobs whose name matches one of these patterns, as of a shell; all where there is none."""
+def select_jobs(patterns: list[str]) -> list[Job]:
+    """The jobs whose names match one of these shell patterns; all jobs without patterns."""
     return [job for job in all_jobs() if not patterns or any(fnmatch.fnmatch(job.name, p) for p in patterns)]
 
 
 def _trainings(number: int) -> list[Job]:
-    """Each algorithm on the first or the second of its environments."""
+    """Trainings of each algorithm on its environment `number`."""
     found = []
     for algorithm, (*environments, flags) in TRAINED.items():
         for name, policy in (
             ("gpu_only.1", "--policy gpu_only --devices 1"),
             ("gpu_only.4", "--policy gpu_only --devices 4"),
-            ("split", SPLIT_OF_TEXT if algorithm in OF_TEXT else COARSE),
+            ("split", TEXT_SPLIT if algorithm in TEXT_ALGORITHMS else COARSE),
         ):
             line = f"--algo {algorithm} --env {environments[number]} {policy} {flags}"
             found.append(_training(f"train.{algorithm}.{environments[number]}.{name}", line))
     return found
 
 
-def _special() -> list[Job]:
+def _special_jobs() -> list[Job]:
     return [_training(name, *lines) for name, lines in SPECIAL.items()]
 
 

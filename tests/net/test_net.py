@@ -1,4 +1,4 @@
-"""The net finds what it is for: a bit, a digit, a line, a word; and says nothing of times."""
+"""Comparing recordings finds each kind of difference, and ignores times."""
 
 import json
 from pathlib import Path
@@ -17,19 +17,19 @@ ROWS = [{"iteration": i, "loss": 0.5 + i + 0.25 * (i > 1), "episode_return": flo
 TEXTS = {"fdg.plan": "a plan\nrun act actors\nrun learn learners", "test_x": "give a number"}
 
 
-def recording(folder, about=ABOUT, **changed):
-    """One job, with a row of metrics, a line of a plan, a message and arrays with all that bits can be."""
+def recording(folder, about=ABOUT, **changes):
+    """Writes a recording of one job with metrics, a plan, a message, and arrays with NaN and bfloat16."""
     rows = [{"iteration": i, "loss": 0.5 + i, "episode_return": float("nan")} for i in (1, 2, 3)]
     found = {
         "texts": TEXTS,
         "rows": {"metrics.jsonl": rows},
-        **changed.get("found", {}),
+        **changes.get("found", {}),
     }
     arrays = {
         "weight": np.array([1.0, np.nan, 0.0], np.float32),
         "half": np.array([1, 2], worker.ml_dtypes.bfloat16),
         "count": np.array(3),
-        **changed.get("arrays", {}),
+        **changes.get("arrays", {}),
     }
     folder.mkdir()
     (folder / "recording.json").write_text(json.dumps(about))
@@ -43,12 +43,12 @@ def differences(capsys, a, b, *more):
     return status, lines, last
 
 
-def test_equal_recordings_differ_in_nothing(tmp_path, capsys):
+def test_equal_recordings(tmp_path, capsys):
     status, lines, last = differences(capsys, recording(tmp_path / "a"), recording(tmp_path / "b"))
     assert (status, lines) == (0, []) and last.startswith("0 differences, and 0 that were expected")
 
 
-PLANTED = {
+DIFFERENCES = {
     "a bit": (
         {"arrays": {"weight": np.array([np.nextafter(np.float32(1), 2), np.nan, 0.0], np.float32)}},
         "job checkpoint weight: 1 of 3 elements, by at most 1.19e-07 (1.2e-07 of the largest)",
@@ -57,7 +57,7 @@ PLANTED = {
         {"arrays": {"weight": np.array([1.0, np.nan, -0.0], np.float32)}},
         "job checkpoint weight: 1 of 3 elements, by at most 0 (0 of the largest)",
     ),
-    "a number that is none": (
+    "a NaN": (
         {"arrays": {"weight": np.array([np.nan, np.nan, 0.0], np.float32)}},
         "job checkpoint weight: 1 of 3 elements, one of them not-a-number in one recording only",
     ),
@@ -69,7 +69,7 @@ PLANTED = {
         {"arrays": {"count": np.array(3, np.int32)}},
         "job checkpoint count: was int64[] and is int32[]",
     ),
-    "an array more": ({"arrays": {"more": np.zeros(2)}}, "job checkpoint more: only in the second"),
+    "an extra array": ({"arrays": {"more": np.zeros(2)}}, "job checkpoint more: only in the second"),
     "a metric": (
         {"found": {"rows": {"metrics.jsonl": ROWS}}},
         "job metrics.jsonl loss from iteration 2: 2 of 3 rows, by at most 0.25, at first 2.5 and 2.75",
@@ -78,7 +78,7 @@ PLANTED = {
         {"found": {"rows": {"metrics.jsonl": ROWS[:1]}}},
         "job metrics.jsonl: 3 rows and 1",
     ),
-    "a plan's line": (
+    "a line of a plan": (
         {"found": {"texts": {**TEXTS, "fdg.plan": TEXTS["fdg.plan"].replace("act actors", "act all")}}},
         "job fdg.plan line 2: 1 lines, the first was 'run act actors' and is 'run act all'",
     ),
@@ -86,31 +86,31 @@ PLANTED = {
         {"found": {"texts": {**TEXTS, "test_x": "give a word"}}},
         "job test_x line 1: 1 lines, the first was 'give a number' and is 'give a word'",
     ),
-    "a message of a long line": (
+    "a long message": (
         {"found": {"texts": {**TEXTS, "test_x": "give a number" + "x" * 9000}}},
         f"job test_x line 1: 1 lines, the first was 'give a number' and is 'give a number{'x' * 387}...'",
     ),
-    "a message more": (
+    "an extra message": (
         {"found": {"texts": {**TEXTS, "test_y": "give two"}}},
         "job test_y: only in the second",
     ),
 }
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_planted_is_found(planted, tmp_path, capsys):
-    changed, line = PLANTED[planted]
-    status, lines, _ = differences(capsys, recording(tmp_path / "a"), recording(tmp_path / "b", **changed))
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_difference_is_found(difference, tmp_path, capsys):
+    changes, line = DIFFERENCES[difference]
+    status, lines, _ = differences(capsys, recording(tmp_path / "a"), recording(tmp_path / "b", **changes))
     assert (status, lines) == (1, [line])
 
 
-def test_a_job_that_one_lacks_is_a_difference(tmp_path, capsys):
+def test_missing_job(tmp_path, capsys):
     a, b = recording(tmp_path / "a"), recording(tmp_path / "b")
     (tmp_path / "b" / "job.json").unlink()
     assert differences(capsys, a, b)[:2] == (1, [f"job: not recorded in {b}"])
 
 
-def test_expected_differences_say_why(tmp_path, capsys):
+def test_expected_differences(tmp_path, capsys):
     a = recording(tmp_path / "a")
     b = recording(tmp_path / "b", found={"rows": {"metrics.jsonl": ROWS}})
     table = tmp_path / "expected.toml"
@@ -128,7 +128,7 @@ def test_expected_differences_say_why(tmp_path, capsys):
     assert "entry 1 has no decision" in capsys.readouterr().err
 
 
-def test_recordings_of_two_machines_are_not_compared(tmp_path, capsys):
+def test_different_machines_are_refused(tmp_path, capsys):
     a, b = recording(tmp_path / "a"), recording(tmp_path / "b", {**ABOUT, "machine": "two"})
     assert main(["compare", a, b]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -136,7 +136,7 @@ def test_recordings_of_two_machines_are_not_compared(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_of_a_training_all_is_recorded_but_times(tmp_path, monkeypatch, capsys, devices):
+def test_training_is_recorded_without_times(tmp_path, monkeypatch, capsys, devices):
     line = "--algo tests.tiny:Walk --policy gpu_only --devices 2 --total-steps 24 --eval-episodes 0 --out run"
     recorded = []
     for name in ("a", "b"):
@@ -158,6 +158,6 @@ def test_of_a_training_all_is_recorded_but_times(tmp_path, monkeypatch, capsys, 
     assert "wall_s" not in found["rows"]["summary.json"][0]
 
 
-def test_names_of_jobs_are_names_of_files_and_each_is_there_once():
+def test_job_names_are_unique_file_names():
     names = [job.name for job in all_jobs()]
     assert len(set(names)) == len(names) and not any(set(name) & set("/: ") for name in names)

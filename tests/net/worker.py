@@ -1,7 +1,7 @@
-"""Runs jobs with the code that is in PYTHONPATH: one for each line of JSON that it reads, which it answers.
+"""Worker process: runs jobs with the code in PYTHONPATH. Reads one job per line of JSON and answers each.
 
-It is started by its path, and imports nothing of this folder: the code that is recorded may be older, and
-have none of it. Of that code it uses what users do, commands and public names, so that it can record any.
+It is started by its path and imports nothing from tests.net, which the recorded commit may not have. It only
+uses commands and public names of fdg, so that it can record older commits.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import jax
-import ml_dtypes  # noqa: F401  names bfloat16 for NumPy
+import ml_dtypes  # noqa: F401  registers bfloat16 in NumPy
 import numpy as np
 
-# What tells of time, or of where a run was, and never of numbers.
-_OF_TIME = re.compile("versions|(?!predicted_s$).*(_s|_per_second)")
+# Keys of times and versions, which are not recorded.
+_TIMES = re.compile("versions|(?!predicted_s$).*(_s|_per_second)")
 
 
 def run_module(name: str, words: list[str]) -> dict[str, str]:
-    """Runs `python -m name words` within this process; gives what it printed and its exit status."""
+    """Runs `python -m name words` in this process; returns its output and exit status."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     before = sys.argv
     sys.argv = [name, *words]
@@ -53,28 +53,28 @@ def train(lines: list[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             found["texts"]["error"] = ran["err"] or "no error"
             return found, {}
     rows = [json.loads(row) for row in Path("run/metrics.jsonl").read_text().splitlines()]
-    found["rows"]["metrics.jsonl"] = [_timeless(row) for row in rows]
-    found["rows"]["summary.json"] = [_timeless(json.loads(Path("run/summary.json").read_text()))]
+    found["rows"]["metrics.jsonl"] = [_without_times(row) for row in rows]
+    found["rows"]["summary.json"] = [_without_times(json.loads(Path("run/summary.json").read_text()))]
     return found, _checkpoint(Path("run/checkpoints"))
 
 
-def plan(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def plan(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     import algos
     import envs
     import fdg
     import policies
 
     words = []
-    flags = {name: given[name] for name in ("algo", "env", "policy", "devices")}
-    for name, value in {**flags, **given["fields"], "num_seeds": given.get("num_seeds")}.items():
+    flags = {name: request[name] for name in ("algo", "env", "policy", "devices")}
+    for name, value in {**flags, **request["fields"], "num_seeds": request.get("num_seeds")}.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     ran = run_module("fdg.plan", words)
     texts = {"fdg.plan": ran["out"] + ran["err"], "exit status": ran["status"]}
     try:
-        algorithm = algos.make(given["algo"], envs.make(given["env"]))
+        algorithm = algos.make(request["algo"], envs.make(request["env"]))
         graph = fdg.trace(algorithm)
-        kind = policies.get(given["policy"])
-        placed = fdg.place(graph, kind(**given["fields"]), given["devices"], given.get("num_seeds"))
+        kind = policies.get(request["policy"])
+        placed = fdg.place(graph, kind(**request["fields"]), request["devices"], request.get("num_seeds"))
         texts["graph.mermaid"], texts["plan.mermaid"] = graph.to_mermaid(), placed.to_mermaid()
         texts["graph.svg"], texts["plan.svg"] = (
             x._repr_svg_().replace("><", ">\n<") for x in (graph, placed)
@@ -84,16 +84,15 @@ def plan(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
         choice = policies.auto(
             algorithm,
-            given["devices"],
+            request["devices"],
             graph=graph,
             policies=[kind],
-            max_staleness=given["fields"].get("staleness", 0),
-            num_seeds=given.get("num_seeds"),
+            max_staleness=request["fields"].get("staleness", 0),
+            num_seeds=request.get("num_seeds"),
             further=False,
         )
-        _, table = choice.table.split(
-            "\n", 1
-        )  # the first line says how long it took, and how busy the machine is
+        # The first line has the time it took and the load of the machine.
+        _, table = choice.table.split("\n", 1)
         texts["prediction"] = f"{choice.seconds!r}\n{table}"
     except fdg.FdgError as error:
         texts["prediction"] = str(error)
@@ -101,27 +100,27 @@ def plan(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def messages(module: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Runs a module of tests, and notes every message that one of them reads of an error or a warning."""
+    """Runs a test module and records each message of an FdgError or FdgWarning that a test reads."""
     import pytest
 
     import fdg
 
-    said: dict[str, list[str]] = {}
-    test = [""]
+    messages_by_test: dict[str, list[str]] = {}
+    current_test = [""]
 
     def note(text: str) -> str:
         plain = re.sub(r"0x[0-9a-f]{6,}", "0x", text).replace(os.getcwd(), ".")
         plain = re.sub(r"/tmp/\S*?pytest-\S*?/", "/tmp/", plain)
-        said.setdefault(test[0], []).append(plain)
+        messages_by_test.setdefault(current_test[0], []).append(plain)
         return text
 
     class Notes:
-        """Which test it is that reads messages, and which fail."""
+        """Tracks the running test, and collects failed ones."""
 
         failed: ClassVar[list[str]] = []
 
         def pytest_runtest_setup(self, item: Any) -> None:
-            test[0] = item.nodeid.partition("::")[2]
+            current_test[0] = item.nodeid.partition("::")[2]
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.failed:
@@ -138,23 +137,23 @@ def messages(module: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--whole", str(path)]
         status = pytest.main(words, plugins=[Notes()])
     print(out.getvalue(), file=sys.stderr, flush=True)
-    texts = {name: "\n".join(dict.fromkeys(lines)) for name, lines in said.items()}
+    texts = {name: "\n".join(dict.fromkeys(lines)) for name, lines in messages_by_test.items()}
     return {"texts": {**texts, "exit status": "\n".join([str(int(status)), *Notes.failed])}, "rows": {}}, {}
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries of C++ print is no answer
+    os.dup2(2, 1)  # C++ libraries print to stdout: keep it out of the answers
     if int(sys.argv[1]):
-        assert len(jax.devices()) == int(sys.argv[1])  # starts the backend: no job's flags change it any more
+        assert len(jax.devices()) == int(sys.argv[1])  # starts the backend before a job's flags can change it
     gc.set_threshold(200_000, 50, 100)
     for line in sys.stdin:
         job = json.loads(line)
         with tempfile.TemporaryDirectory(prefix="fdg-net-") as folder, warnings.catch_warnings():
             os.chdir(folder)
-            do = {"train": train, "plan": plan, "messages": messages}[job["kind"]]
+            run_job = {"train": train, "plan": plan, "messages": messages}[job["kind"]]
             try:
-                found, arrays = do(job["arguments"])
+                found, arrays = run_job(job["arguments"])
             except Exception as error:
                 found, arrays = {"texts": {"error": f"{type(error).__name__}: {error}"}, "rows": {}}, {}
             os.chdir("/")
@@ -167,7 +166,7 @@ def main() -> None:
 
 
 def write(to: Path, found: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Keeps what was recorded of a job; the JSON file last, so that what has one is whole."""
+    """Writes the results of a job; the JSON file last, so that a job with one is complete."""
     found["dtypes"] = {name: str(array.dtype) for name, array in arrays.items()}
     if arrays:
         bits = {
@@ -180,16 +179,16 @@ def write(to: Path, found: dict[str, Any], arrays: dict[str, np.ndarray]) -> Non
     temporary.rename(f"{to}.json")
 
 
-def _timeless(found: Any) -> Any:
+def _without_times(found: Any) -> Any:
     if isinstance(found, list):
-        return [_timeless(value) for value in found]
+        return [_without_times(value) for value in found]
     if not isinstance(found, dict):
         return found
-    return {name: _timeless(value) for name, value in found.items() if not _OF_TIME.fullmatch(name)}
+    return {name: _without_times(value) for name, value in found.items() if not _TIMES.fullmatch(name)}
 
 
 def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays of the newest checkpoint, by name, as Orbax reads them without knowing what they are of."""
+    """The arrays of the newest checkpoint, by name, restored by Orbax without the state's structure."""
     import orbax.checkpoint
 
     newest = max(

@@ -1,8 +1,8 @@
-"""The oracle: random algorithms under random placements, compared with plain JAX.
+"""Fuzzer: random algorithms under random distribution policies, compared with plain JAX.
 
-`program.py` says what a program is, `operations.py` what its lines may do, `generate.py` makes one from a
-seed and `placements.py` places it. `interpret.py` runs it as plain JAX with fragments, `staleness.py` as
-plain Python that keeps old parameters by group. `compare.py` checks one program under one placement,
-`shrink.py` makes a failing one small, `fuzz.py` does that for as long as one likes, and `breakage.py` breaks
-the engine on purpose.
+`generate.py` makes a program (`program.py`) from a seed, out of the operations of `operations.py`, and
+`placements.py` chooses its policies. References: `interpret.py` runs a program as plain JAX with fragments,
+and `staleness.py` in plain Python that keeps delayed parameters for each group. `compare.py` checks one
+program under one placement, `shrink.py` minimizes a failing one, and `fuzz.py` runs many seeds. `breakage.py`
+injects faults into the engine, which the fuzzer has to find.
 """

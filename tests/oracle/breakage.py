@@ -1,7 +1,7 @@
-"""The engine, broken on purpose: what the oracle has to find. All that reaches into the engine is here.
+"""Faults injected into the engine, which the fuzzer has to find (`make fuzz ARGS="--break NAME"`).
 
-After a change of the engine, these are the places to adapt; each says what it relies on, by name, and
-fails if that is gone.
+Only this module patches the engine's internals. Each fault names the internals that it patches, and fails if
+they no longer exist: adapt them when the engine changes.
 """
 
 import importlib
@@ -9,40 +9,40 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _old(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
-    """Readers get other versions: `change` of the reader, what it should read, and what any actor should.
+def _patch_state_version(change: Callable[[Any, frozenset, frozenset], frozenset]) -> None:
+    """Replaces the version that a reader reads by `change(reader, correct version, versions of all actors)`.
 
-    Relies on `placing.staleness.readers.Readers.state_version(reader)`, the version of the state that a
-    fragment reads (None: the state and metrics), and on its `actors`.
+    Patches `placing.staleness.readers.Readers.state_version(reader)`, the version of the state that a
+    fragment reads (None: the next state and metrics), and uses `Readers.actors`.
     """
-    readers: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
-    old = readers.state_version
+    cls: Any = importlib.import_module("fdg.placing.staleness.readers").Readers
+    original = cls.state_version
 
     def changed(self: Any, reader: Any) -> frozenset:
-        readers.state_version = old  # which calls itself, for the fragment around
+        cls.state_version = original  # it calls itself for the enclosing fragment
         try:
-            every = frozenset().union(*(old(self, actor) for actor in self.actors))
-            return change(reader, old(self, reader), every)
+            by_actors = frozenset().union(*(original(self, actor) for actor in self.actors))
+            return change(reader, original(self, reader), by_actors)
         finally:
-            readers.state_version = changed
+            cls.state_version = changed
 
-    readers.state_version = changed
+    cls.state_version = changed
 
 
 def _staleness() -> None:
-    """A reader of a value of which there is an older version gets that one."""
-    _old(lambda reader, own, every: every)
+    """Every reader of a delayed value gets the old version."""
+    _patch_state_version(lambda reader, own, by_actors: by_actors)
 
 
 def _ages() -> None:
-    """Groups read each other's versions: those that wait the newest, others the older ones."""
-    _old(lambda reader, own, every: own if reader is None else every - own)
+    """Versions are swapped between groups: actors read the newest, the others the delayed one."""
+    _patch_state_version(lambda reader, own, by_actors: own if reader is None else by_actors - own)
 
 
 def _effects() -> None:
-    """No operation has an effect, so that no token is carried from one to the next.
+    """Ordered effects get no tokens.
 
-    Relies on `placing.regions.opening.has_effect(equation)`, which says what gets a token.
+    Patches `placing.regions.opening.has_effect(equation)`, which chooses the equations with a token.
     """
     opening: Any = importlib.import_module("fdg.placing.regions.opening")
     assert callable(opening.has_effect)
@@ -50,9 +50,9 @@ def _effects() -> None:
 
 
 def _axis() -> None:
-    """What accumulates along the batch is said to need no other rows: each device goes over its own alone.
+    """Cumulative operations along the batch axis are computed per device, without the other rows.
 
-    Relies on `batch.rules.RULES`, by primitive, and on rules whose result is `local`.
+    Patches `batch.rules.RULES`, by primitive, with a rule whose result is `local`.
     """
     rules: Any = importlib.import_module("fdg.batch.rules")
     if hasattr(rules, "_locally"):
@@ -66,9 +66,9 @@ def _axis() -> None:
 
 
 def _nan() -> None:
-    """Devices combine extremes as floats, from which XLA drops NaN.
+    """Maxima and minima over devices are reduced as floats, where XLA drops NaN.
 
-    Relies on `lowering.constraints.may_lose_nan(equation)`, which says what is combined as integers.
+    Patches `lowering.constraints.may_lose_nan(equation)`, which chooses the equations reduced as integers.
     """
     constraints: Any = importlib.import_module("fdg.lowering.constraints")
     assert callable(constraints.may_lose_nan)
@@ -76,9 +76,9 @@ def _nan() -> None:
 
 
 def _weak() -> None:
-    """Every leaf of the state is strongly typed.
+    """Every state leaf is strongly typed.
 
-    Relies on `tracing.trace.with_weakness(tree, weak)`, which types what an iteration is traced with.
+    Patches `tracing.trace.with_weakness(tree, weak)`, which sets the weak types for tracing.
     """
     trace: Any = importlib.import_module("fdg.tracing.trace")
     with_weakness = trace.with_weakness
@@ -86,13 +86,13 @@ def _weak() -> None:
 
 
 def _host() -> None:
-    """Functions on the host are called before a loop, for all of its trips together.
+    """Host callbacks are hoisted out of loops and called once for all trips.
 
-    Relies on `lowering.hoisting._FIXED`, the operations that stay in their loop.
+    Patches `lowering.hoisting._FIXED`, the operations that are not hoisted.
     """
-    ahead: Any = importlib.import_module("fdg.lowering.hoisting")
-    assert "pure_callback" in ahead._FIXED
-    ahead._FIXED = frozenset()
+    hoisting: Any = importlib.import_module("fdg.lowering.hoisting")
+    assert "pure_callback" in hoisting._FIXED
+    hoisting._FIXED = frozenset()
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

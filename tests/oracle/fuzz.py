@@ -1,8 +1,8 @@
-"""Tries programs for as long as one likes: `make fuzz ARGS="--programs 1500 --jobs 2"`.
+"""Fuzzes the engine with random programs: `make fuzz ARGS="--programs 1500 --jobs 2"`.
 
-Each seed is a program and at least three placements; each tenth program is tried in float64 too. Each failure
-is printed with its seed, and `--seed N` replays one and shrinks it. Programs run in worker processes,
-replaced when one hangs or dies.
+Each seed gives a program and at least three placements; every tenth program also runs in float64. Failures
+are printed with their seed; `--seed N` replays and shrinks one. Programs run in worker processes, which are
+restarted if they hang or crash.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from tests.oracle.breakage import BREAKAGES
 from tests.oracle.compare import Verdict
 from tests.oracle.program import Program, text
 from tests.oracle.shrink import shrunk
-from tests.oracle.worker import environment, work
+from tests.oracle.worker import environment, run_worker
 
-PRECISE = 10  # one in so many programs is tried in float64 too
-START_SECONDS = 600  # much, for a machine on which many others work
+FLOAT64_EVERY = 10  # programs
+START_SECONDS = 600  # long, since the machine may be busy
 
 
 class Worker:
-    """A process that runs programs. Started on first use, and anew after a hang or a crash."""
+    """A process that runs programs. Started on first use, and restarted after a hang or a crash."""
 
     def __init__(self, deadline: float, breakage: str | None = None, x64: bool = False):
         self.deadline, self.breakage, self.x64 = deadline, breakage, x64
@@ -39,19 +39,19 @@ class Worker:
     def _start(self) -> None:
         self._log.truncate(0)
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        self._connection, child_end = context.Pipe()
         self._process = context.Process(
-            target=work, args=(theirs, self.x64, self.breakage, self._log.name), daemon=True
+            target=run_worker, args=(child_end, self.x64, self.breakage, self._log.name), daemon=True
         )
         self._process.start()
-        theirs.close()
+        child_end.close()
         if not self._connection.poll(START_SECONDS) or self._connection.recv() != "ready":
-            raise RuntimeError(f"no worker: {self._said()}")
+            raise RuntimeError(f"no worker: {self._log_tail()}")
 
     def run(self, task: Any) -> tuple[Program, tuple, list[tuple[Verdict, float]]]:
-        """(program, placements, verdict and seconds of each placement).
+        """Returns (program, placements, [(verdict, seconds) of each placement]).
 
-        A task is a seed, or a pair of the first two. The placements end with the first that hangs or crashes.
+        A task is a seed or a pair (program, placements). Verdicts end with the first hang or crash.
         """
         if self._process is None or not self._process.is_alive():
             self._start()
@@ -78,24 +78,24 @@ class Worker:
             self._process.join(10)
             code = self._process.exitcode
             self._process = None
-            found.append((Verdict("crash", f"exit status {code}: {self._said()}"), 0.0))
-        if program is None:  # of the oracle's own
+            found.append((Verdict("crash", f"exit status {code}: {self._log_tail()}"), 0.0))
+        if program is None:  # the generator failed
             raise RuntimeError(f"no program from seed {task}: {found}")
         return program, placements, found
 
     def _stack(self) -> str:
-        """Where Python stands."""
+        """The Python stack of the process."""
         os.kill(self._process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-        return self._said()
+        return self._log_tail()
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         with open(self._log.name, errors="replace") as log:
             lines = [line.strip() for line in log.read().splitlines() if line.strip()]
         return " | ".join(lines[-8:])[-600:]
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -104,7 +104,7 @@ class Worker:
 
 @dataclasses.dataclass
 class Tally:
-    """What was found, by kind."""
+    """Counts of verdicts by kind, refusals by message, and failures as (seed, kind)."""
 
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     refusals: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -115,32 +115,32 @@ class Tally:
 def fuzz(
     seeds: range, jobs: int, deadline: float, breakage: str | None, stop_early: bool, minutes: float
 ) -> Tally:
-    """Tries each seed; prints failures as they come."""
+    """Runs all seeds and prints failures as they occur."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in seeds:
         todo.put(seed)
-    tally, lock, over = Tally(), threading.Lock(), threading.Event()
+    tally, lock, stopping = Tally(), threading.Lock(), threading.Event()
     started = time.perf_counter()
 
-    def one_job() -> None:
-        # The second opinion: in float64, or of the engine as it is.
+    def run_seeds() -> None:
+        # `other` repeats failures: in float64, or with the unbroken engine.
         worker, other = Worker(deadline, breakage), Worker(deadline, x64=breakage is None)
-        while not over.is_set() and time.perf_counter() - started < 60 * minutes:
+        while not stopping.is_set() and time.perf_counter() - started < 60 * minutes:
             try:
                 seed = todo.get_nowait()
             except queue.Empty:
                 break
             program, placements, found = worker.run(seed)
             if found[-1][0].kind == "hang" and breakage is None:
-                found = found[:-1] + _patiently(program, placements[len(found) - 1 :], deadline)
+                found = found[:-1] + _retry_slowly(program, placements[len(found) - 1 :], deadline)
             verdicts = []
             for placement, (verdict, seconds) in zip(placements, found, strict=False):
                 if breakage is None and verdict.kind == "wrong":
-                    verdict = _precisely(other, program, placement, verdict)
+                    verdict = _recheck_in_float64(other, program, placement, verdict)
                 elif verdict.is_bad and breakage is not None:
-                    verdict = _because_broken(other, program, placement, verdict)
+                    verdict = _recheck_unbroken(other, program, placement, verdict)
                 verdicts.append((placement, verdict, seconds))
-            if breakage is None and seed % PRECISE == 0:
+            if breakage is None and seed % FLOAT64_EVERY == 0:
                 _, placements, found = other.run((program, placements))
                 for placement, (verdict, seconds) in zip(placements, found, strict=False):
                     verdict = dataclasses.replace(verdict, detail=f"in float64: {verdict.detail}")
@@ -148,44 +148,44 @@ def fuzz(
             with lock:
                 _count(tally, seed, verdicts)
                 if stop_early and tally.failures:
-                    over.set()
+                    stopping.set()
         worker.stop()
         other.stop()
 
-    threads = [threading.Thread(target=one_job) for _ in range(jobs)]
+    threads = [threading.Thread(target=run_seeds) for _ in range(jobs)]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
-    except KeyboardInterrupt:  # each ends its program, and what was found is printed
-        over.set()
+    except KeyboardInterrupt:  # threads finish their programs, then the results are printed
+        stopping.set()
         for thread in threads:
             thread.join()
     tally.seconds = time.perf_counter() - started
     return tally
 
 
-def _patiently(program: Program, placements: tuple, deadline: float) -> list[tuple[Verdict, float]]:
-    """What becomes of placements that took too long, given eight times as much: a machine may be busy."""
+def _retry_slowly(program: Program, placements: tuple, deadline: float) -> list[tuple[Verdict, float]]:
+    """Repeats placements that timed out, with eight times the deadline: the machine may be busy."""
     worker = Worker(8 * deadline)
     _, _, found = worker.run((program, placements))
     worker.stop()
     return found
 
 
-def _precisely(precise: Worker, program: Program, placement: Any, verdict: Verdict) -> Verdict:
-    """A difference that float64 does not have is one of rounding, not of the program."""
-    _, _, found = precise.run((program, (placement,)))
+def _recheck_in_float64(worker: Worker, program: Program, placement: Any, verdict: Verdict) -> Verdict:
+    """A difference that disappears in float64 is rounding."""
+    _, _, found = worker.run((program, (placement,)))
     again = found[0][0]
     if again.kind == "right" and "differs by" in verdict.detail:
         return Verdict("rounding", verdict.detail)
     return dataclasses.replace(verdict, detail=f"{verdict.detail} (float64: {again.kind} {again.detail})")
 
 
-def _because_broken(whole: Worker, program: Program, placement: Any, verdict: Verdict) -> Verdict:
-    """What the engine does as it is does not count."""
-    _, _, found = whole.run((program, (placement,)))
+def _recheck_unbroken(unbroken: Worker, program: Program, placement: Any, verdict: Verdict) -> Verdict:
+    """Discards failures that the unbroken engine has too."""
+    _, _, found = unbroken.run((program, (placement,)))
     again = found[0][0]
     found = verdict.kind in ("wrong", "error") and not again.is_bad
     return verdict if found else Verdict("unclear", f"{again.kind} anyway")
@@ -198,7 +198,7 @@ def _count(tally: Tally, seed: int, verdicts: list[tuple[Any, Verdict, float]]) 
     for k, (placement, verdict, _) in enumerate(verdicts):
         tally.counts[verdict.kind] += 1
         if verdict.kind == "refused":
-            tally.refusals[_kind_of_refusal(verdict.detail)] += 1
+            tally.refusals[_message_template(verdict.detail)] += 1
         if verdict.kind == "rounding":
             print(f"seed {seed} placement {k}: rounding: {verdict.detail}", flush=True)
         elif verdict.is_bad:
@@ -206,51 +206,51 @@ def _count(tally: Tally, seed: int, verdicts: list[tuple[Any, Verdict, float]]) 
             print(f"seed {seed} placement {k} ({placement}): {verdict.kind}: {verdict.detail}", flush=True)
 
 
-def _kind_of_refusal(message: str) -> str:
-    """The message without what it names."""
+def _message_template(message: str) -> str:
+    """The message without names and numbers."""
     words = [w for w in message.split() if not any(c.isdigit() or c in "'()=," for c in w)]
     return " ".join(words)[:90]
 
 
 def replay(seed: int, deadline: float, breakage: str | None, shrink: bool) -> bool:
-    """Runs one seed, prints it, and makes what fails small. Whether all is well."""
+    """Runs and prints one seed, and shrinks its failures. True if there are none."""
     worker = Worker(deadline, breakage)
     program, placements, found = worker.run(seed)
     print(text(program))
-    is_well = True
+    passed = True
     for placement, (verdict, seconds) in zip(placements, found, strict=False):
         print(f"\n{placement}\n  {verdict.kind}: {verdict.detail} ({seconds:.1f} s)", flush=True)
         if not verdict.is_bad:
             continue
-        is_well = False
+        passed = False
         if shrink:
 
             def fails(candidate: Program, placement: Any = placement, verdict: Verdict = verdict) -> bool:
                 _, _, again = worker.run((candidate, (placement,)))
-                return _alike(again[0][0], verdict)
+                return _same_failure(again[0][0], verdict)
 
             small = shrunk(program, fails)
             print("  smallest that fails alike:\n" + text(small), flush=True)
     worker.stop()
-    return is_well
+    return passed
 
 
-def _alike(a: Verdict, b: Verdict) -> bool:
-    """Of one kind; of errors, the same."""
+def _same_failure(a: Verdict, b: Verdict) -> bool:
+    """True if both have the same kind and, for errors, the same start of the message."""
     return a.kind == b.kind and (
         a.kind != "error" or a.detail.split("(")[0][:40] == b.detail.split("(")[0][:40]
     )
 
 
 def main() -> int:
-    """The command line."""
+    """Command line."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--programs", type=int, default=100, help="how many seeds")
+    parser.add_argument("--programs", type=int, default=100, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no program after so long")
-    parser.add_argument("--deadline", type=float, default=180, help="seconds of a program, all placements")
-    parser.add_argument("--seed", type=int, help="replay and shrink this one")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no program after this time")
+    parser.add_argument("--deadline", type=float, default=180, help="seconds per program, for all placements")
+    parser.add_argument("--seed", type=int, help="replay and shrink this seed")
     parser.add_argument("--no-shrink", action="store_true", help="replay without shrinking")
     parser.add_argument("--break", dest="breakage", choices=sorted(BREAKAGES),
                         help="break the engine on purpose, and stop at the first failure")  # fmt: skip

@@ -1,13 +1,13 @@
-"""A program as an algorithm: plain JAX, with `fdg.fragment` around what is one.
+"""Runs a program as an algorithm in plain JAX, with `fdg.fragment` around its fragments.
 
 Kinds of lines beside "op" and "fragment", with their options:
 
-  scan         (how many of `reads` are carried, "reverse" or "", whether each other operand is stacked here)
-  fori, while  carry all of `reads`; the body of `fori` takes the trip's number first, `while` runs the first
-               operand's number modulo 3 times and carries the others
-  cond         chooses a block by its operand; `jit`, `remat`, `custom_jvp`, `custom_vjp` call theirs
-  vmap         (whether each operand is stacked here, for two agents; the results' axis; the operands')
-  grad         of the mean of the block's first result, with respect to the first operand
+  scan         (number of carried inputs, "reverse" or "", whether each other input is stacked here)
+  fori, while  carry all inputs; the body of `fori` takes the trip number first, `while` makes as many trips
+               as its first input modulo 3 and carries the others
+  cond         chooses a block by its input; `jit`, `remat`, `custom_jvp`, `custom_vjp` call their block
+  vmap         (whether each input is stacked here, for two agents; the results' axis; the inputs' axis)
+  grad         of the mean of the block's first result, with respect to the first input
   effect       send, receive, note: a call to the host (`Host`)
 """
 
@@ -28,7 +28,7 @@ from tests.oracle.program import BATCH, Block, Leaf, Line, Program, Value
 
 
 class Host:
-    """What a program tells the host, in the order of its ordered calls; prints (notes) have no order."""
+    """Records host calls of a program in order, and its prints (notes), which are unordered."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, np.ndarray]] = []
@@ -38,7 +38,7 @@ class Host:
         self.calls.append((name, np.array(x)))
 
     def receive(self, name: str, x: Any) -> np.ndarray:
-        """Another answer each time, by how much was said before."""
+        """Returns a value that depends on the number of earlier calls."""
         self.calls.append((name, np.array(x)))
         return np.sin(np.full(BATCH, len(self.calls))).astype(np.asarray(x).dtype)
 
@@ -47,19 +47,19 @@ class Host:
 
 
 class Algorithm:
-    """A program's `init` and `iterate`; its calls to the host are `ordered`, or not."""
+    """A program's `init` and `iterate`; `ordered` says whether its host calls are ordered."""
 
     def __init__(self, program: Program, ordered: bool = True):
         self.program, self.host, self.ordered = program, Host(), ordered
 
     def init(self, key: Any) -> list[Any]:
-        """Leaves of one `start` are one array."""
+        """Leaves with the same `start` and type share one array."""
         seed = jax.random.bits(key, (), jnp.uint32)
         arrays: dict[tuple, Any] = {}
         for leaf in self.program.leaves:
             same = (leaf.start, leaf.value.type)
             if same not in arrays and not leaf.is_number:
-                arrays[same] = first_value(leaf, self.program.keys, seed)
+                arrays[same] = initial_value(leaf, self.program.keys, seed)
         return [
             _number(leaf) if leaf.is_number else arrays[leaf.start, leaf.value.type]
             for leaf in self.program.leaves
@@ -73,17 +73,17 @@ class Algorithm:
 
 
 def metrics_of(values: Sequence[Any]) -> dict[str, Any]:
-    """A number for each array."""
+    """The mean of each array."""
     return {f"m{k}": jnp.mean(x.astype(float) if x.dtype == bool else x) for k, x in enumerate(values)}
 
 
 def _number(leaf: Leaf) -> float | int:
-    """The start of a leaf that is a number of Python's."""
+    """The initial value of a leaf that is a Python number."""
     return leaf.start % 7 + 2 if leaf.value.kind == "i" else leaf.start / 100
 
 
-def first_value(leaf: Leaf, implementation: str, seed: Any) -> Any:
-    """The start of a leaf of the state."""
+def initial_value(leaf: Leaf, implementation: str, seed: Any) -> Any:
+    """The initial array of a state leaf."""
     value, start = leaf.value, leaf.start
     size = int(np.prod(value.shape))
     if value.kind == "f":
@@ -102,129 +102,130 @@ class Interpreter:
     def __init__(self, host: Host, ordered: bool = True):
         self.host, self.ordered = host, ordered
 
-    def block(self, block: Block, arguments: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
-        """The block's results."""
-        found = {**around, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
+    def block(self, block: Block, arguments: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
+        """Runs a block; returns its results."""
+        found = {**scope, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
         for line in block.lines:
-            results = self.line(line, [found[v.name] for v in line.reads], found)
-            found |= {v.name: x for v, x in zip(line.makes, results, strict=True)}
+            results = self.line(line, [found[v.name] for v in line.inputs], found)
+            found |= {v.name: x for v, x in zip(line.outputs, results, strict=True)}
         return [found[v.name] for v in block.results]
 
-    def line(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        """What the line makes."""
-        return getattr(self, f"_{line.kind}")(line, reads, around)
+    def line(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        """Runs a line; returns its outputs."""
+        return getattr(self, f"_{line.kind}")(line, inputs, scope)
 
-    def _op(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        return [OPERATIONS[line.name].run(line.number, *reads)]
+    def _op(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        return [OPERATIONS[line.name].run(line.number, *inputs)]
 
-    def _fragment(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _fragment(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         (block,) = line.blocks
         in_axes, out_axes, packing, *called = line.options
         name = called[0] if called else line.name
         if packing == "tree":
-            parts = [f"a{k}" for k in range(len(reads))]
+            parts = [f"a{k}" for k in range(len(inputs))]
             function = fdg.fragment(
                 line.role, (dict(zip(parts, in_axes, strict=True)),), {"made": list(out_axes)}, name=name
             )(lambda packed: {"made": self.block(block, [packed[part] for part in parts], {})})
-            return function(dict(zip(parts, reads, strict=True)))["made"]
-        # Of keywords the batch is axis 0.
-        words = [k for k, axis in enumerate(in_axes) if packing == "words" and axis == 0]
-        axes = tuple(axis for k, axis in enumerate(in_axes) if k not in words)
+            return function(dict(zip(parts, inputs, strict=True)))["made"]
+        # The batch axis of keyword arguments is 0.
+        by_keyword = [k for k, axis in enumerate(in_axes) if packing == "words" and axis == 0]
+        axes = tuple(axis for k, axis in enumerate(in_axes) if k not in by_keyword)
 
-        def run(*arrays: Any, **named: Any) -> tuple[Any, ...]:
+        def run(*arrays: Any, **keywords: Any) -> tuple[Any, ...]:
             others = iter(arrays)
-            given = [named[f"a{k}"] if k in words else next(others) for k in range(len(reads))]
+            given = [keywords[f"a{k}"] if k in by_keyword else next(others) for k in range(len(inputs))]
             return tuple(self.block(block, given, {}))
 
         function = fdg.fragment(line.role, axes, out_axes, name=name)(run)
         return function(
-            *(x for k, x in enumerate(reads) if k not in words), **{f"a{k}": reads[k] for k in words}
+            *(x for k, x in enumerate(inputs) if k not in by_keyword),
+            **{f"a{k}": inputs[k] for k in by_keyword},
         )
 
-    def _scan(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _scan(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         (block,), (carried, direction, stacked) = line.blocks, line.options
         rows = [
-            rows_of(x, line.number) if made else x for x, made in zip(reads[carried:], stacked, strict=True)
+            stack_copies(x, line.number) if s else x for x, s in zip(inputs[carried:], stacked, strict=True)
         ]
 
         def one(carry: Any, row: Any) -> Any:
-            results = self.block(block, [*carry, *row], around)
+            results = self.block(block, [*carry, *row], scope)
             return results[:carried], results[carried:]
 
         last, stacks = lax.scan(
-            one, reads[:carried], rows, length=line.number, reverse=direction == "reverse"
+            one, inputs[:carried], rows, length=line.number, reverse=direction == "reverse"
         )
         return [*last, *stacks]
 
-    def _fori(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _fori(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         (block,) = line.blocks
 
         return lax.fori_loop(
-            0, line.number, lambda t, carry: self.block(block, [counter(t), *carry], around), reads
+            0, line.number, lambda t, carry: self.block(block, [counter(t), *carry], scope), inputs
         )
 
-    def _while(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        (block,), (number, *carry) = line.blocks, reads
+    def _while(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        (block,), (number, *carry) = line.blocks, inputs
         return lax.while_loop(
             lambda s: s[0] < number % 3,
-            lambda s: (s[0] + 1, self.block(block, s[1], around)),
+            lambda s: (s[0] + 1, self.block(block, s[1], scope)),
             (jnp.zeros_like(number), carry),
         )[1]
 
-    def _cond(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _cond(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         if len(line.blocks) == 2:
             first, second = line.blocks
             return lax.cond(
-                reads[0] % 2 == 0,
-                lambda: self.block(first, [], around),
-                lambda: self.block(second, [], around),
+                inputs[0] % 2 == 0,
+                lambda: self.block(first, [], scope),
+                lambda: self.block(second, [], scope),
             )
-        branches = [lambda block=block: self.block(block, [], around) for block in line.blocks]
-        return lax.switch(reads[0] % len(branches), branches)
+        branches = [lambda block=block: self.block(block, [], scope) for block in line.blocks]
+        return lax.switch(inputs[0] % len(branches), branches)
 
-    def _jit(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        return jax.jit(lambda *x: self.block(line.blocks[0], x, around))(*reads)
+    def _jit(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        return jax.jit(lambda *x: self.block(line.blocks[0], x, scope))(*inputs)
 
-    def _remat(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        return jax.checkpoint(lambda *x: self.block(line.blocks[0], x, around))(*reads)
+    def _remat(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        return jax.checkpoint(lambda *x: self.block(line.blocks[0], x, scope))(*inputs)
 
-    def _custom_jvp(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _custom_jvp(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         raw = lambda *x: self.block(line.blocks[0], x, {})  # noqa: E731
         function = jax.custom_jvp(raw)
         function.defjvp(lambda primals, tangents: jax.jvp(raw, primals, tangents))
-        return function(*reads)
+        return function(*inputs)
 
-    def _custom_vjp(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _custom_vjp(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         raw = lambda *x: self.block(line.blocks[0], x, {})  # noqa: E731
         function = jax.custom_vjp(raw)
         function.defvjp(lambda *x: jax.vjp(raw, *x), lambda pull, ct: pull(ct))
-        return function(*reads)
+        return function(*inputs)
 
-    def _vmap(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _vmap(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         mapped, out_axis, in_axis = line.options
-        axes = tuple(min(in_axis, x.ndim) if made else None for x, made in zip(reads, mapped, strict=True))
+        axes = tuple(min(in_axis, x.ndim) if m else None for x, m in zip(inputs, mapped, strict=True))
         operands = [
-            x if axis is None else jnp.moveaxis(rows_of(x, 2), 0, axis)
-            for x, axis in zip(reads, axes, strict=True)
+            x if axis is None else jnp.moveaxis(stack_copies(x, 2), 0, axis)
+            for x, axis in zip(inputs, axes, strict=True)
         ]
         return jax.vmap(lambda *x: self.block(line.blocks[0], x, {}), axes, out_axis)(*operands)
 
-    def _linearize(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _linearize(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         def function(first: Any) -> Any:
-            return self.block(line.blocks[0], [first, *reads[1:]], {})[0]
+            return self.block(line.blocks[0], [first, *inputs[1:]], {})[0]
 
-        made, push = jax.linearize(function, reads[0])
-        return [jnp.tanh(made + push(0.5 * jnp.cos(reads[0])))]
+        output, push = jax.linearize(function, inputs[0])
+        return [jnp.tanh(output + push(0.5 * jnp.cos(inputs[0])))]
 
-    def _grad(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
+    def _grad(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         def loss(first: Any) -> Any:
-            return jnp.mean(self.block(line.blocks[0], [first, *reads[1:]], {})[0])
+            return jnp.mean(self.block(line.blocks[0], [first, *inputs[1:]], {})[0])
 
-        return [jnp.tanh(3 * jax.grad(loss)(reads[0]))]
+        return [jnp.tanh(3 * jax.grad(loss)(inputs[0]))]
 
-    def _effect(self, line: Line, reads: list[Any], around: Mapping[str, Any]) -> Sequence[Any]:
-        (x,) = reads
-        name = "_".join(v.name for v in (*line.reads, *line.makes))
+    def _effect(self, line: Line, inputs: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        (x,) = inputs
+        name = "_".join(v.name for v in (*line.inputs, *line.outputs))
         if line.name == "send":
             io_callback(lambda x: self.host.send(name, x), None, x, ordered=self.ordered)
             return []
@@ -236,35 +237,33 @@ class Interpreter:
 
 
 def counter(trip: Any) -> Any:
-    """A loop's counter as int32, which programs have: JAX's own, weakly typed, or its int64 converted."""
+    """A loop counter as int32: JAX's weakly typed one as it is, an int64 one converted."""
     return trip if trip.dtype == jnp.int32 else trip.astype(jnp.int32)
 
 
-def rows_of(x: Any, count: int) -> Any:
-    """An array for each trip or agent."""
+def stack_copies(x: Any, count: int) -> Any:
+    """Stacks one array per trip or agent: floats are scaled by 1 - 0.1 t, others repeated."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.stack([x] * count)
     return jnp.stack([x * (1 - 0.1 * t) for t in range(count)])
 
 
-def made_by(line: Line) -> list[Value]:
-    """What the line makes: nameless values. Of operations JAX says it, of the others their blocks.
+def output_types(line: Line) -> list[Value]:
+    """The types of a line's outputs, as values without names.
 
     Raises:
-      Whatever JAX raises for operands that do not fit.
+      Whatever JAX raises if the types of the inputs do not fit.
     """
     if line.kind == "op":
         return [
-            _made_by_operation(
-                line.name, line.number, tuple(dataclasses.replace(v, name="") for v in line.reads)
-            )
+            _output_type(line.name, line.number, tuple(dataclasses.replace(v, name="") for v in line.inputs))
         ]
     if line.kind == "effect":
         return [Value("", "f", (BATCH,))] if line.name == "receive" else []
     if line.kind == "linearize":
         return list(line.blocks[0].results[:1])
     if line.kind == "grad":
-        return [line.reads[0]]
+        return [line.inputs[0]]
     results = line.blocks[0].results
     if line.kind == "vmap":
         at_end = line.options[1] == -1
@@ -277,14 +276,14 @@ def made_by(line: Line) -> list[Value]:
 
 
 @functools.cache
-def _made_by_operation(name: str, variant: int, reads: tuple[Value, ...]) -> Value:
-    specs = [jax.eval_shape(lambda v=v: first_value(Leaf(v, 0), "threefry2x32", 0)) for v in reads]
+def _output_type(name: str, variant: int, inputs: tuple[Value, ...]) -> Value:
+    specs = [jax.eval_shape(lambda v=v: initial_value(Leaf(v, 0), "threefry2x32", 0)) for v in inputs]
     shape = jax.eval_shape(lambda *x: OPERATIONS[name].run(variant, *x), *specs)
     return Value("", kind_of(shape.dtype), shape.shape)
 
 
 def kind_of(dtype: Any) -> str:
-    """f, i, b or k."""
+    """The kind of a dtype: "f", "i", "b" or "k"."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return "k"
     return "b" if jnp.issubdtype(dtype, jnp.bool_) else "f" if jnp.issubdtype(dtype, jnp.floating) else "i"

@@ -1,13 +1,13 @@
-"""What one line of a program may do to arrays: small maps that keep numbers tame, each with four variants.
+"""Operations of a program: small functions with bounded results, each in four variants.
 
-An operation says what it wants by one word for each operand:
+An operation gives the type of each operand by one word:
 
   x   floats with a batch                  any     floats
   =   of the first operand's type          v, m    floats [B], [B, 3]
   x2  floats with a batch and other axes   s, w, n floats [3], floats [3, 3], an int
   f   a float                              i, b, q, k, ks  ints [B], bools [B], a bool, a key, keys [B]
 
-Ints [B] are permutations of 0 to B - 1, so that nothing that is sorted or chosen by them hangs on rounding.
+Ints [B] are permutations of 0 to B - 1, so that sorting and indexing by them do not depend on rounding.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jax import lax
 from tests.oracle.program import BATCH, Value
 
 CAPTURED = np.linspace(-0.5, 0.5, BATCH, dtype=np.float32)
-ROWS = np.asarray([3, 3, 0, 7, 11, 1, 1, 1, 9, 5, 2, 10])  # some twice, some never
+ROWS = np.asarray([3, 3, 0, 7, 11, 1, 1, 1, 9, 5, 2, 10])  # with repeated and missing rows
 
 WANTS: dict[str, Callable[[Value], bool]] = {
     "x": lambda v: v.kind == "f" and v.axis is not None,
@@ -77,12 +77,12 @@ def _axis(x: Any) -> int:
 
 
 def _along(vector: Any, x: Any) -> Any:
-    """A vector [B] that broadcasts along x's batch."""
+    """Reshapes a vector [B] to broadcast along the batch axis of x."""
     return jnp.reshape(vector, [BATCH if a == _axis(x) else 1 for a in range(x.ndim)])
 
 
-def _front(function: Callable) -> Callable:
-    """For operations that want the batch in front."""
+def _batch_first(function: Callable) -> Callable:
+    """Moves the batch axis to the front for `function`, and back."""
 
     def run(c: int, x: Any, *others: Any) -> Any:
         a = _axis(x)
@@ -95,7 +95,7 @@ def _captured(x: Any) -> Any:
     return _along(jnp.asarray(CAPTURED), x).astype(x.dtype)
 
 
-# --- element by element ---
+# --- elementwise ---
 
 _define(
     "elements",
@@ -142,7 +142,7 @@ _define("reductions", "i", where_most=lambda c, i: jnp.argmax((i + c) % BATCH).a
         xor=lambda c, i: lax.reduce_xor(i * (c + 1), (0,)))  # fmt: skip
 _define("reductions", "b", some=lambda c, b: jnp.any(b) if c % 2 else jnp.all(b))
 
-# --- running along the batch ---
+# --- cumulative, and shifts along the batch ---
 
 _define(
     "running",
@@ -155,9 +155,9 @@ _define(
     differences=lambda c, x: jnp.diff(x, axis=_axis(x), prepend=0.5) * 0.5,
     roll=lambda c, x: jnp.roll(x, c + 1, _axis(x)),
     reverse=lambda c, x: jnp.flip(x, _axis(x)),
-    shift=_front(lambda c, x: jnp.concatenate([0 * x[:1], x[:-1]])),
-    swap_halves=_front(lambda c, x: jnp.concatenate([x[6:], x[:6]])),
-    sieve=_front(lambda c, x: jnp.concatenate([x[::2], x[1::2]])),
+    shift=_batch_first(lambda c, x: jnp.concatenate([0 * x[:1], x[:-1]])),
+    swap_halves=_batch_first(lambda c, x: jnp.concatenate([x[6:], x[:6]])),
+    sieve=_batch_first(lambda c, x: jnp.concatenate([x[::2], x[1::2]])),
     half=lambda c, x: lax.slice_in_dim(x, c, c + 6, axis=_axis(x)),
 )
 _define("running", "x n", window=lambda c, x, n: lax.dynamic_slice_in_dim(
@@ -167,7 +167,7 @@ _define("running", "x =", join=lambda c, x, y: lax.slice_in_dim(
 _define("running", "v", convolve=lambda c, x: jnp.convolve(x, jnp.asarray([0.2, 0.5, 0.3], x.dtype), "same"),
         pool=lambda c, x: lax.reduce_window(x, -4.0, lax.max, (3,), (1,), "SAME"))  # fmt: skip
 
-# --- orders ---
+# --- sorting ---
 
 _define("orders", "x", sort=lambda c, x: jnp.sort(x, _axis(x), descending=c % 2 == 1))
 _define("orders", "x", top=lambda c, x: jnp.moveaxis(
@@ -181,14 +181,14 @@ _define("orders", "m", sort_others=lambda c, m: jnp.sort(m, 1))
 # --- gathers and scatters ---
 
 _define("gathers", "x i", permute=lambda c, x, i: jnp.take(x, i, axis=_axis(x)),
-        scatter=_front(lambda c, x, i: jnp.zeros_like(x).at[i].set(x)))  # fmt: skip
+        scatter=_batch_first(lambda c, x, i: jnp.zeros_like(x).at[i].set(x)))  # fmt: skip
 _define("gathers", "x n", row=lambda c, x, n: jnp.take(x, n % BATCH, axis=_axis(x)),
-        set_row=_front(lambda c, x, n: x.at[n % BATCH].set(0.5)),
-        # (Not its own rows: in a scan XLA's CPU backend reads them after it has written over them.)
-        update=_front(lambda c, x, n: lax.dynamic_update_slice_in_dim(
+        set_row=_batch_first(lambda c, x, n: x.at[n % BATCH].set(0.5)),
+        # (Not with rows of x: in a scan XLA's CPU backend reads them after overwriting them.)
+        update=_batch_first(lambda c, x, n: lax.dynamic_update_slice_in_dim(
             x, jnp.full_like(x[:4], 0.3), n % 8, 0)))  # fmt: skip
 _define("gathers", "x", rows=lambda c, x: jnp.take(x, jnp.asarray(ROWS), axis=_axis(x)),
-        add_rows=_front(lambda c, x: 0.5 * x.at[ROWS].add(0.2 * x)))  # fmt: skip
+        add_rows=_batch_first(lambda c, x: 0.5 * x.at[ROWS].add(0.2 * x)))  # fmt: skip
 _define("gathers", "m i", pick=lambda c, m, i: jnp.take_along_axis(m, i[:, None] % 3, 1)[:, 0],
         bins=lambda c, m, i: jax.ops.segment_sum(m, i % 3, 3) / BATCH)  # fmt: skip
 _define("gathers", "v i", bins_of=lambda c, v, i: jax.ops.segment_sum(v, i % 3, 3) / 4)
@@ -200,7 +200,7 @@ _define("gathers", "i", one_hot=lambda c, i: 0.5 * jax.nn.one_hot((i + c) % 3, 3
 _define(
     "shapes",
     "x",
-    fold=_front(lambda c, x: jnp.swapaxes(x.reshape(4, 3, *x.shape[1:]), 0, 1).reshape(x.shape)),
+    fold=_batch_first(lambda c, x: jnp.swapaxes(x.reshape(4, 3, *x.shape[1:]), 0, 1).reshape(x.shape)),
     through_flat=lambda c, x: (0.9 * jnp.sin(x.reshape(-1))).reshape(x.shape),
     roll_flat=lambda c, x: jnp.roll(x.reshape(-1), c + 1).reshape(x.shape),
     new_axis=lambda c, x: jnp.stack([x, 0.5 * x], axis=(0, -1, 0, 1)[c]),
@@ -208,7 +208,7 @@ _define(
 _define("shapes", "x =", stack=lambda c, x, y: jnp.stack([x, y], axis=(0, -1, 0, 1)[c]))
 _define(
     "shapes",
-    "x2",  # always elsewhere: an array that stays as it is would be handed on, not made
+    "x2",  # always to another axis: an unchanged array would be passed through
     move=lambda c, x: jnp.moveaxis(x, _axis(x), (_axis(x) + 1 + c % (x.ndim - 1)) % x.ndim),
     first=lambda c, x: jnp.take(x, 0, axis=0 if _axis(x) else 1),
 )
@@ -248,7 +248,7 @@ _define("wide", "h o", tied=lambda c, h, o: jnp.tanh(h + 0.2 * o.T), cycle=lambd
 _define("wide", "h", clipped=lambda c, h: h / jnp.maximum(0.7, jnp.sqrt(jnp.sum(h * h))),
         largest=lambda c, h: jnp.max(h, 1)[:, None] * 0.5 + 0.5 * h)  # fmt: skip
 
-# --- linear algebra, a matrix [3, 3] for each row ---
+# --- linear algebra, with a matrix [3, 3] per row ---
 
 
 def _matrix(x: Any) -> Any:
@@ -283,11 +283,11 @@ _define("random", "ks i", fold_each=lambda c, ks, i: jax.vmap(jax.random.fold_in
 _define("random", "ks m", categorical=lambda c, ks, m: 0.5 * jax.nn.one_hot(
     jax.vmap(jax.random.categorical)(ks, m), 3))  # fmt: skip
 
-# --- row after row, or each row for itself ---
+# --- row by row ---
 
 
 def _while(x: Any, trips: Any, change: Callable) -> Any:
-    """`change` so often; under vmap each row has its own number of trips."""
+    """Applies `change` `trips` times; under vmap each row has its own number of trips."""
     return lax.while_loop(lambda s: s[1] < trips, lambda s: (change(s[0]), s[1] + 1), (x, 0 * trips))[0]
 
 
@@ -303,50 +303,50 @@ _define("rows", "v b", cond_rows=lambda c, v, b: jax.vmap(
     lambda x, p: lax.cond(p, lambda x: jnp.sin(x), lambda x: 0.5 * x + 0.1, x))(v, b))  # fmt: skip
 _define("rows", "v", fori_rows=lambda c, v: lax.fori_loop(
     0, BATCH, lambda r, v: v.at[r].set(0.5 * v[r] + 0.3 * jnp.sin(v[r - 1])), v))  # fmt: skip
-_define("rows", "x", scan_rows=_front(lambda c, x: lax.scan(
+_define("rows", "x", scan_rows=_batch_first(lambda c, x: lax.scan(
     lambda s, row: (0.5 * s + 0.4 * jnp.sin(row),) * 2, x[0] * 0, x, reverse=c % 2 == 1)[1]),
-    map_rows=_front(lambda c, x: lax.map(lambda row: jnp.sin(row) * 0.8, x)))  # fmt: skip
+    map_rows=_batch_first(lambda c, x: lax.map(lambda row: jnp.sin(row) * 0.8, x)))  # fmt: skip
 _define("rows", "v n", while_all=lambda c, v, n: _while(v, n % 3, lambda v: v - jnp.mean(v) + 0.1))
 
-# --- values that are no usual numbers: what comes of them is a usual one, another where one is lost ---
+# --- NaN, infinities, -0.0 and denormals: mapped to finite results that change if one is lost ---
 
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e-40)
 
 
-def _wild(c: int, x: Any) -> Any:
-    """With special values in two rows."""
+def _special(c: int, x: Any) -> Any:
+    """x with special values in two rows."""
     special = np.zeros(BATCH, np.float32)
     special[(3 * c + 1) % BATCH], special[(5 * c + 4) % BATCH] = SPECIAL[0], SPECIAL[c + 1]
     rows = _along(np.isin(np.arange(BATCH), [(3 * c + 1) % BATCH, (5 * c + 4) % BATCH]), x)
     return jnp.where(rows, _along(jnp.asarray(special, x.dtype), x), x)
 
 
-def _tame(x: Any) -> Any:
+def _finite(x: Any) -> Any:
     return jnp.where(jnp.isnan(x), 0.3, jnp.where(jnp.isfinite(x), 0.5 * jnp.tanh(x), 0.4 * jnp.sign(x)))
 
 
 _define(
     "specials",
     "x",
-    wild_highest=lambda c, x: _tame(jnp.max(_wild(c, x), _axis(x))),
-    wild_lowest=lambda c, x: _tame(jnp.min(_wild(c, x))),
-    wild_sum=lambda c, x: _tame(jnp.sum(_wild(c, x), _axis(x))),
-    wild_sort=lambda c, x: _tame(jnp.sort(_wild(c, x), _axis(x))),
-    wild_cummax=lambda c, x: _tame(lax.cummax(_wild(c, x), _axis(x))),
-    wild_first=lambda c, x: 0.1 * jnp.argmax(_wild(c, x), _axis(x)).astype(x.dtype),
-    wild_softmax=lambda c, x: _tame(jax.nn.softmax(_wild(c, x), _axis(x))),
+    wild_highest=lambda c, x: _finite(jnp.max(_special(c, x), _axis(x))),
+    wild_lowest=lambda c, x: _finite(jnp.min(_special(c, x))),
+    wild_sum=lambda c, x: _finite(jnp.sum(_special(c, x), _axis(x))),
+    wild_sort=lambda c, x: _finite(jnp.sort(_special(c, x), _axis(x))),
+    wild_cummax=lambda c, x: _finite(lax.cummax(_special(c, x), _axis(x))),
+    wild_first=lambda c, x: 0.1 * jnp.argmax(_special(c, x), _axis(x)).astype(x.dtype),
+    wild_softmax=lambda c, x: _finite(jax.nn.softmax(_special(c, x), _axis(x))),
     wild_branch=lambda c, x: lax.cond(
-        jnp.max(_wild(c, x)) > -9, lambda: 0.5 * x, lambda: 0.4 * x + 0.1),
-    wild_norm=lambda c, x: _tame(x / jnp.maximum(1, jnp.max(jnp.abs(_wild(c, x))))),
+        jnp.max(_special(c, x)) > -9, lambda: 0.5 * x, lambda: 0.4 * x + 0.1),
+    wild_norm=lambda c, x: _finite(x / jnp.maximum(1, jnp.max(jnp.abs(_special(c, x))))),
 )  # fmt: skip
-_define("specials", "m i", wild_bins=lambda c, m, i: _tame(jax.ops.segment_max(_wild(c, m), i % 3, 3)),
-        wild_scatter=lambda c, m, i: _tame(
-            jnp.zeros((4, 3), m.dtype).at[i % 3].min(_wild(c, m))[:3]))  # fmt: skip
+_define("specials", "m i", wild_bins=lambda c, m, i: _finite(jax.ops.segment_max(_special(c, m), i % 3, 3)),
+        wild_scatter=lambda c, m, i: _finite(
+            jnp.zeros((4, 3), m.dtype).at[i % 3].min(_special(c, m))[:3]))  # fmt: skip
 
-# --- other types and shapes, on the way from and to the usual ones ---
+# --- other dtypes and shapes as intermediate values ---
 
 
-def _through(dtype: Any) -> Callable:
+def _via(dtype: Any) -> Callable:
     return lambda c, x: jnp.max(jnp.clip(x, -2, 2).astype(dtype) * (c + 1), _axis(x)).astype(x.dtype) / 9
 
 
@@ -355,16 +355,16 @@ _define(
     "x",
     complex=lambda c, x: jnp.abs(jnp.sum((x + 0.5j * c).astype(complex) ** 2, _axis(x))).astype(x.dtype) / 99,
     spectrum=lambda c, x: jnp.tanh(jnp.abs(jnp.fft.fft(x, axis=_axis(x)))).astype(x.dtype),
-    half=lambda c, x: _through(jnp.float16)(c, jnp.round(x)),
-    brain=lambda c, x: _through(jnp.bfloat16)(c, jnp.round(x)),
-    eighth=lambda c, x: _through(jnp.float8_e4m3fn)(c, jnp.round(x)),
-    byte=lambda c, x: _through(jnp.int8)(c, jnp.round(x)),
+    half=lambda c, x: _via(jnp.float16)(c, jnp.round(x)),
+    brain=lambda c, x: _via(jnp.bfloat16)(c, jnp.round(x)),
+    eighth=lambda c, x: _via(jnp.float8_e4m3fn)(c, jnp.round(x)),
+    byte=lambda c, x: _via(jnp.int8)(c, jnp.round(x)),
     truth=lambda c, x: jnp.any(x > 0.9 + c, _axis(x)).astype(x.dtype),
     empty=lambda c, x: x + jnp.sum(lax.slice_in_dim(x, 0, 0, axis=_axis(x)))
     + jnp.max(jnp.zeros(0, x.dtype), initial=0.1),
-    odd=_front(lambda c, x: jnp.concatenate(
+    odd=_batch_first(lambda c, x: jnp.concatenate(
         [x[:7] * 0.9, x[: 5 - c], x[7 + 5 - c :], x[: 0], x[:c]])[:BATCH]),
-    pairs=_front(lambda c, x: lax.associative_scan(
+    pairs=_batch_first(lambda c, x: lax.associative_scan(
         lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (0.5 * jnp.cos(x), jnp.tanh(x)))[1]),
 )  # fmt: skip
 _define("types", "i n", wrap=lambda c, i, n: (i.astype(jnp.uint8) * 50 * n).astype(i.dtype) % 97)
@@ -375,15 +375,15 @@ _define(
 )
 
 
-# --- a function on the host ---
+# --- host callbacks ---
 
 
 def _seed(t: Any) -> np.ndarray:
-    """Another one for each trip, and for each number of trips that it is called for together."""
+    """A seed that depends on the trip and on how many trips are batched in one call."""
     return np.asarray(t * 3 + np.size(t), np.int32)
 
 
-def _drawn(c: int, v: Any) -> Any:
+def _draw_with_host_seed(c: int, v: Any) -> Any:
     def trip(v: Any, t: Any) -> tuple[Any, None]:
         seed = jax.pure_callback(_seed, jax.ShapeDtypeStruct((), jnp.int32), t, vmap_method="expand_dims")
         key = jax.random.fold_in(jax.random.key(c), seed)
@@ -392,7 +392,7 @@ def _drawn(c: int, v: Any) -> Any:
     return lax.scan(trip, v, jnp.arange(3, dtype=jnp.int32))[0]
 
 
-_define("host", "v", host_seed=_drawn)
+_define("host", "v", host_seed=_draw_with_host_seed)
 
 NOT_DIFFERENTIABLE = {
     "while_rows",

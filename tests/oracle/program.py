@@ -1,10 +1,10 @@
-"""Programs as data: typed values, lines that read and make them, blocks of lines; printed like Python."""
+"""Programs as data: typed values, lines with inputs and outputs, blocks of lines; printed like Python."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-BATCH = 12  # no other axis is as long, so a shape tells where its batch is
+BATCH = 12  # no other axis has this length, so the shape determines the batch axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Value:
 
     @property
     def axis(self) -> int | None:
-        """Where its batch is."""
+        """The batch axis, if any."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
 
     @property
     def type(self) -> tuple[str, tuple[int, ...]]:
-        """What another value needs to stand in for it."""
+        """Kind and shape: values of one type are interchangeable."""
         return self.kind, self.shape
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Lines over `params` and over what stands around them; a fragment's sees its params alone."""
+    """Lines that read `params` and, unless `CLOSED`, values of the enclosing scope."""
 
     params: tuple[Value, ...]
     lines: tuple["Line", ...]
@@ -44,16 +44,16 @@ class Line:
 
     Attributes:
       kind: "op" (of `operations`), "fragment" or a structure of `interpret`.
-      name: of the operation; of a fragment, with its `role`.
-      number: the operation's variant, or a loop's trips.
-      blocks: a body, or branches.
-      options: of its kind, see `interpret`.
+      name: the operation, or the name of the fragment.
+      number: the operation's variant, or the loop's number of trips.
+      blocks: the body, or the branches.
+      options: depend on the kind, see `interpret`.
     """
 
     kind: str
     name: str
-    reads: tuple[Value, ...]
-    makes: tuple[Value, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
     number: int = 0
     blocks: tuple[Block, ...] = ()
     role: str = ""
@@ -62,7 +62,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A leaf of the state. Leaves of one `start` are one array at first; a number is one of Python's."""
+    """A state leaf. Leaves with the same `start` share their initial array. `is_number`: a Python number."""
 
     value: Value
     start: int
@@ -71,9 +71,9 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An algorithm: leaves of the state, lines, what comes next in each leaf, and what the metrics tell.
+    """An algorithm: state leaves, lines of an iteration, the next value of each leaf (`ends`), and metrics.
 
-    `keys` is the implementation of its random keys.
+    `keys` is the PRNG implementation.
     """
 
     leaves: tuple[Leaf, ...]
@@ -84,12 +84,12 @@ class Program:
 
     @property
     def block(self) -> Block:
-        """The iteration."""
+        """The iteration as a block."""
         return Block(tuple(leaf.value for leaf in self.leaves), self.lines, (*self.ends, *self.metrics))
 
 
 def walk(lines: tuple[Line, ...]) -> Iterator[Line]:
-    """Every line at every depth."""
+    """All lines, with nested ones."""
     for line in lines:
         yield line
         for block in line.blocks:
@@ -97,38 +97,38 @@ def walk(lines: tuple[Line, ...]) -> Iterator[Line]:
 
 
 def fragments(program: Program) -> dict[str, str]:
-    """The role of each fragment."""
+    """The role of each fragment, by name."""
     return {line.name: line.role for line in walk(program.lines) if line.kind == "fragment"}
 
 
-def parents(lines: tuple[Line, ...], around: str | None = None) -> dict[str, str | None]:
-    """The fragment around each fragment."""
+def parents(lines: tuple[Line, ...], parent: str | None = None) -> dict[str, str | None]:
+    """The enclosing fragment of each fragment, by name."""
     found: dict[str, str | None] = {}
     for line in lines:
         if line.kind == "fragment":
-            found[line.name] = around
+            found[line.name] = parent
         for block in line.blocks:
-            found |= parents(block.lines, line.name if line.kind == "fragment" else around)
+            found |= parents(block.lines, line.name if line.kind == "fragment" else parent)
     return found
 
 
 def features(program: Program) -> set[str]:
-    """What it is made of: names of operations, kinds of lines and how they are nested, and more."""
+    """What a program uses: operations, kinds of lines, their nesting, and properties of its state."""
     found = {f"keys:{program.keys}"}
 
-    def look(lines: tuple[Line, ...], around: tuple[str, ...]) -> None:
+    def collect(lines: tuple[Line, ...], scope: tuple[str, ...]) -> None:
         for line in lines:
-            what = line.name if line.kind in ("op", "effect") else line.kind
-            found.add(what)
+            name = line.name if line.kind in ("op", "effect") else line.kind
+            found.add(name)
             if line.kind != "op":
-                found.update(f"{outer}>{what}" for outer in around)
-                found.update(f"{what}:{option}" for option in line.options if isinstance(option, str))
+                found.update(f"{outer}>{name}" for outer in scope)
+                found.update(f"{name}:{option}" for option in line.options if isinstance(option, str))
             for block in line.blocks:
                 if line.kind == "fragment" and set(block.params) & set(block.results):
-                    found.update(["hands on", *(f"{outer}>hands on" for outer in around)])
-                look(block.lines, (*around, line.kind))
+                    found.update(["pass-through", *(f"{outer}>pass-through" for outer in scope)])
+                collect(block.lines, (*scope, line.kind))
 
-    look(program.lines, ())
+    collect(program.lines, ())
     ends = {leaf.value: end for leaf, end in zip(program.leaves, program.ends, strict=True)}
     found.update("untouched" for leaf, end in ends.items() if leaf == end)
     found.update("swapped" for leaf, end in ends.items() if leaf != end and end in ends)
@@ -139,43 +139,43 @@ def features(program: Program) -> set[str]:
 
 
 def is_well_formed(program: Program) -> bool:
-    """Whether every line reads what was made before it, and each role that matters is left."""
+    """True if every line and result reads only values that are defined before it and in scope."""
 
-    def check(block: Block, around: frozenset[str]) -> bool:
-        seen = set(around) | {value.name for value in block.params}
+    def check(block: Block, scope: frozenset[str]) -> bool:
+        defined = set(scope) | {value.name for value in block.params}
         for line in block.lines:
-            if not all(value.name in seen for value in line.reads):
+            if not all(value.name in defined for value in line.inputs):
                 return False
-            inner = frozenset() if line.kind in CLOSED else frozenset(seen)
+            inner = frozenset() if line.kind in CLOSED else frozenset(defined)
             if not all(check(body, inner) for body in line.blocks):
                 return False
-            seen |= {value.name for value in line.makes}
-        return all(value.name in seen for value in block.results)
+            defined |= {value.name for value in line.outputs}
+        return all(value.name in defined for value in block.results)
 
     return check(program.block, frozenset())
 
 
-CLOSED = ("fragment", "custom_jvp", "custom_vjp")  # their blocks see nothing around them
+CLOSED = ("fragment", "custom_jvp", "custom_vjp")  # their blocks read only their params
 
 
 def contains(block: Block, kind: str) -> bool:
-    """Whether a line of this kind stands in a block, or in one within."""
+    """True if a block or one nested in it has a line of this kind."""
     return any(line.kind == kind or any(contains(b, kind) for b in line.blocks) for line in block.lines)
 
 
 def depends(lines: Sequence[Line], source: Value, result: Value) -> bool:
-    """Whether a result comes from a value, as far as lines tell."""
+    """True if `result` may depend on `source`."""
     reached = {source}
     for line in lines:
-        if reached & set(line.reads):
+        if reached & set(line.inputs):
             inside = line.blocks[0] if line.kind == "fragment" else None
             if inside is None:
-                reached |= set(line.makes)
+                reached |= set(line.outputs)
                 continue
-            pairs = dict(zip(inside.params, line.reads, strict=True))
-            for made, end in zip(line.makes, inside.results, strict=True):
+            pairs = dict(zip(inside.params, line.inputs, strict=True))
+            for output, end in zip(line.outputs, inside.results, strict=True):
                 if any(depends(inside.lines, p, end) for p, read in pairs.items() if read in reached):
-                    reached.add(made)
+                    reached.add(output)
     return result in reached
 
 
@@ -183,7 +183,7 @@ def depends(lines: Sequence[Line], source: Value, result: Value) -> bool:
 
 
 def map_blocks(program: Program, change: Callable[[Block], Block]) -> Program:
-    """The program with `change(block)` for each block, innermost first."""
+    """Applies `change` to each block, innermost first."""
 
     def rebuild(block: Block) -> Block:
         lines = [dataclasses.replace(x, blocks=tuple(map(rebuild, x.blocks))) for x in block.lines]
@@ -200,39 +200,38 @@ def map_blocks(program: Program, change: Callable[[Block], Block]) -> Program:
 
 
 def text(program: Program) -> str:
-    """The program, to be read."""
+    """The program as readable text."""
     lines = []
     for leaf in program.leaves:
         value = leaf.value
         dtype = {"f": "float", "i": "int", "b": "bool", "k": f"{program.keys} key"}[value.kind]
         what = "Python's number" if leaf.is_number else "array"
         lines.append(f"{value}: {dtype}{list(value.shape)} starts as {what} {leaf.start}")
-    lines.append(f"def iterate({_listed([leaf.value for leaf in program.leaves])}):")
+    lines.append(f"def iterate({_joined([leaf.value for leaf in program.leaves])}):")
     lines += _block_text(program.lines, "    ")
     ends = [f"{leaf.value}={end}" for leaf, end in zip(program.leaves, program.ends, strict=True)]
-    lines.append(f"    return {', '.join(ends)}; metrics: {_listed(program.metrics) or 'none'}")
+    lines.append(f"    return {', '.join(ends)}; metrics: {_joined(program.metrics) or 'none'}")
     return "\n".join(lines)
 
 
-def _listed(values: Any) -> str:
+def _joined(values: Any) -> str:
     return ", ".join(map(str, values))
 
 
 def _block_text(lines: tuple[Line, ...], indent: str) -> Iterator[str]:
     for line in lines:
-        made = f"{_listed(line.makes)} = " if line.makes else ""
+        outputs = f"{_joined(line.outputs)} = " if line.outputs else ""
         if line.kind in ("op", "effect"):
-            # Operations have variants, named by a number.
-            yield f"{indent}{made}{line.name}.{line.number}({_listed(line.reads)})"
+            yield f"{indent}{outputs}{line.name}.{line.number}({_joined(line.inputs)})"
             continue
-        what = f"{line.role} fragment {line.name}" if line.kind == "fragment" else line.kind
+        name = f"{line.role} fragment {line.name}" if line.kind == "fragment" else line.kind
         extra = "".join(f", {option}" for option in line.options if option not in ((), ""))
         number = f" x{line.number}" if line.number else ""
-        yield f"{indent}{made}{what}{number}({_listed(line.reads)}{extra}):"
+        yield f"{indent}{outputs}{name}{number}({_joined(line.inputs)}{extra}):"
         for k, block in enumerate(line.blocks):
             if len(line.blocks) > 1:
                 yield f"{indent}  branch {k}:"
             if block.params:
-                yield f"{indent}    takes {_listed(block.params)}"
+                yield f"{indent}    takes {_joined(block.params)}"
             yield from _block_text(block.lines, indent + "    ")
-            yield f"{indent}    gives {_listed(block.results)}"
+            yield f"{indent}    gives {_joined(block.results)}"

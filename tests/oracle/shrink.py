@@ -1,4 +1,4 @@
-"""Making a failing program small: drop a line, a leaf, a metric, a wrapper, as long as it still fails."""
+"""Minimizes a failing program: removes lines, leaves, metrics and wrappers while it still fails."""
 
 import dataclasses
 import time
@@ -8,13 +8,13 @@ from tests.oracle.program import CLOSED, Block, Line, Program, Value, is_well_fo
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool], seconds: float = 600) -> Program:
-    """The smallest program found of which `fails` is true, as of the first.
+    """The smallest program found for which `fails` is true.
 
-    Greedy: takes the first candidate that fails, and goes on from there until none does or time is over.
+    Greedy: continues from the first candidate that fails, until none does or time is up.
     """
     end = time.monotonic() + seconds
     while True:
-        for candidate in _smaller(program):
+        for candidate in _candidates(program):
             if time.monotonic() > end:
                 return program
             if is_well_formed(candidate) and fails(candidate):
@@ -24,13 +24,13 @@ def shrunk(program: Program, fails: Callable[[Program], bool], seconds: float = 
             return program
 
 
-def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with a piece less, the largest pieces first."""
+def _candidates(program: Program) -> Iterator[Program]:
+    """Programs without one part, the largest parts first."""
     lines = sorted(walk(program.lines), key=lambda line: -len(list(walk((line,)))))
     for line in lines:
-        yield from _without(program, line)
+        yield from _without_line(program, line)
     for line in lines:
-        yield from _opened(program, line)
+        yield from _inlined(program, line)
     for k in range(len(program.metrics)):
         yield dataclasses.replace(program, metrics=program.metrics[:k] + program.metrics[k + 1 :])
     for k, leaf in enumerate(program.leaves):
@@ -63,63 +63,63 @@ def _replaced(program: Program, line: Line, by: Sequence[Line]) -> Program:
     def change(block: Block) -> Block:
         lines: list[Line] = []
         for old in block.lines:
-            is_it = (old.makes, old.kind, old.reads) == (line.makes, line.kind, line.reads)
-            lines += by if is_it else [old]
+            matches = (old.outputs, old.kind, old.inputs) == (line.outputs, line.kind, line.inputs)
+            lines += by if matches else [old]
         return dataclasses.replace(block, lines=tuple(lines))
 
     return map_blocks(program, change)
 
 
 def _substituted(program: Program, names: dict[Value, Value]) -> Program:
-    """Other values in the place of some."""
+    """Replaces values in all inputs and results."""
 
     def swap(values: Sequence[Value]) -> tuple[Value, ...]:
         return tuple(names.get(v, v) for v in values)
 
     def change(block: Block) -> Block:
-        lines = [dataclasses.replace(line, reads=swap(line.reads)) for line in block.lines]
+        lines = [dataclasses.replace(line, inputs=swap(line.inputs)) for line in block.lines]
         return dataclasses.replace(block, lines=tuple(lines), results=swap(block.results))
 
     return map_blocks(program, change)
 
 
-def _scopes(program: Program, line: Line) -> list[Value]:
-    """What could be read where a line stands, the line's own operands first."""
+def _values_in_scope(program: Program, line: Line) -> list[Value]:
+    """Values that a line can read, its own inputs first."""
 
-    def look(block: Block, around: list[Value]) -> list[Value] | None:
-        seen = [*block.params, *around]
+    def find(block: Block, scope: list[Value]) -> list[Value] | None:
+        visible = [*block.params, *scope]
         for one in block.lines:
             if one == line:
-                return seen
+                return visible
             for body in one.blocks:
-                found = look(
-                    body, [] if one.kind in CLOSED or one.kind in ("vmap", "grad", "linearize") else seen
+                found = find(
+                    body, [] if one.kind in CLOSED or one.kind in ("vmap", "grad", "linearize") else visible
                 )
                 if found is not None:
                     return found
-            seen = [*one.makes, *seen]
+            visible = [*one.outputs, *visible]
         return None
 
-    return [*line.reads, *(look(program.block, []) or [])]
+    return [*line.inputs, *(find(program.block, []) or [])]
 
 
-def _without(program: Program, line: Line) -> Iterator[Program]:
-    """Its results replaced by something of the same type that is there already."""
-    scope = _scopes(program, line)
+def _without_line(program: Program, line: Line) -> Iterator[Program]:
+    """The program without a line; its outputs are replaced by earlier values of the same types."""
+    scope = _values_in_scope(program, line)
     names = {}
-    for made in line.makes:
-        same = [v for v in scope if v.type == made.type]
+    for output in line.outputs:
+        same = [v for v in scope if v.type == output.type]
         if same:
-            names[made] = same[0]
+            names[output] = same[0]
     yield _substituted(_replaced(program, line, ()), names)
 
 
-def _opened(program: Program, line: Line) -> Iterator[Program]:
-    """Its body in its place, where operands and results fit."""
+def _inlined(program: Program, line: Line) -> Iterator[Program]:
+    """The program with a line's body inlined, if inputs and results have the same types."""
     if line.kind not in ("fragment", "jit", "remat", "custom_jvp", "custom_vjp", "fori", "scan", "cond"):
         return
     block = line.blocks[0]
-    operands = list(line.reads)
+    operands = list(line.inputs)
     if line.kind == "fori":
         return
     if line.kind == "cond":
@@ -128,24 +128,24 @@ def _opened(program: Program, line: Line) -> Iterator[Program]:
     if any(a.type != b.type for a, b in names.items()):
         return
     results = {}
-    for made, end in zip(line.makes, block.results, strict=True):
-        if made.type == end.type:
-            results[made] = names.get(end, end)
+    for output, end in zip(line.outputs, block.results, strict=True):
+        if output.type == end.type:
+            results[output] = names.get(end, end)
     inner = _substituted(Program((), block.lines, (), ()), names).lines
     yield _substituted(_replaced(program, line, inner), results)
 
 
 def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
-    """Without a result that nobody reads, or an operand that the body does not."""
+    """The program without an output of a line that nothing reads, or without an input."""
     if line.kind in ("op", "effect", "grad", "linearize"):
         return
-    read = {v for x in walk(program.lines) for v in x.reads} | set(program.ends) | set(program.metrics)
+    read = {v for x in walk(program.lines) for v in x.inputs} | set(program.ends) | set(program.metrics)
     read |= {v for x in walk(program.lines) for block in x.blocks for v in block.results}
     first = (
-        line.options[0] if line.kind == "scan" else len(line.makes) if line.kind in ("fori", "while") else 0
+        line.options[0] if line.kind == "scan" else len(line.outputs) if line.kind in ("fori", "while") else 0
     )
-    for k in range(first, len(line.makes)):
-        if line.makes[k] in read or len(line.makes) == 1:
+    for k in range(first, len(line.outputs)):
+        if line.outputs[k] in read or len(line.outputs) == 1:
             continue
         blocks = tuple(
             dataclasses.replace(b, results=b.results[:k] + b.results[k + 1 :]) for b in line.blocks
@@ -153,20 +153,20 @@ def _fewer_results(program: Program, line: Line) -> Iterator[Program]:
         options = line.options
         if line.kind == "fragment":
             options = (options[0], options[1][:k] + options[1][k + 1 :], *options[2:])
-        makes = line.makes[:k] + line.makes[k + 1 :]
+        outputs = line.outputs[:k] + line.outputs[k + 1 :]
         yield _replaced(
-            program, line, (dataclasses.replace(line, makes=makes, blocks=blocks, options=options),)
+            program, line, (dataclasses.replace(line, outputs=outputs, blocks=blocks, options=options),)
         )
     if line.kind not in ("fragment", "jit", "remat", "custom_jvp", "custom_vjp"):
         return
-    for k in range(len(line.reads)):
+    for k in range(len(line.inputs)):
         block = line.blocks[0]
         blocks = (dataclasses.replace(block, params=block.params[:k] + block.params[k + 1 :]),)
         options = line.options
         if line.kind == "fragment":
             options = (options[0][:k] + options[0][k + 1 :], *options[1:])
-        reads = line.reads[:k] + line.reads[k + 1 :]
-        if reads:
+        inputs = line.inputs[:k] + line.inputs[k + 1 :]
+        if inputs:
             yield _replaced(
-                program, line, (dataclasses.replace(line, reads=reads, blocks=blocks, options=options),)
+                program, line, (dataclasses.replace(line, inputs=inputs, blocks=blocks, options=options),)
             )

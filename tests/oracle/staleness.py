@@ -1,14 +1,14 @@
-"""What staleness means, in plain Python: one iteration with two versions of what some groups wait for.
+"""Reference for staleness, in plain Python: runs an iteration with two versions of each delayed value.
 
-Groups are those of the policy. A group waits if it has a fragment of role `actor`. Where its code reads,
-through code between fragments or unchanged, a leaf of the state whose next value another group (partly)
-makes by other fragments than environments, it reads that leaf as it was `staleness` iterations ago.
-Everything else reads the newest: other groups, metrics, the state. What a fragment makes has one version;
-what it hands on is what it was. A fragment within another reads what that one reads, but its group the newest
-of what it makes itself. Loops are unrolled, and taking the row of a trip is code as any other.
+An actor group is a group of the policy that has a fragment of role `actor`. Its code reads a state leaf as it
+was `staleness` iterations ago if the next value of that leaf comes (partly) from another group, by fragments
+that are not environments; code between fragments passes this on. Everything else reads the newest version:
+other groups, metrics, the next state. Outputs of a fragment have one version, but inputs that it returns
+unchanged keep theirs. A nested fragment reads what its parent reads, except that its group reads the newest
+version of leaves that it produces itself. Loops are unrolled; indexing the row of a trip is ordinary code.
 
-Here every value between lines is `Versions`: the newest, and what other code sees instead. A value that is
-handed on is the same object.
+Every value between lines is a `Versions`: the newest version, and the versions that some code reads instead.
+A value that is passed through is the same object.
 """
 
 import dataclasses
@@ -19,108 +19,108 @@ import jax
 import jax.numpy as jnp
 
 from fdg.jax_internals import internal
-from tests.oracle.interpret import Host, Interpreter, counter, metrics_of, rows_of
+from tests.oracle.interpret import Host, Interpreter, counter, metrics_of, stack_copies
 from tests.oracle.program import Block, Line, Program, walk
 
-Label = tuple[str, Any]  # ("leaf", position), ("made", group), or of an environment ("stepped", group)
+Label = tuple[str, Any]  # ("leaf", position), ("made", group), or from an environment ("stepped", group)
 Labels = frozenset[Label]
-Chain = tuple[str, ...]  # groups of the fragments around some code, from the outermost; () between fragments
+Chain = tuple[str, ...]  # groups of the enclosing fragments, outermost first; () between fragments
 
 
 class UnclearError(Exception):
-    """A program of which the rules above do not say what its numbers are."""
+    """The rules above do not define the numbers of this program."""
 
 
-# --- which leaves are delayed for whom ---
+# --- which leaves are delayed, and for which code ---
 
 
 @dataclasses.dataclass
-class _Reads:
-    """Follows where values come from; `read` collects the leaves that code reads."""
+class _LeafReads:
+    """Tracks where values come from; `read` collects the leaves that code reads."""
 
     assignment: Mapping[str, str]
-    inside: list[str] = dataclasses.field(default_factory=list)  # the roles of the fragments around
+    roles_around: list[str] = dataclasses.field(default_factory=list)  # roles of the enclosing fragments
     read: dict[Chain, set[int]] = dataclasses.field(default_factory=dict)
     choices: set[Label] = dataclasses.field(default_factory=set)
 
     def block(
-        self, block: Block, arguments: Sequence[Labels], around: Mapping[str, Labels], chain: Chain
+        self, block: Block, arguments: Sequence[Labels], scope: Mapping[str, Labels], chain: Chain
     ) -> list[Labels]:
-        found = {**around, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
+        found = {**scope, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
         for line in block.lines:
-            results = self.line(line, [found[v.name] for v in line.reads], found, chain)
-            found |= {v.name: x for v, x in zip(line.makes, results, strict=True)}
+            results = self.line(line, [found[v.name] for v in line.inputs], found, chain)
+            found |= {v.name: x for v, x in zip(line.outputs, results, strict=True)}
         return [found[v.name] for v in block.results]
 
     def line(
-        self, line: Line, reads: list[Labels], around: Mapping[str, Labels], chain: Chain
+        self, line: Line, inputs: list[Labels], scope: Mapping[str, Labels], chain: Chain
     ) -> list[Labels]:
         if line.kind == "fragment":
-            self.inside.append(line.role)
-            results = self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
-            self.inside.pop()
+            self.roles_around.append(line.role)
+            results = self.block(line.blocks[0], inputs, {}, (*chain, self.assignment[line.name]))
+            self.roles_around.pop()
             return results
         if line.kind in ("op", "effect"):
-            return [self.made(reads, chain)] * len(line.makes)
+            return [self.join(inputs, chain)] * len(line.outputs)
         if line.kind == "grad":
-            self.inside += [one.role for one in _differentiated(line)]
-            made = self.made(reads, (*chain, *(self.assignment[one.name] for one in _differentiated(line))))
-            del self.inside[len(chain) :]
-            return [self.product(chain) if chain else made]  # whose code scales it
+            self.roles_around += [one.role for one in _differentiated(line)]
+            out = self.join(inputs, (*chain, *(self.assignment[one.name] for one in _differentiated(line))))
+            del self.roles_around[len(chain) :]
+            return [self.product(chain) if chain else out]  # the enclosing code scales it
         if line.kind == "scan":
-            return self.loop(line.blocks[0], [], reads, line.options[0], line.number, around, chain)
+            return self.loop(line.blocks[0], [], inputs, line.options[0], line.number, scope, chain)
         if line.kind == "fori":
-            return self.loop(line.blocks[0], [frozenset()], reads, len(reads), line.number, around, chain)
+            return self.loop(line.blocks[0], [frozenset()], inputs, len(inputs), line.number, scope, chain)
         if line.kind == "while":
-            self.choices |= reads[0]
-            ends = self.loop(line.blocks[0], [], reads[1:], len(reads) - 1, None, around, chain)
-            return [a | b for a, b in zip(reads[1:], ends, strict=True)]
+            self.choices |= inputs[0]
+            ends = self.loop(line.blocks[0], [], inputs[1:], len(inputs) - 1, None, scope, chain)
+            return [a | b for a, b in zip(inputs[1:], ends, strict=True)]
         if line.kind == "cond":
-            self.choices |= reads[0]
-            branches = [self.block(block, [], around, chain) for block in line.blocks]
+            self.choices |= inputs[0]
+            branches = [self.block(block, [], scope, chain) for block in line.blocks]
             return [frozenset().union(*ends) for ends in zip(*branches, strict=True)]
-        inner_scope = {} if line.kind == "vmap" else around
-        return self.block(line.blocks[0], reads, inner_scope, chain)
+        inner_scope = {} if line.kind == "vmap" else scope
+        return self.block(line.blocks[0], inputs, inner_scope, chain)
 
     def loop(
         self,
         block: Block,
         first: list[Labels],
-        reads: list[Labels],
+        inputs: list[Labels],
         carried: int,
         trips: int | None,
-        around: Mapping[str, Labels],
+        scope: Mapping[str, Labels],
         chain: Chain,
     ) -> list[Labels]:
-        """Labels of its results; of so many trips, or of any number."""
-        carry, rows = list(reads[:carried]), [self.made([x], chain) for x in reads[carried:]]
+        """Labels of the results, after `trips` trips or after any number (None)."""
+        carry, rows = list(inputs[:carried]), [self.join([x], chain) for x in inputs[carried:]]
         if trips is not None:
-            of_trips = []
+            by_trip = []
             for _ in range(trips):
-                of_trips.append(self.block(block, [*first, *carry, *rows], around, chain))
-                carry = of_trips[-1][:carried]
-            return [*carry, *(self.made(x, chain) for x in list(zip(*of_trips, strict=True))[carried:])]
+                by_trip.append(self.block(block, [*first, *carry, *rows], scope, chain))
+                carry = by_trip[-1][:carried]
+            return [*carry, *(self.join(x, chain) for x in list(zip(*by_trip, strict=True))[carried:])]
         while True:
-            ends = self.block(block, [*first, *carry, *rows], around, chain)
+            ends = self.block(block, [*first, *carry, *rows], scope, chain)
             grown = [a | b for a, b in zip(carry, ends, strict=False)]
             if grown == carry:
                 return ends
             carry = grown
 
-    def made(self, reads: Sequence[Labels], chain: Chain) -> Labels:
-        labels: Labels = frozenset().union(*reads)
+    def join(self, inputs: Sequence[Labels], chain: Chain) -> Labels:
+        labels: Labels = frozenset().union(*inputs)
         if not chain:
             return labels
         self.read.setdefault(chain, set()).update(where for what, where in labels if what == "leaf")
         return self.product(chain)
 
     def product(self, chain: Chain) -> Labels:
-        """What the innermost fragment makes."""
-        return frozenset([("stepped" if self.inside[-1] == "environment" else "made", chain[-1])])
+        """Labels of an output of the innermost fragment."""
+        return frozenset([("stepped" if self.roles_around[-1] == "environment" else "made", chain[-1])])
 
 
 def _differentiated(line: Line) -> list[Line]:
-    """The only fragment that a gradient differentiates, if any: it reads what the gradient reads."""
+    """The only fragment in a gradient, if any: it reads what the gradient reads."""
     inner = [x for x in walk(line.blocks[0].lines) if x.kind == "fragment"]
     if inner and (len(inner) > 1 or len(line.blocks[0].lines) > 1):
         raise UnclearError("a gradient of several fragments, or of code between them")
@@ -128,38 +128,38 @@ def _differentiated(line: Line) -> list[Line]:
 
 
 def delayed_leaves(program: Program, assignment: Mapping[str, str]) -> dict[str, set[int]]:
-    """For each waiting group, the positions of the leaves that it reads late.
+    """The positions of the leaves that each actor group reads delayed.
 
     Args:
       assignment: the group of each fragment, by name.
     """
-    late = old_leaves(program, assignment)
+    late = delayed_leaves_by_chain(program, assignment)
     roles = {line.name: line.role for line in walk(program.lines) if line.kind == "fragment"}
-    waiting = {assignment[name] for name, role in roles.items() if role == "actor"}
-    return {group: late.get((group,), set()) for group in waiting}
+    actor_groups = {assignment[name] for name, role in roles.items() if role == "actor"}
+    return {group: late.get((group,), set()) for group in actor_groups}
 
 
-def old_leaves(program: Program, assignment: Mapping[str, str]) -> dict[Chain, set[int]]:
-    """The positions of the leaves that code reads late, by the fragments around it."""
+def delayed_leaves_by_chain(program: Program, assignment: Mapping[str, str]) -> dict[Chain, set[int]]:
+    """The positions of the leaves that code reads delayed, by its enclosing groups."""
     roles = {line.name: line.role for line in walk(program.lines) if line.kind == "fragment"}
-    waiting = {assignment[name] for name, role in roles.items() if role == "actor"}
-    found = _Reads(assignment)
+    actor_groups = {assignment[name] for name, role in roles.items() if role == "actor"}
+    found = _LeafReads(assignment)
     starts: list[Labels] = [frozenset([("leaf", i)]) for i in range(len(program.leaves))]
     ends = found.block(program.block, starts, {}, ())[: len(starts)]
-    makers = [{where for what, where in end if what != "leaf"} for end in ends]
-    awaited = [{where for what, where in end if what == "made"} for end in ends]
+    producers = [{where for what, where in end if what != "leaf"} for end in ends]
+    delaying = [{where for what, where in end if what == "made"} for end in ends]
 
     def waits(group: str, i: int) -> bool:
-        return group in waiting and bool(awaited[i] - {group})
+        return group in actor_groups and bool(delaying[i] - {group})
 
     def is_late(chain: Chain, i: int) -> bool:
         outermost, *others = chain
-        return waits(outermost, i) and not any(g in makers[i] and not waits(g, i) for g in others)
+        return waits(outermost, i) and not any(g in producers[i] and not waits(g, i) for g in others)
 
     delayed = {chain: {i for i in leaves if is_late(chain, i)} for chain, leaves in found.read.items()}
     late = {("leaf", i) for leaves in delayed.values() for i in leaves}
     if any(what != "leaf" or (what, where) in late for what, where in found.choices):
-        raise UnclearError("a choice that hangs on what a fragment makes, or on what is late")
+        raise UnclearError("a choice that depends on a fragment's output or on a delayed leaf")
     return delayed
 
 
@@ -167,122 +167,122 @@ def old_leaves(program: Program, assignment: Mapping[str, str]) -> dict[Chain, s
 
 
 class Versions:
-    """A value as it is, and as code sees it that reads an older one."""
+    """The newest version of a value, and the versions that delayed code reads."""
 
-    def __init__(self, plain: Any, old: Mapping[Chain, Any]):
-        self.plain, self.old = plain, dict(old)
+    def __init__(self, newest: Any, old: Mapping[Chain, Any]):
+        self.newest, self.old = newest, dict(old)
 
-    def seen_by(self, chain: Chain) -> Any:
-        return self.old.get(chain, self.plain)
+    def read_by(self, chain: Chain) -> Any:
+        return self.old.get(chain, self.newest)
 
 
 class _Iteration:
-    """Runs lines on versions; `chain` is whose code it is."""
+    """Runs lines on versions; `chain` has the enclosing groups."""
 
     def __init__(self, assignment: Mapping[str, str], host: Host):
         self.assignment, self.arrays = assignment, Interpreter(host)
 
     def block(
-        self, block: Block, arguments: Sequence[Versions], around: Mapping[str, Versions], chain: Chain
+        self, block: Block, arguments: Sequence[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
-        found = {**around, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
+        found = {**scope, **{v.name: x for v, x in zip(block.params, arguments, strict=True)}}
         for line in block.lines:
-            results = self.line(line, [found[v.name] for v in line.reads], found, chain)
-            found |= {v.name: x for v, x in zip(line.makes, results, strict=True)}
+            results = self.line(line, [found[v.name] for v in line.inputs], found, chain)
+            found |= {v.name: x for v, x in zip(line.outputs, results, strict=True)}
         return [found[v.name] for v in block.results]
 
     def line(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
+        self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> Sequence[Versions]:
         if line.kind == "fragment":
-            return self.block(line.blocks[0], reads, {}, (*chain, self.assignment[line.name]))
+            return self.block(line.blocks[0], inputs, {}, (*chain, self.assignment[line.name]))
         if line.kind == "grad":
             inner = (*chain, *(self.assignment[one.name] for one in _differentiated(line)))
-            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, inner)
+            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), inputs, inner)
         if line.kind in ("op", "effect"):
             if line.kind == "effect" and not chain:
                 raise UnclearError("an effect between fragments")
-            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), reads, chain)
+            return self.on_arrays(lambda x: self.arrays.line(line, x, {}), inputs, chain)
         if line.kind == "scan":
-            return self.scan(line, reads, around, chain)
+            return self.scan(line, inputs, scope, chain)
         if line.kind == "fori":
-            weak = [_is_weak(x.plain) for x in reads]
+            weak = [_is_weak(x.newest) for x in inputs]
             for t in range(line.number):
                 trip = Versions(counter(jnp.asarray(t)), {})
-                reads = self.block(line.blocks[0], [trip, *_typed(reads, weak)], around, chain)
-            return reads
+                inputs = self.block(line.blocks[0], [trip, *_cast_weak(inputs, weak)], scope, chain)
+            return inputs
         if line.kind == "while":
-            return self.while_(line, reads, around, chain)
+            return self.while_(line, inputs, scope, chain)
         if line.kind == "cond":
-            return self.cond(line, reads, around, chain)
+            return self.cond(line, inputs, scope, chain)
         if line.kind == "vmap":
-            return self.vmap(line, reads, chain)
-        return self.block(line.blocks[0], reads, around, chain)
+            return self.vmap(line, inputs, chain)
+        return self.block(line.blocks[0], inputs, scope, chain)
 
     def on_arrays(
-        self, function: Callable[[list[Any]], Sequence[Any]], reads: Sequence[Versions], chain: Chain
+        self, function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Versions], chain: Chain
     ) -> list[Versions]:
-        """Code between fragments is evaluated for each version; a group's own on what that group sees."""
-        plain = function([x.seen_by(chain) for x in reads])
-        chains = set() if chain else {c for x in reads for c in x.old}
-        old = {c: function([x.seen_by(c) for x in reads]) for c in chains}
-        return [Versions(x, {c: old[c][k] for c in chains}) for k, x in enumerate(plain)]
+        """Evaluates code between fragments once per version, code of a group on the versions it reads."""
+        newest = function([x.read_by(chain) for x in inputs])
+        read_chains = set() if chain else {c for x in inputs for c in x.old}
+        old = {c: function([x.read_by(c) for x in inputs]) for c in read_chains}
+        return [Versions(x, {c: old[c][k] for c in read_chains}) for k, x in enumerate(newest)]
 
-    def one(self, function: Callable, *reads: Versions, chain: Chain) -> Versions:
-        return self.on_arrays(lambda x: [function(*x)], reads, chain)[0]
+    def one(self, function: Callable, *inputs: Versions, chain: Chain) -> Versions:
+        return self.on_arrays(lambda x: [function(*x)], inputs, chain)[0]
 
     def rows(self, x: Versions, count: int, stacked: bool, chain: Chain) -> list[Versions]:
-        every = self.one(lambda x: rows_of(x, count), x, chain=chain) if stacked else x
+        every = self.one(lambda x: stack_copies(x, count), x, chain=chain) if stacked else x
         return [self.one(lambda x, t=t: x[t], every, chain=chain) for t in range(count)]
 
     def scan(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
+        self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         (block,), (carried, direction, stacked) = line.blocks, line.options
-        carry, operands = reads[:carried], reads[carried:]
-        weak = [_is_weak(x.plain) for x in carry]
+        carry, operands = inputs[:carried], inputs[carried:]
+        weak = [_is_weak(x.newest) for x in carry]
         rows = [self.rows(x, line.number, s, chain) for x, s in zip(operands, stacked, strict=True)]
         trips = range(line.number)
-        made: dict[int, list[Versions]] = {}
+        outputs: dict[int, list[Versions]] = {}
         for t in reversed(trips) if direction == "reverse" else trips:
-            results = self.block(block, [*_typed(carry, weak), *[row[t] for row in rows]], around, chain)
-            carry, made[t] = results[:carried], results[carried:]
+            results = self.block(block, [*_cast_weak(carry, weak), *[row[t] for row in rows]], scope, chain)
+            carry, outputs[t] = results[:carried], results[carried:]
         stacks = [
-            self.one(lambda *x: jnp.stack(x), *[made[t][k] for t in trips], chain=chain)
-            for k in range(len(line.makes) - carried)
+            self.one(lambda *x: jnp.stack(x), *[outputs[t][k] for t in trips], chain=chain)
+            for k in range(len(line.outputs) - carried)
         ]
         return [*carry, *stacks]
 
     def while_(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
+        self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
-        """Without fragments inside, it is one operation."""
+        """Without fragments inside, the loop is one operation."""
         block = line.blocks[0]
         if any(inner.kind == "fragment" for inner in walk(block.lines)):
             raise UnclearError("fragments in a while loop")
-        names = list(around)
-        made = self.on_arrays(
-            lambda x: self.arrays.line(line, x[: len(reads)], dict(zip(names, x[len(reads) :], strict=True))),
-            [*reads, *around.values()],
+        ids = list(scope)
+        outputs = self.on_arrays(
+            lambda x: self.arrays.line(line, x[: len(inputs)], dict(zip(ids, x[len(inputs) :], strict=True))),
+            [*inputs, *scope.values()],
             chain,
         )
         if not chain:
-            return made
-        outside = {*block.params, *(v for v in block.results if v.name in around)}
+            return outputs
+        outside = {*block.params, *(v for v in block.results if v.name in scope)}
         for k, (param, result) in enumerate(zip(block.params, block.results, strict=True)):
             if param == result:
-                made[k] = reads[1 + k]
+                outputs[k] = inputs[1 + k]
             elif result in outside:
-                raise UnclearError("a loop of a fragment hands on something else")
-        return made
+                raise UnclearError("a while loop in a fragment passes through another value")
+        return outputs
 
     def cond(
-        self, line: Line, reads: list[Versions], around: Mapping[str, Versions], chain: Chain
+        self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
         if any(inner.kind == "effect" for block in line.blocks for inner in walk(block.lines)):
             raise UnclearError("an effect in a branch, for all branches are run here")
-        outside = {id(x) for x in around.values()}
-        branches = [self.block(block, [], around, chain) for block in line.blocks]
+        outside = {id(x) for x in scope.values()}
+        branches = [self.block(block, [], scope, chain) for block in line.blocks]
         results = []
         for ends in zip(*branches, strict=True):
             if all(x is ends[0] for x in ends):
@@ -290,21 +290,21 @@ class _Iteration:
                 continue
             passed = [id(x) in outside for x in ends]
             if chain and any(passed):
-                raise UnclearError("one branch of a fragment hands on, another does not")
-            # Between fragments both versions of each branch are there; the choice is the same for both.
-            results.append(self.one(_choose, reads[0], *ends, chain=chain))
+                raise UnclearError("one branch in a fragment passes a value through, another does not")
+            # Between fragments each branch has both versions; the branch taken is the same for both.
+            results.append(self.one(_choose, inputs[0], *ends, chain=chain))
         return results
 
-    def vmap(self, line: Line, reads: list[Versions], chain: Chain) -> list[Versions]:
+    def vmap(self, line: Line, inputs: list[Versions], chain: Chain) -> list[Versions]:
         mapped, out_axis, _ = line.options
-        agents = [self.rows(x, 2, True, chain) if m else [x, x] for x, m in zip(reads, mapped, strict=True)]
+        agents = [self.rows(x, 2, True, chain) if m else [x, x] for x, m in zip(inputs, mapped, strict=True)]
         params = set(line.blocks[0].params)
         if chain and params & set(line.blocks[0].results):
-            raise UnclearError("a mapped part of a fragment hands on")
-        made = [self.block(line.blocks[0], [pair[k] for pair in agents], {}, chain) for k in range(2)]
+            raise UnclearError("a vmapped part of a fragment passes a value through")
+        outputs = [self.block(line.blocks[0], [pair[k] for pair in agents], {}, chain) for k in range(2)]
         return [
             self.one(lambda a, b: jnp.stack([a, b], out_axis), *pair, chain=chain)
-            for pair in zip(*made, strict=True)
+            for pair in zip(*outputs, strict=True)
         ]
 
 
@@ -312,15 +312,15 @@ def _is_weak(x: Any) -> bool:
     return getattr(jax.typeof(x), "weak_type", False)
 
 
-def _typed(carry: Sequence[Versions], weak: Sequence[bool]) -> list[Versions]:
-    """A trip's carry as weakly typed as the first, as in JAX's loops."""
+def _cast_weak(carry: Sequence[Versions], weak: Sequence[bool]) -> list[Versions]:
+    """The carry with the weak types of the initial one, as in JAX's loops."""
 
     def one(x: Versions, weak: bool) -> Versions:
-        if _is_weak(x.plain) == weak:
+        if _is_weak(x.newest) == weak:
             return x
         convert = internal("lax.lax", "_convert_element_type", "give an array a weak type")
-        cast = lambda y: convert(y, x.plain.dtype, weak_type=weak)  # noqa: E731
-        return Versions(cast(x.plain), {chain: cast(y) for chain, y in x.old.items()})
+        cast = lambda y: convert(y, x.newest.dtype, weak_type=weak)  # noqa: E731
+        return Versions(cast(x.newest), {chain: cast(y) for chain, y in x.old.items()})
 
     return [one(x, w) for x, w in zip(carry, weak, strict=True)]
 
@@ -328,7 +328,7 @@ def _typed(carry: Sequence[Versions], weak: Sequence[bool]) -> list[Versions]:
 def _choose(number: Any, *branches: Any) -> Any:
     if len(branches) == 2:
         return jax.lax.select(number % 2 == 0, *branches)
-    # `select_n` knows no keys.
+    # `select_n` does not support keys.
     chosen = branches[-1]
     for k, branch in enumerate(branches[:-1]):
         chosen = jax.lax.select(number % len(branches) == k, branch, chosen)
@@ -343,12 +343,12 @@ def stale_run(
     staleness: int,
     host: Host,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """(state, metrics) of so many iterations under staleness.
+    """(state, metrics) after `iterations` iterations under staleness.
 
     Raises:
       UnclearError: the rules do not cover this program.
     """
-    delayed = old_leaves(program, assignment)
+    delayed = delayed_leaves_by_chain(program, assignment)
 
     def iterate(new: list[Any], old: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         leaves = [
@@ -356,7 +356,7 @@ def stale_run(
             for i, x in enumerate(new)
         ]
         results = _Iteration(assignment, host).block(program.block, leaves, {}, ())
-        arrays = [x.plain for x in results]
+        arrays = [x.newest for x in results]
         return arrays[: len(new)], metrics_of(arrays[len(new) :])
 
     step, states, metrics = jax.jit(iterate), [state], []

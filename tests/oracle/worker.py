@@ -1,4 +1,4 @@
-"""The process that runs programs, so that one that hangs or dies takes nothing else with it."""
+"""The process that runs programs, isolated because programs may hang or crash."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def environment(x64: bool = False) -> dict[str, str]:
-    """What has to be set before JAX starts: as in tests/conftest.py."""
+    """Environment variables to set before JAX is imported, as in tests/conftest.py."""
     flags = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
     if version("jaxlib").startswith("0.10."):
         flags.append("--xla_cpu_use_fusion_emitters=false")
@@ -23,28 +23,28 @@ def environment(x64: bool = False) -> dict[str, str]:
     }
 
 
-def work(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
-    """Answers each task: (program, placements) with a verdict for each, one after the other, then None.
+def run_worker(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
+    """Answers each task (program, placements) with (verdict, seconds) of each placement, then None.
 
     A task may be a seed: the answer begins with its (program, placements).
     """
     os.environ.update(environment(x64))
-    errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
+    log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it waits for what it is at
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent waits for the current program
 
     import jax
 
-    # Unpickling what this process is started with may have imported JAX, which reads these only once.
+    # Unpickling the process's arguments may have imported JAX already, which reads the environment only once.
     jax.config.update("jax_enable_x64", x64)
     jax.config.update("jax_numpy_rank_promotion", "raise")
 
     from tests.oracle.breakage import BREAKAGES
     from tests.oracle.compare import Expected, Verdict, check
-    from tests.oracle.generate import program_of
+    from tests.oracle.generate import generate
 
     if breakage:
         BREAKAGES[breakage]()
@@ -57,7 +57,7 @@ def work(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
         except EOFError:
             return
         if isinstance(task, int):
-            algorithm, placements = program_of(task)
+            algorithm, placements = generate(task)
             program = algorithm.program
             connection.send((program, placements))
         else:
@@ -67,7 +67,7 @@ def work(connection: Any, x64: bool, breakage: str | None, log: str) -> None:
             started = time.perf_counter()
             try:
                 verdict = check(program, placement, expected, tolerance)
-            except Exception as error:  # of the oracle's own
+            except Exception as error:  # in the oracle itself
                 verdict = Verdict("oracle", f"{type(error).__name__}: {str(error)[:300]}")
             connection.send((verdict, time.perf_counter() - started))
         connection.send(None)

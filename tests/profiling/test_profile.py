@@ -17,7 +17,7 @@ from fdg.profiling.fragments import fragment_benchmarks, place_fragments
 from fdg.profiling.repeating import Sample
 from fdg.profiling.tracing import read_fragments, trace_iteration
 from fdg.profiling.writing import as_json
-from tests.oracle.compare import at_most_together
+from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 
 TICK = 1000.0  # seconds of a clock that callbacks put forward: a busy machine loses none of them
@@ -134,7 +134,7 @@ def test_a_fragment_is_timed_as_it_runs_in_training(devices):
 @pytest.mark.parametrize("together", [1, 2])
 def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
     """One group's fragment is timed, on the agents that a device begins with; it stands for all groups."""
-    with at_most_together(together):
+    with limit_agents_per_vmap(together):
         engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
     leaves = jax.tree.leaves(engine.init(0))
     timed = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]

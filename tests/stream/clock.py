@@ -1,11 +1,11 @@
-"""Random settings of the clock: its bounds in plain Python, and `fdg.stream` through XLA compared with it.
+"""Fuzzes streams: checks bounds of the reference `Clock`, and compares `fdg.stream` with it.
 
     python -m tests.stream.clock --settings 10000
     python -m tests.stream.clock --xla 300
 
-Through XLA each setting runs some takes, with a checkpoint after a random one, from which another `Stream` of
-the same fields goes on. Every response has to have been in the same slot, in the same ticks, under the same
-versions, and in the same row of the same micro-batch as the reference says.
+With `--xla`, each setting makes several takes in compiled code, with a checkpoint after a random one, from
+which another `Stream` with the same fields resumes. Every response has the same slot, ticks, versions,
+micro-batch and row as in the reference.
 """
 
 import argparse
@@ -18,16 +18,16 @@ import numpy as np
 
 from tests.stream.reference import Clock, Sizes
 
-LONGEST = 9  # ticks of a response
+LONGEST = 9  # ticks of the longest response
 
 
-def drawn(seed):
-    """Random sizes, the length of each response, staleness, and how many takes."""
+def random_setting(seed):
+    """Random sizes, response lengths, staleness, and number of takes."""
     rng = random.Random(seed)
     micro_batches, units, group = rng.choice([1, 1, 2, 3, 4]), rng.randint(1, 4), rng.choice([1, 1, 2, 3])
     batch, ahead = micro_batches * units, rng.randint(0, 3)
-    most = (units + ahead * batch) * group
-    slots = min(most, units * group) if rng.random() < 0.3 else rng.randint(1, most)
+    max_slots = (units + ahead * batch) * group
+    slots = min(max_slots, units * group) if rng.random() < 0.3 else rng.randint(1, max_slots)
     sizes = Sizes(
         batch=batch,
         slots=slots,
@@ -43,39 +43,39 @@ def drawn(seed):
 
 
 def version_of(n, sizes, staleness):
-    """Of the parameters that micro-batch n is given."""
+    """The version of the parameters for micro-batch n."""
     return max(0, n // sizes.micro_batches - staleness)
 
 
 def check_bounds(seed):
-    """What the page says of any setting.
+    """Checks the bounds of docs/streaming.md for a random setting.
 
     Raises:
-      AssertionError: it does not hold.
+      AssertionError: a bound does not hold.
     """
-    sizes, lengths, staleness, _ = drawn(seed)
+    sizes, lengths, staleness, _ = random_setting(seed)
     clock = Clock(sizes, lambda response: lengths[response % len(lengths)])
-    seen = []
+    taken = []
     for n in range(20):
         version = version_of(n, sizes, staleness)
         take = clock.take(version)
-        seen += take.responses
-        counted = clock.counts()
-        assert counted["started"] == counted["trained"] + counted["queued"] + counted["running"]
+        taken += take.responses
+        counts = clock.counts()
+        assert counts["started"] == counts["trained"] + counts["queued"] + counts["running"]
         assert len(clock.live) <= sizes.units + sizes.ahead * sizes.batch
-        assert len(take.ticks) <= 40 * LONGEST * sizes.batch * sizes.group, "it stands still"
+        assert len(take.ticks) <= 40 * LONGEST * sizes.batch * sizes.group, "no progress"
         if sizes.order == "prompt" or sizes.late == "wait":
             oldest = min(version for response in take.drawn for _, version in response)
             assert n // sizes.micro_batches - oldest <= sizes.ahead + staleness
         if sizes.order == "prompt":
-            assert seen == list(range(len(seen)))
-    assert len(set(seen)) == len(seen), "a response was taken twice"
+            assert taken == list(range(len(taken)))
+    assert len(set(taken)) == len(taken), "a response was taken twice"
     if sizes.ahead == 0:
-        assert seen == list(range(len(seen)))
+        assert taken == list(range(len(taken)))
 
 
 class Source:
-    """Responses of given lengths; each keeps the tick and the version of every tick that it was in."""
+    """Responses of given lengths; each records its ticks and their versions."""
 
     def __init__(self, lengths):
         self.lengths = jnp.asarray(lengths, jnp.int32)
@@ -92,14 +92,14 @@ class Source:
         return kept, self.refresh(parameters, kept)
 
     def tick(self, parameters, kept, cache, now):
-        works = kept["age"] < kept["length"]
-        at = works[:, None] & (jnp.arange(LONGEST)[None] == kept["age"][:, None])
+        active = kept["age"] < kept["length"]
+        here = active[:, None] & (jnp.arange(LONGEST)[None] == kept["age"][:, None])
         return {
             **kept,
-            "age": kept["age"] + works,
-            "ticks": jnp.where(at, now.tick, kept["ticks"]),
-            "versions": jnp.where(at, now.version, kept["versions"]),
-            "fresh": kept["fresh"] & (~works | (cache == parameters)),
+            "age": kept["age"] + active,
+            "ticks": jnp.where(here, now.tick, kept["ticks"]),
+            "versions": jnp.where(here, now.version, kept["versions"]),
+            "fresh": kept["fresh"] & (~active | (cache == parameters)),
         }, cache
 
     def done(self, kept):
@@ -113,89 +113,89 @@ class Source:
 
 
 def saved_and_restored(state):
-    """A state by way of a file, as a checkpoint has it."""
+    """The state, written to a file and read back."""
     leaves, structure = jax.tree.flatten(state)
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     file = io.BytesIO()
     np.savez(file, *[jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key, strict=True)])
     file.seek(0)
     with np.load(file) as found:
-        back = [jnp.asarray(found[name]) for name in found]
-    keys = [jax.random.wrap_key_data(x) if k else x for x, k in zip(back, is_key, strict=True)]
+        arrays = [jnp.asarray(found[name]) for name in found]
+    keys = [jax.random.wrap_key_data(x) if k else x for x, k in zip(arrays, is_key, strict=True)]
     return jax.tree.unflatten(structure, keys)
 
 
 def check_through_xla(seed):
-    """`fdg.stream` compared with the reference.
+    """Compares `fdg.stream` with the reference.
 
     Raises:
       AssertionError: they differ.
     """
     from fdg import stream
 
-    sizes, lengths, staleness, takes = drawn(seed)
+    sizes, lengths, staleness, takes = random_setting(seed)
     source = Source(lengths)
 
-    def made():
+    def make_stream():
         return stream.Stream(
             source, sizes.slots, sizes.batch, sizes.micro_batches, sizes.ahead, sizes.order, sizes.late,
             sizes.group, sizes.prefills,
         )  # fmt: skip
 
     clock = Clock(sizes, lambda response: lengths[response % len(lengths)])
-    one = made()
-    state = jax.jit(one.init)(jax.random.key(seed))
+    current = make_stream()
+    state = jax.jit(current.init)(jax.random.key(seed))
 
-    def taken(one):
+    def make_take(current):
         def take(parameters, version, state):
-            rows, state = one.take(parameters, version, state)
-            return rows, state, stream.counts(one, state)
+            rows, state = current.take(parameters, version, state)
+            return rows, state, stream.counts(current, state)
 
         return jax.jit(take)
 
-    take = taken(one)
-    resumed = random.Random(f"resume {seed}").randrange(takes)
+    take = make_take(current)
+    resume_after = random.Random(f"resume {seed}").randrange(takes)
     for n in range(takes):
         version = version_of(n, sizes, staleness)
-        rows, state, counted = take(np.float32(10 + version), np.int32(version), state)
+        rows, state, counts = take(np.float32(10 + version), np.int32(version), state)
         expected = clock.take(version)
         where = f"seed {seed}, take {n}, {sizes}"
         rows = jax.tree.map(np.asarray, rows)
         assert rows["index"].tolist() == list(expected.responses), where
         assert rows["fresh"].all(), f"{where}: a cache of other parameters"
         for i, response in enumerate(expected.drawn):
-            of_row = list(zip(rows["ticks"][i], rows["versions"][i], strict=True))[: len(response)]
-            assert of_row == list(response), f"{where}: response {expected.responses[i]}: {of_row}"
+            ticks = list(zip(rows["ticks"][i], rows["versions"][i], strict=True))[: len(response)]
+            assert ticks == list(response), f"{where}: response {expected.responses[i]}: {ticks}"
             assert (rows["ticks"][i][len(response) :] == -1).all(), where
-        counted = {name: int(x) for name, x in counted.items()}
-        assert counted == clock.counts(), f"{where}: {counted}, not {clock.counts()}"
+        counts = {name: int(x) for name, x in counts.items()}
+        assert counts == clock.counts(), f"{where}: {counts}, not {clock.counts()}"
         occupied = np.asarray(state.clock.occupied)
         index = np.asarray(state.kept["index"]).tolist()
-        held = [x if there else None for x, there in zip(index, occupied, strict=True)]
-        assert held == clock.slots, f"{where}: {held}, not {clock.slots}"
-        if n == resumed:
-            state, take = saved_and_restored(state), taken(made())
+        actual = [x if there else None for x, there in zip(index, occupied, strict=True)]
+        assert actual == clock.slots, f"{where}: {actual}, not {clock.slots}"
+        if n == resume_after:
+            state, take = saved_and_restored(state), make_take(make_stream())
 
 
-def main(words=None):
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=int, default=0, help="in plain Python")
-    parser.add_argument("--xla", type=int, default=0, help="through XLA")
+    parser.add_argument("--settings", type=int, default=0, help="number of settings in plain Python")
+    parser.add_argument("--xla", type=int, default=0, help="number of settings through XLA")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(words)
-    for seed in range(given.seed, given.seed + given.settings):
+    options = parser.parse_args(argv)
+    for seed in range(options.seed, options.seed + options.settings):
         check_bounds(seed)
     wrong = 0
-    for seed in range(given.seed, given.seed + given.xla):
+    for seed in range(options.seed, options.seed + options.xla):
         try:
             check_through_xla(seed)
         except AssertionError as error:
             wrong += 1
             print(error, flush=True)
-        if (seed + 1 - given.seed) % 25 == 0:
-            print(f"{seed + 1 - given.seed} through XLA, {wrong} of them otherwise", flush=True)
+        if (seed + 1 - options.seed) % 25 == 0:
+            print(f"{seed + 1 - options.seed} through XLA, {wrong} of them wrong", flush=True)
     print(
-        f"{given.settings} settings within their bounds; {given.xla} through XLA, {wrong} of them otherwise"
+        f"{options.settings} settings within their bounds; {options.xla} through XLA, {wrong} of them wrong"
     )
     return int(bool(wrong))
 

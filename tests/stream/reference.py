@@ -1,6 +1,6 @@
-"""The clock of streams in plain integers, from docs/streaming.md alone: what begins, ends and is taken when.
+"""Reference for streams: the specification "The clock" of docs/streaming.md in plain Python.
 
-Written apart from `fdg.stream`, which has to agree with it on every tick. Nothing here is quick.
+Independent of `fdg.stream`, which has to agree with it on every tick. Slow.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """As the page names them: G, B, M, S, a, F, `order`, `late`."""
+    """The sizes of docs/streaming.md: B, S, G, M, a, F, `order`, `late`."""
 
     batch: int
     slots: int
@@ -22,21 +22,21 @@ class Sizes:
 
     @property
     def units(self) -> int:
-        """Of a micro-batch: b."""
+        """Units per micro-batch: b."""
         return self.batch // self.micro_batches
 
     @property
-    def at_once(self) -> int:
-        """Responses that begin at once: F."""
+    def prefill_size(self) -> int:
+        """Responses started at once: F."""
         if self.prefills is not None:
             return self.prefills
-        whole = self.ahead == 0 and self.slots == self.units * self.group
-        return self.slots if whole else max(1, self.slots // 8)
+        fills_all = self.ahead == 0 and self.slots == self.units * self.group
+        return self.slots if fills_all else max(1, self.slots // 8)
 
 
 @dataclasses.dataclass
 class Live:
-    """A unit that has begun and is not taken."""
+    """A unit that has begun and is not taken yet."""
 
     begun: int
     missing: int
@@ -45,7 +45,7 @@ class Live:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """One tick: the response in each slot after *Begin* (None: free), and those that were done in it."""
+    """The response in each slot after *Begin* (None: free), and the responses that finish in this tick."""
 
     slots: tuple[int | None, ...]
     done: tuple[int, ...]
@@ -53,9 +53,9 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Take:
-    """What a take did: its ticks, and the responses of its micro-batch in order.
+    """The ticks of a take, and the responses of its micro-batch in order.
 
-    `drawn` has of each of these responses the (tick, version) of every tick that it was in a slot.
+    `drawn` has the (tick, version) pairs of each of these responses, one per tick in a slot.
     """
 
     ticks: tuple[Tick, ...]
@@ -64,18 +64,18 @@ class Take:
 
 
 class Clock:
-    """A run of the clock; `length(r)` is how many ticks response r takes."""
+    """Simulates a stream; `length(r)` is the number of ticks of response r."""
 
     def __init__(self, sizes: Sizes, length: Callable[[int], int]):
         self.sizes, self.length = sizes, length
         self.n = self.t = self.r = self.busy = 0
         self.slots: list[int | None] = [None] * sizes.slots
-        self.since: dict[int, int] = {}  # the tick in which a response began
+        self.started_at: dict[int, int] = {}  # first tick of each response
         self.live: dict[int, Live] = {}
         self.drawn: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, version: int) -> Take:
-        """Micro-batch n, under parameters of this version."""
+        """Takes micro-batch n, with parameters of this version."""
         ticks = []
         while not self.is_ready():
             self.begin()
@@ -89,65 +89,65 @@ class Clock:
         return Take(tuple(ticks), tuple(responses), drawn)
 
     def begin(self) -> None:
-        """Admitted responses into free slots, F at a time."""
+        """Starts admitted responses in free slots, F at a time."""
         sizes = self.sizes
         limit = ((self.n + 1) * sizes.units + sizes.ahead * sizes.batch) * sizes.group
         while True:
             left = limit - self.r
             free = [i for i, response in enumerate(self.slots) if response is None]
-            count = min(sizes.at_once, left)
+            count = min(sizes.prefill_size, left)
             if left == 0 or len(free) < count:
                 return
             for slot in free[:count]:
                 if self.r % sizes.group == 0:
                     self.live[self.r // sizes.group] = Live(self.n // sizes.micro_batches, sizes.group)
                 self.slots[slot] = self.r
-                self.since[self.r] = self.t
+                self.started_at[self.r] = self.t
                 self.drawn[self.r] = []
                 self.r += 1
 
     def tick(self, version: int) -> Tick:
-        """Every response in a slot moves on; what is done leaves its slot."""
-        held = tuple(self.slots)
+        """Advances every response in a slot; finished ones leave their slots."""
+        occupied = tuple(self.slots)
         done = []
-        for slot, response in enumerate(held):
+        for slot, response in enumerate(occupied):
             if response is None:
                 continue
             self.busy += 1
             self.drawn[response].append((self.t, version))
-            if self.since[response] + self.length(response) - 1 == self.t:
+            if self.started_at[response] + self.length(response) - 1 == self.t:
                 done.append(response)
-                del self.since[response]
+                del self.started_at[response]
                 self.slots[slot] = None
                 unit = self.live[response // self.sizes.group]
                 unit.missing -= 1
                 if unit.missing == 0:
                     unit.finished = self.t
         self.t += 1
-        return Tick(held, tuple(sorted(done)))
+        return Tick(occupied, tuple(sorted(done)))
 
     def finished(self) -> list[int]:
-        """Live units that have finished, in the order in which they are taken under `finished`."""
-        ended = {unit: one for unit, one in self.live.items() if one.finished is not None}
-        return sorted(ended, key=lambda unit: (ended[unit].begun, ended[unit].finished, unit))
+        """Finished live units, in the order of `order="finished"`."""
+        found = {unit: one for unit, one in self.live.items() if one.finished is not None}
+        return sorted(found, key=lambda unit: (found[unit].begun, found[unit].finished, unit))
 
     def is_ready(self) -> bool:
-        """Whether micro-batch n can be taken."""
+        """True if micro-batch n can be taken."""
         sizes, finished = self.sizes, self.finished()
         if sizes.order == "prompt":
-            return set(self._prompt()) <= set(finished)
+            return set(self._next_prompts()) <= set(finished)
         if len(finished) < sizes.units:
             return False
-        return sizes.late == "mask" or all(map(self._has_collectives, range(sizes.ahead)))
+        return sizes.late == "mask" or all(map(self._has_capacity, range(sizes.ahead)))
 
     def chosen(self) -> list[int]:
         """The units of micro-batch n, ascending."""
         if self.sizes.order == "prompt":
-            return self._prompt()
+            return self._next_prompts()
         return sorted(self.finished()[: self.sizes.units])
 
     def counts(self) -> dict[str, int]:
-        """What is counted."""
+        """The counters of the specification."""
         queued = len(self.finished())
         return {
             "ticks": self.t,
@@ -158,11 +158,11 @@ class Clock:
             "running": len(self.live) - queued,
         }
 
-    def _prompt(self) -> list[int]:
+    def _next_prompts(self) -> list[int]:
         return list(range(self.n * self.sizes.units, (self.n + 1) * self.sizes.units))
 
-    def _has_collectives(self, k: int) -> bool:
-        """Whether, of the units due by the end of iteration i + k, no more are left than there are places."""
+    def _has_capacity(self, k: int) -> bool:
+        """True if the units due by the end of iteration i + k fit into the micro-batches left until then."""
         sizes = self.sizes
         i = self.n // sizes.micro_batches
         due = [unit for unit in self.live.values() if unit.begun + sizes.ahead <= i + k]

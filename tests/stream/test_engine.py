@@ -1,4 +1,4 @@
-"""A stream under the engine: the plain numbers on any devices, under staleness, and after a checkpoint."""
+"""Streams under the engine match plain JAX: on several devices, with staleness, and from a state in NumPy."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,34 +17,34 @@ KEPT = StreamState(key=None, clock=None, kept=0, rows=None)
 
 
 class Kept(NamedTuple):
-    index: jax.Array  # [S] int32, of the response
-    age: jax.Array  # [S] int32, ticks
-    first: jax.Array  # [S] int32, the version that it began under
-    last: jax.Array  # [S] int32, the version of its last tick
+    index: jax.Array  # [S] int32, the response
+    age: jax.Array  # [S] int32, in ticks
+    first: jax.Array  # [S] int32, version of the first tick
+    last: jax.Array  # [S] int32, version of the last tick
     done: jax.Array  # [S] bool
 
 
 class Walk:
-    """Each response walks at the parameter's speed, to an end of its own: how long that takes is learned."""
+    """Each response moves at the learned speed to its own end, so lengths depend on the parameter."""
 
     def idle(self, slots):
-        none = jnp.zeros(slots, jnp.int32)
-        return Kept(none, none, none, none, none == 0)
+        zeros = jnp.zeros(slots, jnp.int32)
+        return Kept(zeros, zeros, zeros, zeros, zeros == 0)
 
     def begin(self, parameters, key, index, now):
-        none = jnp.zeros_like(index)
-        return Kept(index, none, none + now.version, none, none > 0), jnp.zeros(len(index))
+        zeros = jnp.zeros_like(index)
+        return Kept(index, zeros, zeros + now.version, zeros, zeros > 0), jnp.zeros(len(index))
 
     def tick(self, parameters, kept, cache, now):
-        moves = ~kept.done
-        age = kept.age + moves
-        way = cache + jnp.where(moves, parameters, 0.0)
+        active = ~kept.done
+        age = kept.age + active
+        distance = cache + jnp.where(active, parameters, 0.0)
         kept = kept._replace(
             age=age,
-            last=jnp.where(moves, now.version, kept.last),
-            done=kept.done | (way >= 1.0 + (kept.index * 7) % 11),
+            last=jnp.where(active, now.version, kept.last),
+            done=kept.done | (distance >= 1.0 + (kept.index * 7) % 11),
         )
-        return kept, way
+        return kept, distance
 
     def done(self, kept):
         return kept.done
@@ -58,7 +58,7 @@ class Walk:
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """Speeds up by what it sees: responses of another version, or of another order, change the parameter."""
+    """The parameter depends on the versions and the order of the responses."""
 
     micro_batches: int = 2
     ahead: int = 2
@@ -76,10 +76,10 @@ class Learner:
             return stream, rows
 
         stream, rows = jax.lax.scan(one, state["stream"], None, length=self.micro_batches)
-        w, version, seen = self.learn(
+        w, version, metrics = self.learn(
             state["w"], state["version"], jax.tree.map(lambda x: x.reshape(-1), rows)
         )
-        return {"w": w, "version": version, "stream": stream}, {**seen, "ticks": stream.clock.tick}
+        return {"w": w, "version": version, "stream": stream}, {**metrics, "ticks": stream.clock.tick}
 
     @fdg.fragment("actor", in_axes=(None, None, KEPT), out_axes=(None, KEPT))
     def respond(self, parameters, version, stream):
@@ -89,54 +89,54 @@ class Learner:
     def learn(self, w, version, rows):
         weight = jnp.sin(rows.index.astype(jnp.float32)) / rows.age
         w = jnp.clip(w + 0.1 * jnp.sum(weight), 0.5, 2.0)
-        seen = {
+        metrics = {
             "index": jnp.sum(rows.index * (rows.index + 3)),
             "staleness_max": jnp.max(version - rows.first),
             "staleness": jnp.max(version - rows.last),
         }
-        return w, version + 1, seen
+        return w, version + 1, metrics
 
 
 def plain(learner, staleness, iterations):
-    """The same without an engine: the actor is handed the parameters of some iterations ago."""
+    """(state, metrics) in plain JAX; the actor gets parameters that are `staleness` iterations old."""
     state = learner.init(jax.random.key(0))
     past = [(state["w"], state["version"])] * (staleness + 1)
-    take, learn, seen = jax.jit(learner.stream.take), jax.jit(learner.learn), []
+    take, learn, all_metrics = jax.jit(learner.stream.take), jax.jit(learner.learn), []
     for _ in range(iterations):
         rows, stream = [], state["stream"]
         for _ in range(learner.micro_batches):
-            some, stream = take(*past[0], stream)
-            rows.append(some)
-        whole = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
-        w, version, metrics = learn(state["w"], state["version"], whole)
+            batch_rows, stream = take(*past[0], stream)
+            rows.append(batch_rows)
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+        w, version, metrics = learn(state["w"], state["version"], batch)
         state = {"w": w, "version": version, "stream": stream}
         past = [*past[1:], (w, version)]
-        seen.append({**metrics, "ticks": stream.clock.tick})
-    return state, jax.tree.map(lambda *x: np.stack(x), *seen)
+        all_metrics.append({**metrics, "ticks": stream.clock.tick})
+    return state, jax.tree.map(lambda *x: np.stack(x), *all_metrics)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_it_gives_the_plain_numbers_under_staleness(devices, staleness):
+def test_staleness_matches_plain_jax(devices, staleness):
     learner = Learner()
-    expected, seen = plain(learner, staleness, 6)
-    assert seen["staleness_max"].max() == learner.ahead + staleness  # reached, and never more
-    assert seen["staleness"].max() >= staleness
+    expected, expected_metrics = plain(learner, staleness, 6)
+    assert expected_metrics["staleness_max"].max() == learner.ahead + staleness  # the bound is reached
+    assert expected_metrics["staleness"].max() >= staleness
     policy = policies.SingleLearnerCoarse(actors=1, learners=1, staleness=staleness)
     engine = fdg.compile(learner, policy, devices=devices[:2])
     state, metrics = engine.run(engine.init(seed=0), 6)
     assert_same(engine.algorithm_state(state), expected)
-    assert_same(metrics, seen)
+    assert_same(metrics, expected_metrics)
 
 
-def test_slots_are_split_over_devices_and_a_run_goes_on_from_a_checkpoint(devices):
+def test_slots_on_two_devices_and_numpy_round_trip(devices):
     learner = Learner()
-    expected, seen = plain(learner, 0, 5)
+    expected, expected_metrics = plain(learner, 0, 5)
     engine = fdg.compile(learner, policies.GPUOnly(), devices=devices[:2])
     assert not engine.unexplained()
     state, first = engine.run(engine.init(seed=0), 2)
     kept = jax.tree.map(lambda x: np.asarray(x), {**state, "stream": state["stream"]._replace(key=())})
-    again = jax.tree.map(jnp.asarray, kept)
-    again["stream"] = again["stream"]._replace(key=jax.random.key(0))
-    state, rest = engine.run(again, 3)
+    restored = jax.tree.map(jnp.asarray, kept)
+    restored["stream"] = restored["stream"]._replace(key=jax.random.key(0))
+    state, rest = engine.run(restored, 3)
     assert_same(state, expected)
-    assert_same(jax.tree.map(lambda *x: np.concatenate(x), first, rest), seen)
+    assert_same(jax.tree.map(lambda *x: np.concatenate(x), first, rest), expected_metrics)

@@ -1,4 +1,4 @@
-"""Sources of unusual kinds, and wrong ones."""
+"""Unusual and invalid sources of streams."""
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +12,30 @@ WIDTH = 4
 
 
 class Short:
-    """`begin` returns a state and a cache that are shorter than those of the slots; both have random keys.
+    """`begin` returns a state and a cache that are smaller than those of the slots; both have random keys.
 
-    Response r takes 1 + r % 3 ticks, and its row is `[r, r + 10, r + 20, ...]`, filled up with -1.
+    Response r takes 1 + r % 3 ticks; its row is `[r, r + 10, r + 20, ...]`, padded with -1.
     """
 
     def idle(self, slots):
-        none = jnp.zeros(slots, jnp.int8)
-        return {"said": jnp.full((slots, WIDTH), -1), "n": none, "left": none, "key": self.keys(none)}
+        zeros = jnp.zeros(slots, jnp.int8)
+        return {"row": jnp.full((slots, WIDTH), -1), "n": zeros, "left": zeros, "key": self.keys(zeros)}
 
     def keys(self, index):
         return jax.vmap(jax.random.key)(index.astype(jnp.uint32))
 
     def begin(self, parameters, key, index, now):
         small = index.astype(jnp.int8)
-        kept = {"said": index[:, None], "n": small * 0 + 1, "left": 1 + small % 3, "key": self.keys(index)}
+        kept = {"row": index[:, None], "n": small * 0 + 1, "left": 1 + small % 3, "key": self.keys(index)}
         return kept, {"key": kept["key"], "wide": jnp.ones((len(index), 1))}
 
     def tick(self, parameters, kept, cache, now):
         same = jax.random.key_data(cache["key"]) == jax.random.key_data(kept["key"])
-        more = (kept["left"] > 1) & jnp.all(same, axis=1)
-        at = (jnp.arange(WIDTH)[None] == kept["n"][:, None]) & more[:, None]
-        said = jnp.where(at, kept["said"][:, :1] + 10 * kept["n"][:, None], kept["said"])
-        step = more.astype(jnp.int8)
-        return {**kept, "said": said, "n": kept["n"] + step, "left": kept["left"] - 1}, cache
+        active = (kept["left"] > 1) & jnp.all(same, axis=1)
+        here = (jnp.arange(WIDTH)[None] == kept["n"][:, None]) & active[:, None]
+        row = jnp.where(here, kept["row"][:, :1] + 10 * kept["n"][:, None], kept["row"])
+        step = active.astype(jnp.int8)
+        return {**kept, "row": row, "n": kept["n"] + step, "left": kept["left"] - 1}, cache
 
     def done(self, kept):
         return kept["left"] <= 0
@@ -44,13 +44,13 @@ class Short:
         return {"key": kept["key"], "wide": jnp.zeros((len(kept["n"]), 3))}
 
     def row(self, kept):
-        return kept["said"]
+        return kept["row"]
 
 
 @pytest.mark.parametrize(
     "sizes", [{"slots": 4}, {"slots": 4, "prefills": 1}, {"slots": 2, "ahead": 1, "order": "prompt"}]
 )
-def test_the_rest_of_a_short_state_is_idle(sizes):
+def test_short_states_are_padded_with_idle(sizes):
     stream = Stream(Short(), batch=4, **sizes)
     state, take = stream.init(jax.random.key(0)), jax.jit(stream.take)
     for i in range(3):
@@ -61,7 +61,7 @@ def test_the_rest_of_a_short_state_is_idle(sizes):
 
 
 class Wrong(Short):
-    """One method returns something else."""
+    """A source with one method that returns something invalid."""
 
     def __init__(self, method, change):
         def changed(*args):
@@ -72,7 +72,7 @@ class Wrong(Short):
 
 @pytest.mark.parametrize("sizes", [{"slots": 2}, {"slots": 3, "ahead": 1}])
 @pytest.mark.parametrize(
-    ("method", "change", "said"),
+    ("method", "change", "message"),
     [
         (
             "done",
@@ -91,7 +91,7 @@ class Wrong(Short):
         ("row", lambda x: x.sum(), r"int32\[\]: axis 0"),
     ],
 )
-def test_what_a_wrong_method_returns_is_said_in_one_line(method, change, said, sizes):
-    with refuses(match=rf"^Wrong\.{method} returns {said}"):
+def test_invalid_result_of_a_method_is_refused(method, change, message, sizes):
+    with refuses(match=rf"^Wrong\.{method} returns {message}"):
         stream = Stream(Wrong(method, change), batch=2, **sizes)
         jax.eval_shape(stream.take, (), 0, stream.init(jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""The dataflow graph: what `trace` reads, and the mistakes that `check` refuses."""
+"""The dataflow graph: results of `trace`, and invalid graphs that `check_graph` refuses."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def edges(graph, source, target):
     return [e for e in graph.edges if (e.source, e.target) == (source, target)]
 
 
-def test_fragments_with_their_calls(walker):
+def test_fragments_and_calls(walker):
     found = {f.name: (f.role, f.parent, f.calls_per_iteration, f.batch_size) for f in walker.fragments}
     assert found == {
         "act": ("actor", None, T, B),
@@ -40,7 +40,7 @@ def test_fragments_with_their_calls(walker):
 
 
 def test_flops_and_bytes_of_a_fragment():
-    """y = x w for [B, 3] by [3, 2]: 2*B*3*2 operations; reads 4*(3*2 + B*3) bytes and writes 4*B*2."""
+    """y = x w for [B, 3] by [3, 2]: 2*B*3*2 FLOPs; reads 4*(3*2 + B*3) bytes, writes 4*B*2."""
 
     class Product:
         def init(self, key):
@@ -59,31 +59,31 @@ def test_flops_and_bytes_of_a_fragment():
     assert fragment.bytes_per_call == 4 * (3 * 2 + 8 * 3 + 8 * 2)
 
 
-def test_edges_carry_what_the_source_produces(walker):
-    # Actions [B] go to the environment each step.
+def test_edges(walker):
+    # Actions [B] go to the environment in each step.
     (actions,) = edges(walker, "act", "step")
     assert (actions.bytes_per_crossing, actions.crossings_per_iteration, actions.delay) == (4 * B, T, "")
-    # Positions [B, FEATURES] come back a step later.
+    # Positions [B, FEATURES] come back one step later.
     (positions,) = edges(walker, "step", "act")
     assert (positions.bytes_per_crossing, positions.crossings_per_iteration) == (4 * B * FEATURES, T)
     assert positions.delay == "step"
-    # Rewards [B] of all T steps reach the judge together, once an iteration.
+    # Rewards [B] of all T steps reach `judge` together, once per iteration.
     (rewards,) = edges(walker, "step", "judge")
     assert (rewards.bytes_per_crossing, rewards.crossings_per_iteration, rewards.delay) == (4 * B * T, 1, "")
-    # The weight comes back to the actor once an iteration, not once a step.
+    # The weight comes back to the actor once per iteration, not once per step.
     (weight,) = edges(walker, "learn", "act")
     assert (weight.bytes_per_crossing, weight.crossings_per_iteration) == (4 * FEATURES, 1)
     assert weight.delay == "iteration"
-    # Inside the learner: the gradient goes to the update at once, the weight back for the next round.
+    # Inside the learner: gradients go to the update in the same step, the weight comes back one step later.
     assert [e.delay for e in edges(walker, "gradient", "update")] == [""]
     assert [e.delay for e in edges(walker, "update", "gradient")] == ["step"]
     assert not edges(walker, "learn", "judge")
 
 
-def test_what_crosses_once_and_what_is_stacked_are_edges_apart():
-    """A weight of 4 bytes that trips hand on crosses once; the rows [4] of three trips cross stacked."""
+def test_stacked_and_unstacked_values_are_separate_edges():
+    """A weight that the loop passes through crosses once (4 bytes); rows [4] of three trips cross stacked."""
 
-    class HandsOn:
+    class PassesThrough:
         def init(self, key):
             return {"w": jnp.float32(1), "x": jnp.ones(4)}
 
@@ -103,14 +103,14 @@ def test_what_crosses_once_and_what_is_stacked_are_edges_apart():
             (w, x), xs = jax.lax.scan(trip, (state["w"], state["x"]), None, length=3)
             return {"w": learn(w, xs), "x": x}, {}
 
-    graph = fdg.trace(HandsOn())
+    graph = fdg.trace(PassesThrough())
     sizes = [(e.bytes_per_crossing, e.crossings_per_iteration) for e in edges(graph, "act", "learn")]
     assert sorted(sizes) == [(4, 1), (3 * 4 * 4, 1)]
     assert "act" in str(graph)
 
 
-def test_calls_of_one_fragment_have_names_of_their_own(walker):
-    """In the jaxpr too, so that nobody else has to count."""
+def test_calls_of_one_fragment_have_unique_names(walker):
+    """The jaxpr has the same unique names."""
 
     def marks(jaxpr):
         for eqn in jaxpr.eqns:
@@ -125,14 +125,14 @@ def test_calls_of_one_fragment_have_names_of_their_own(walker):
 
 
 @pytest.mark.parametrize(
-    ("given", "own"),
+    ("given", "numbered"),
     [
         (["act", "act", "act"], ["act", "act.2", "act.3"]),
         (["act", "act", "act.2"], ["act", "act.2", "act.2.2"]),
         (["act.2", "act", "act"], ["act.2", "act", "act.2.2"]),
     ],
 )
-def test_fragments_of_one_name_are_told_apart(given, own):
+def test_duplicate_names_are_numbered(given, numbered):
     class Chain:
         def init(self, key):
             return jnp.ones(B)
@@ -143,7 +143,7 @@ def test_fragments_of_one_name_are_told_apart(given, own):
             return state, {}
 
     graph = fdg.trace(Chain())
-    assert [f.name for f in graph.fragments] == own
+    assert [f.name for f in graph.fragments] == numbered
     assert name_fragments(graph.jaxpr) is graph.jaxpr
 
 
@@ -154,8 +154,8 @@ def test_batch_axes_of_the_state(walker):
     assert axes == type(walker.state)(-1, -1, 0, 0, 0, -1, -1, -1)
 
 
-def test_tracing_allocates_nothing_and_has_no_size_limit():
-    """2**50 parameters of 4 bytes are four petabytes."""
+def test_tracing_allocates_nothing():
+    """A model of 2**50 parameters, 4 bytes each."""
 
     class Enormous:
         def init(self, key):
@@ -168,7 +168,7 @@ def test_tracing_allocates_nothing_and_has_no_size_limit():
 
             return {**state, "w": learn(state["w"], state["x"])}, {}
 
-    before = jax.live_arrays()  # held, so that none of them can go and hide a new one
+    before = jax.live_arrays()  # held: otherwise a freed array could hide a new one
     graph = fdg.trace(Enormous())
     assert len(jax.live_arrays()) == len(before)
     (learn,) = graph.fragments
@@ -177,7 +177,7 @@ def test_tracing_allocates_nothing_and_has_no_size_limit():
     assert "4.5 PB" in str(graph)
 
 
-def test_loops_of_unknown_length_and_branches_are_marked():
+def test_calls_in_while_loops_and_branches_are_inexact():
     class Searcher:
         def init(self, key):
             return jnp.ones(4)
@@ -203,7 +203,7 @@ def test_loops_of_unknown_length_and_branches_are_marked():
     ]
 
 
-def test_an_algorithm_without_fragments_is_still_one():
+def test_algorithm_without_fragments():
     class Counter:
         def init(self, key):
             return 0
@@ -215,7 +215,7 @@ def test_an_algorithm_without_fragments_is_still_one():
     assert (whole.name, whole.role, whole.batch_size) == ("iterate", "iteration", None)
 
 
-# --- algorithms that are refused ---
+# --- invalid algorithms ---
 
 
 def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
@@ -230,12 +230,12 @@ def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
         (lambda s: (s, {"m": {"n": 1.0}}), ["metric 'm'", "reduce it"]),
     ],
 )
-def test_iterate_that_breaks_its_contract_is_refused(iterate, words):
+def test_invalid_iterate_is_refused(iterate, words):
     with refuses(*words, kind=fdg.GraphError):
         fdg.trace(algorithm(iterate))
 
 
-# --- graphs that are refused ---
+# --- invalid graphs ---
 
 
 def node(name, inputs=(), outputs=(), axis=0, shape=(4,), parent=None):
@@ -252,7 +252,7 @@ GOOD = graphs.FDG(
 )
 
 
-A, TO_B = GOOD.fragments[0], GOOD.edges[0]
+A, A_TO_B = GOOD.fragments[0], GOOD.edges[0]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
         ),
         ({"fragments": (A, node("b", [1], [2], parent="ghost"))}, ["'b'", "nested in 'ghost'"]),
         (
-            {"edges": (TO_B, Edge("b", "a", (2,), 16, 1))},
+            {"edges": (A_TO_B, Edge("b", "a", (2,), 16, 1))},
             ["cycle within a step", "a -> b -> a", "next step"],
         ),
         (
@@ -292,7 +292,7 @@ A, TO_B = GOOD.fragments[0], GOOD.edges[0]
         ({"fragments": (node("a"), node("a")), "edges": ()}, ["two fragments are named 'a'", "name="]),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused(changes, words):
+def test_invalid_graph_is_refused(changes, words):
     graphs.check_graph(GOOD)
     with refuses(*words, kind=fdg.GraphError):
         graphs.check_graph(dataclasses.replace(GOOD, **changes))
@@ -315,7 +315,7 @@ def test_text_mermaid_and_svg(walker):
     xml.etree.ElementTree.fromstring(drawing)
 
 
-def test_other_functions_that_are_named_with_colons_are_no_fragments():
+def test_function_name_with_colons_is_no_fragment():
     def other(x):
         return 2 * x
 
@@ -327,7 +327,7 @@ def test_other_functions_that_are_named_with_colons_are_no_fragments():
 
 
 class Switch:
-    """A truth value alone goes from a fragment to another: one byte."""
+    """One fragment sends a single bool to another."""
 
     def init(self, key):
         return jnp.zeros(4)
@@ -340,7 +340,7 @@ class Switch:
         return after, {}
 
 
-def test_an_edge_of_a_single_byte():
+def test_edge_of_one_byte():
     graph = fdg.trace(Switch())
     assert [(e.source, e.target, e.bytes_per_crossing) for e in graph.edges if e.source == "look"] == [
         ("look", "go", 1)

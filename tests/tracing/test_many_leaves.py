@@ -1,4 +1,4 @@
-"""What tracing costs grows with the number of leaves, and not with its square."""
+"""The cost of tracing is linear in the number of state leaves."""
 
 import cProfile
 
@@ -20,7 +20,7 @@ def learn(weights, x):
 
 
 def rotated(weights, x):
-    """A loop in which each weight takes the place of the next."""
+    """A loop that rotates the weights."""
 
     def trip(carry, _):
         weights, x = carry
@@ -32,7 +32,7 @@ def rotated(weights, x):
 
 
 def clipped(weights, x):
-    """Between two fragments, each array is divided by what comes of all."""
+    """Between two fragments, each array is divided by a norm over all."""
     x = act(weights, x)
     new = learn(weights, x)
     norm = 1 + sum(w * w for w in new)
@@ -40,13 +40,13 @@ def clipped(weights, x):
 
 
 def shifted(rows, x):
-    """A history: each row follows another."""
+    """A history: each row moves to the next place."""
     return [x, *rows[:-1]], act([jnp.float32(0)], x)
 
 
 @pytest.mark.parametrize(("iterate", "shape"), [(rotated, ()), (clipped, ()), (shifted, (8,))])
-def test_tracing_is_linear_in_the_leaves(iterate, shape):
-    class Many:
+def test_tracing_cost_is_linear_in_leaves(iterate, shape):
+    class ManyLeaves:
         def __init__(self, count):
             self.count = count
 
@@ -58,7 +58,7 @@ def test_tracing_is_linear_in_the_leaves(iterate, shape):
 
     def calls(count):
         with cProfile.Profile() as profile:
-            graph = fdg.trace(Many(count))
+            graph = fdg.trace(ManyLeaves(count))
         assert len(graph.state_axes) == count + 1
         if shape:
             assert set(graph.state_axes) == {0}

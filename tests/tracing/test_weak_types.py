@@ -1,4 +1,4 @@
-"""States with Python numbers: the dtypes and numbers of plain calls of `iterate`."""
+"""States with Python numbers have the dtypes and values of plain calls of `iterate`."""
 
 import dataclasses
 
@@ -13,15 +13,15 @@ from fdg.training.checkpoint import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart:
-    """Actors on the first device, and all else on two others."""
+class Separate:
+    """The actor on one device, the learner on two others."""
 
     def place(self, devices):
         return {"actor": fdg.Group("actors", (0,)), "learner": fdg.Group("learners", (1, 2))}
 
 
 class Algorithm:
-    """From a state and a function of it that one iteration applies."""
+    """`init` returns `start()`; an iteration applies `after` to the state."""
 
     def __init__(self, start, after):
         self.start, self.after = start, after
@@ -68,7 +68,7 @@ STATES = {
         lambda: {"x": batch(), "n": 3},
         lambda s: {"x": jax.lax.fori_loop(0, 2, lambda _, x: shifted(x, s["n"]), s["x"]), "n": s["n"]},
     ),
-    # Weakly typed at first, and not afterwards, which changes no number.
+    # Weakly typed at first and strongly typed afterwards (or the reverse), with the same numbers.
     "to strong": (
         lambda: {"x": batch(jnp.float32), "n": 0.5},
         lambda s: {"x": s["x"], "n": s["n"] + s["x"][0]},
@@ -92,10 +92,10 @@ def plain(algorithm, iterations):
 
 
 @pytest.mark.parametrize(
-    ("policy", "count"), [(policies.GPUOnly(), 1), (policies.GPUOnly(), 2), (Apart(), 3)]
+    ("policy", "count"), [(policies.GPUOnly(), 1), (policies.GPUOnly(), 2), (Separate(), 3)]
 )
 @pytest.mark.parametrize("name", STATES)
-def test_weak_types_are_those_of_plain_calls(name, policy, count, devices):
+def test_weak_types_match_plain_jax(name, policy, count, devices):
     algorithm = Algorithm(*STATES[name])
     engine = fdg.compile(algorithm, policy, devices[:count])
     state, metrics = engine.run(engine.run(engine.init(0), 2)[0], 1)
@@ -113,7 +113,7 @@ def test_weak_types_are_those_of_plain_calls(name, policy, count, devices):
             ]
 
 
-def test_agents_of_one_program_keep_weak_types(devices):
+def test_weak_types_with_several_agents(devices):
     algorithm = Algorithm(*STATES["counter"])
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2], num_seeds=4)
     state, _ = engine.run(engine.init(0), 3)
@@ -121,7 +121,7 @@ def test_agents_of_one_program_keep_weak_types(devices):
     assert state["x"].tolist() == [expected["x"].tolist()] * 4 and state["n"].weak_type
 
 
-def test_a_checkpoint_keeps_weak_types(tmp_path, devices):
+def test_checkpoint_keeps_weak_types(tmp_path, devices):
     engine = fdg.compile(Algorithm(*STATES["counter"]), policies.GPUOnly(), devices[:2])
     state, _ = engine.run(engine.init(0), 2)
     checkpoints = Checkpoints(tmp_path)
@@ -156,6 +156,6 @@ def test_a_checkpoint_keeps_weak_types(tmp_path, devices):
         ),
     ],
 )
-def test_a_leaf_whose_type_changes_is_named(start, after, words):
+def test_changing_dtype_is_refused(start, after, words):
     with pytest.raises(fdg.GraphError, match=words):
         fdg.trace(Algorithm(start, after))
