@@ -128,7 +128,7 @@ def test_conditional_update_with_one_version():
     assert_equal(expected, rewritten(program, START, TWO, 2, 6, Looped()))
 
 
-@pytest.mark.parametrize("reader", ["nobody", "the update"])
+@pytest.mark.parametrize("reader", ["none", "the update"])
 @pytest.mark.parametrize("groups", ["coarse", "central", "three"])
 def test_conditional_result_has_the_version_of_its_fragment(groups, reader):
     """Also where a loop without trips, or one branch, passes its input through."""
@@ -145,7 +145,7 @@ def test_conditional_result_has_the_version_of_its_fragment(groups, reader):
         def lines(p, s):
             looped, branched, x = p.fragment("actor", "act", function, s["w"], s["x"])
             nested = p.fragment("actor", "outer", lambda w, x: (function(w, x)[2],), s["w"], x)[0]
-            if reader == "nobody":
+            if reader == "none":
                 return {"w": learn(p, s["w"], nested, "update"), "v": s["v"], "x": x}, {}
             inside = act(p, looped, branched)
             return {"w": learn(p, s["w"], inside, "update"), "v": s["v"], "x": x}, {}

@@ -53,8 +53,8 @@ class OfKeys:
         return jax.random.split(jax.random.key(3, impl="unsafe_rbg"), 8), jax.random.normal(key, (8, 3))
 
     def iterate(self, state):
-        whole, count, drawn = keys_and_counts(*state)
-        return (drawn, state[1] + jax.random.uniform(whole[0])), {"count": count}
+        shared, count, drawn = keys_and_counts(*state)
+        return (drawn, state[1] + jax.random.uniform(shared[0])), {"count": count}
 
 
 @fdg.fragment("actor", in_axes=(0, None, 0), out_axes=0)
