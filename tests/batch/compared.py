@@ -1,4 +1,4 @@
-"""What a program of a split batch computes and exchanges, beside what is predicted of it."""
+"""Compares compiled programs on a split batch with predicted exchanges and the numbers of one device."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def totals(rows):
 
 
 def compiled(function, axes, devices, *arguments):
-    """The jaxpr, and its program on devices: (jaxpr, compiled, arguments laid out)."""
+    """The jaxpr, its compiled program on devices, and the placed arguments."""
     mesh = make_mesh(devices)
     jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*arguments))
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
@@ -36,16 +36,16 @@ def compiled(function, axes, devices, *arguments):
 
 
 def assert_as_predicted(function, axes, devices, *arguments):
-    """The compiled program exchanges what is predicted, to the byte, and computes the same numbers."""
+    """Checks that the program exchanges the predicted bytes, and computes the numbers of one device."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
     predicted, _ = predict_exchanges(jaxpr, axes, len(devices), batch_flow.axes_of_outputs(jaxpr, axes))
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
     assert not unexplained(measured, predicted)
-    for ours, theirs in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
-        if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
-            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=2e-5, atol=2e-5)
+    for result, want in zip(program(*placed), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
+            result, want = jax.random.key_data(result), jax.random.key_data(want)
+        np.testing.assert_allclose(np.asarray(result), np.asarray(want), rtol=2e-5, atol=2e-5)
     return measured
 
 

@@ -1,9 +1,9 @@
-"""Random draws of JAX: for one row from its own key, and for a whole batch from one key."""
+"""Random draws of JAX: for one row from its key, and for a batch from one key."""
 
 import jax
 import jax.numpy as jnp
 
-from tests.batch.rows import B, F, matrix, positive, unit, whole
+from tests.batch.rows import B, F, integers, matrix, positive, unit
 
 # Functions of a key and a row.
 DRAWS = {
@@ -16,7 +16,7 @@ DRAWS = {
     "random.choice without": lambda k, r: jax.random.choice(k, r, (3,), replace=False),
     "random.choice weighted": lambda k, r: jax.random.choice(k, F, (2,), p=jax.nn.softmax(r)),
     "random.permutation": lambda k, r: jax.random.permutation(k, r),
-    "random.randint": lambda k, r: jax.random.randint(k, (3,), 0, whole(r)[0] + 2),
+    "random.randint": lambda k, r: jax.random.randint(k, (3,), 0, integers(r)[0] + 2),
     "random.truncated_normal": lambda k, r: jax.random.truncated_normal(k, -1.0, positive(r)),
     "random.gamma": lambda k, r: jax.random.gamma(k, positive(r)),
     "random.gamma scalar": lambda k, r: jax.random.gamma(k, 2.0),
@@ -42,17 +42,17 @@ DRAWS = {
     "random.multinomial": lambda k, r: jax.random.multinomial(k, 5, jax.nn.softmax(r)),
     "split": lambda k, r: jax.random.normal(jax.random.split(k)[1], (2,)),
     "split many": lambda k, r: jax.vmap(jax.random.normal)(jax.random.split(k, F)) * r,
-    "fold_in": lambda k, r: jax.random.uniform(jax.random.fold_in(k, whole(r)[0])),
+    "fold_in": lambda k, r: jax.random.uniform(jax.random.fold_in(k, integers(r)[0])),
     "key_data": lambda k, r: jax.random.key_data(k) + 1,
     "wrap": lambda k, r: jax.random.normal(jax.random.wrap_key_data(
         jax.random.key_data(k) + 1, impl=jax.random.key_impl(k))),
     "clone": lambda k, r: jax.random.normal(jax.random.clone(k)),
-    "seed": lambda k, r: jax.random.normal(jax.random.key(whole(r)[0], impl=str(jax.random.key_impl(k)))),
+    "seed": lambda k, r: jax.random.normal(jax.random.key(integers(r)[0], impl=str(jax.random.key_impl(k)))),
 }  # fmt: skip
 
 
-# Functions of a key and the whole batch [B, F].
-WHOLE = {
+# Functions of a key and the batch [B, F].
+BATCH_DRAWS = {
     **{f"batch {n}": lambda k, x, n=n: getattr(jax.random, n)(k, x.shape) * x for n in
        "normal uniform exponential gumbel cauchy".split()},
     "batch bernoulli": lambda k, x: jax.random.bernoulli(k, unit(x)),
@@ -70,7 +70,7 @@ WHOLE = {
     "batch choice": lambda k, x: jax.random.choice(k, x, (4,)),
     "batch truncated_normal": lambda k, x: jax.random.truncated_normal(k, -1.0, positive(x)),
     "batch multivariate_normal": lambda k, x: jax.random.multivariate_normal(k, x, jnp.eye(F)[None]),
-    "batch randint": lambda k, x: jax.random.randint(k, x.shape, 0, whole(x) + 2),
+    "batch randint": lambda k, x: jax.random.randint(k, x.shape, 0, integers(x) + 2),
     "batch t": lambda k, x: jax.random.t(k, positive(x) + 2),
     "batch laplace": lambda k, x: jax.random.laplace(k, x.shape) + x,
     "batch split": lambda k, x: jax.vmap(jax.random.normal)(jax.random.split(k, B))[:, None] * x,

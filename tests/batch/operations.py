@@ -9,7 +9,7 @@ import jax.scipy.signal
 import jax.scipy.sparse.linalg
 from jax import lax
 
-from tests.batch.rows import F, matrix, positive, square, unit, whole
+from tests.batch.rows import F, integers, matrix, positive, square, unit
 
 # ruff: noqa: E501
 
@@ -55,14 +55,14 @@ OPERATIONS = {
     **{f"jnp.{n}": lambda r, n=n: getattr(jnp, n)(r, jnp.roll(r, 1)) for n in
        "add subtract multiply divide maximum minimum hypot arctan2 logaddexp logaddexp2 copysign heaviside "
        "fmod remainder floor_divide greater equal nextafter ldexp isclose array_equal".split() if n != "ldexp"},
-    **{f"jnp.{n}": lambda r, n=n: getattr(jnp, n)(whole(r), whole(jnp.roll(r, 1))) for n in
+    **{f"jnp.{n}": lambda r, n=n: getattr(jnp, n)(integers(r), integers(jnp.roll(r, 1))) for n in
        "bitwise_and bitwise_or bitwise_xor left_shift right_shift gcd lcm".split()},
     "clip": lambda r: jnp.clip(r, -0.5, 0.5),
     "clamp by scalars": lambda r: lax.clamp(-0.5, r, 0.5),
     "power": lambda r: positive(r) ** jnp.roll(r, 1),
     "integer power": lambda r: lax.integer_pow(r, 3),
     "where": lambda r: jnp.where(r > 0, r, 2 * r),
-    "select_n": lambda r: lax.select_n(whole(r) % 3, r, 2 * r, 3 * r),
+    "select_n": lambda r: lax.select_n(integers(r) % 3, r, 2 * r, 3 * r),
     "reduce_precision": lambda r: lax.reduce_precision(r, 5, 10),
     "bitcast same width": lambda r: lax.bitcast_convert_type(r, jnp.int32),
     "bitcast to narrow": lambda r: lax.bitcast_convert_type(r, jnp.uint8),
@@ -70,15 +70,15 @@ OPERATIONS = {
     "astype": lambda r: r.astype(jnp.bfloat16).astype(jnp.float32),
     "complex extremes": lambda r: jnp.abs(lax.complex(r, r * r).max() + lax.complex(jnp.abs(r), r).min()),
     "complex": lambda r: jnp.abs(lax.complex(r, r * 2)) + jnp.angle(lax.complex(r, r)),
-    "population_count": lambda r: lax.population_count(whole(r)),
-    "clz": lambda r: lax.clz(whole(r)),
+    "population_count": lambda r: lax.population_count(integers(r)),
+    "clz": lambda r: lax.clz(integers(r)),
     "stop_gradient": lambda r: lax.stop_gradient(r) * r,
     "optimization_barrier": lambda r: lax.optimization_barrier((r, r * 2)),
     # activations and scipy
     **{f"nn.{n}": getattr(jax.nn, n) for n in
        "relu gelu silu softplus elu celu selu log_sigmoid leaky_relu hard_tanh softmax log_softmax glu "
        "relu6 soft_sign standardize squareplus mish".split()},
-    "one_hot": lambda r: jax.nn.one_hot(whole(r), 8),
+    "one_hot": lambda r: jax.nn.one_hot(integers(r), 8),
     "logsumexp": lambda r: jsp.special.logsumexp(r),
     **{f"special.{n}": lambda r, n=n: getattr(jsp.special, n)(positive(r)) for n in
        "gammaln digamma erf erfc i0e i1e i1 entr expi exp1 gamma factorial spence".split()
@@ -102,20 +102,20 @@ OPERATIONS = {
     "stats.t": lambda r: jsp.stats.t.logpdf(r, 4.0),
     "stats.dirichlet": lambda r: jsp.stats.dirichlet.logpdf(jax.nn.softmax(r), jnp.ones(F) * 2),
     "stats.multivariate_normal": lambda r: jsp.stats.multivariate_normal.logpdf(r, jnp.zeros(F), matrix(r)),
-    "stats.poisson": lambda r: jsp.stats.poisson.logpmf(whole(r), 3.0),
+    "stats.poisson": lambda r: jsp.stats.poisson.logpmf(integers(r), 3.0),
     "stats.vonmises": lambda r: jsp.stats.vonmises.logpdf(r, 1.0),
     "stats.rankdata": lambda r: jsp.stats.rankdata(r),
-    "stats.mode": lambda r: jsp.stats.mode(whole(r)).mode,
+    "stats.mode": lambda r: jsp.stats.mode(integers(r)).mode,
     # reductions, scans, orders
     **{f"jnp.{n}": getattr(jnp, n) for n in
        "sum mean max min prod std var any all argmax argmin median ptp nansum nanmean cumsum cumprod sort argsort "
        "count_nonzero diff ediff1d nanmax nanstd nancumsum average unwrap".split()},
-    "reduce_xor": lambda r: lax.reduce_xor_p.bind(whole(r), axes=(0,), **(
+    "reduce_xor": lambda r: lax.reduce_xor_p.bind(integers(r), axes=(0,), **(
         {"out_sharding": None} if False else {})),
-    "reduce_and bits": lambda r: lax.reduce_and_p.bind(whole(r), axes=(0,)),
+    "reduce_and bits": lambda r: lax.reduce_and_p.bind(integers(r), axes=(0,)),
     "reduce generic": lambda r: lax.reduce(r, jnp.float32(0), lambda a, b: a * 0.5 + b, (0,)),
     "reduce pair": lambda r: lax.reduce(
-        (r, whole(r)), (jnp.float32(-9), jnp.int32(0)),
+        (r, integers(r)), (jnp.float32(-9), jnp.int32(0)),
         lambda a, b: (jnp.where(a[0] > b[0], a[0], b[0]), jnp.where(a[0] > b[0], a[1], b[1])), (0,)),
     "percentile": lambda r: jnp.percentile(r, 30),
     "quantile": lambda r: jnp.quantile(r, jnp.array([0.2, 0.5])),
@@ -123,9 +123,9 @@ OPERATIONS = {
     "cummin reverse": lambda r: lax.cummin(r, reverse=True),
     "cumlogsumexp": lambda r: lax.cumlogsumexp(r),
     "associative_scan": lambda r: lax.associative_scan(jnp.multiply, r),
-    "sort pairs": lambda r: lax.sort((r, whole(r)), num_keys=1),
+    "sort pairs": lambda r: lax.sort((r, integers(r)), num_keys=1),
     "sort key val": lambda r: lax.sort_key_val(r, jnp.arange(F)),
-    "lexsort": lambda r: jnp.lexsort((r, whole(r))),
+    "lexsort": lambda r: jnp.lexsort((r, integers(r))),
     "partition": lambda r: jnp.partition(r, 2),
     "argpartition": lambda r: jnp.partition(-r, 3),
     "top_k": lambda r: lax.top_k(r, 2),
@@ -135,12 +135,12 @@ OPERATIONS = {
     "searchsorted own": lambda r: jnp.searchsorted(jnp.sort(r), r),
     "digitize": lambda r: jnp.digitize(r, jnp.linspace(-1, 1, 9)),
     "histogram": lambda r: jnp.histogram(r, 4)[0],
-    "bincount": lambda r: jnp.bincount(whole(r), length=8),
+    "bincount": lambda r: jnp.bincount(integers(r), length=8),
     "interp": lambda r: jnp.interp(r, jnp.linspace(-1, 1, 9), jnp.arange(9.0)),
-    "unique": lambda r: jnp.unique(whole(r), size=4),
+    "unique": lambda r: jnp.unique(integers(r), size=4),
     "nonzero": lambda r: jnp.nonzero(r > 0, size=4, fill_value=-1)[0],
     "argwhere": lambda r: jnp.argwhere(r > 0, size=4),
-    "isin": lambda r: jnp.isin(whole(r), jnp.array([1, 2])),
+    "isin": lambda r: jnp.isin(integers(r), jnp.array([1, 2])),
     "convolve": lambda r: jnp.convolve(r, jnp.array([1.0, 2.0, 1.0])),
     "correlate": lambda r: jnp.correlate(r, jnp.array([1.0, 2.0, 1.0])),
     "gradient": lambda r: jnp.gradient(r),
@@ -156,15 +156,15 @@ OPERATIONS = {
     "transpose": lambda r: jnp.transpose(r.reshape(1, 2, 3), (2, 0, 1)),
     "flip": lambda r: jnp.flip(r),
     "roll": lambda r: jnp.roll(r, 2),
-    "dynamic roll": lambda r: jnp.roll(r, whole(r)[0]),
+    "dynamic roll": lambda r: jnp.roll(r, integers(r)[0]),
     "pad": lambda r: jnp.pad(r, 2),
     "pad reflect": lambda r: jnp.pad(r, 2, mode="reflect"),
     "pad wrap": lambda r: jnp.pad(r, 2, mode="wrap"),
     "lax.pad negative": lambda r: lax.pad(r, 0.0, [(-1, 2, 1)]),
-    "lax.pad by a row's number": lambda r: lax.pad(r, r[0], [(1, 2, 1)]),
+    "lax.pad by an element": lambda r: lax.pad(r, r[0], [(1, 2, 1)]),
     "tile": lambda r: jnp.tile(r, 3),
     "repeat": lambda r: jnp.repeat(r, 2),
-    "repeat counts": lambda r: jnp.repeat(r, whole(r) % 3, total_repeat_length=8),
+    "repeat counts": lambda r: jnp.repeat(r, integers(r) % 3, total_repeat_length=8),
     "concatenate": lambda r: jnp.concatenate([r, r * 2]),
     "stack": lambda r: jnp.stack([r, 2 * r, r]),
     "split": lambda r: jnp.split(r, 3),
@@ -181,7 +181,7 @@ OPERATIONS = {
     "kron": lambda r: jnp.kron(r, r),
     "vander": lambda r: jnp.vander(r, 3),
     "packbits": lambda r: jnp.packbits(r > 0),
-    "unpackbits": lambda r: jnp.unpackbits(whole(r).astype(jnp.uint8)),
+    "unpackbits": lambda r: jnp.unpackbits(integers(r).astype(jnp.uint8)),
     "insert": lambda r: jnp.insert(r, 2, 5.0),
     "delete": lambda r: jnp.delete(r, 2),
     "append": lambda r: jnp.append(r, 1.0),
@@ -190,25 +190,25 @@ OPERATIONS = {
     "piecewise": lambda r: jnp.piecewise(r, [r < 0, r >= 0], [lambda x: -x, lambda x: x * 2]),
     # look-ups and updates
     "index": lambda r: r[2],
-    "dynamic index": lambda r: r[whole(r)[0] % F],
-    "take": lambda r: jnp.take(r, whole(r)[:3], mode="wrap"),
+    "dynamic index": lambda r: r[integers(r)[0] % F],
+    "take": lambda r: jnp.take(r, integers(r)[:3], mode="wrap"),
     "take_along_axis": lambda r: jnp.take_along_axis(r, jnp.argsort(r), 0),
-    "take fill": lambda r: jnp.take(r, whole(r), mode="fill"),
-    "dynamic_slice": lambda r: lax.dynamic_slice(r, (whole(r)[0],), (3,)),
-    "dynamic_slice shared": lambda r: lax.dynamic_slice(jnp.arange(9.0), (whole(r)[0],), (3,)),
-    "dynamic_update_slice": lambda r: lax.dynamic_update_slice(r, jnp.ones(2), (whole(r)[0],)),
-    "dynamic_update_slice of shared": lambda r: lax.dynamic_update_slice(jnp.zeros(9), r[:2], (whole(r)[0],)),
-    "set": lambda r: r.at[whole(r)[0]].set(7.0),
-    "add at": lambda r: jnp.zeros(8).at[whole(r)].add(r),
-    "mul at": lambda r: jnp.ones(8).at[whole(r)].multiply(r),
-    "min at": lambda r: jnp.ones(8).at[whole(r)].min(r),
-    "max at": lambda r: jnp.ones(8).at[whole(r)].max(r),
+    "take fill": lambda r: jnp.take(r, integers(r), mode="fill"),
+    "dynamic_slice": lambda r: lax.dynamic_slice(r, (integers(r)[0],), (3,)),
+    "dynamic_slice shared": lambda r: lax.dynamic_slice(jnp.arange(9.0), (integers(r)[0],), (3,)),
+    "dynamic_update_slice": lambda r: lax.dynamic_update_slice(r, jnp.ones(2), (integers(r)[0],)),
+    "dynamic_update_slice of shared": lambda r: lax.dynamic_update_slice(jnp.zeros(9), r[:2], (integers(r)[0],)),
+    "set": lambda r: r.at[integers(r)[0]].set(7.0),
+    "add at": lambda r: jnp.zeros(8).at[integers(r)].add(r),
+    "mul at": lambda r: jnp.ones(8).at[integers(r)].multiply(r),
+    "min at": lambda r: jnp.ones(8).at[integers(r)].min(r),
+    "max at": lambda r: jnp.ones(8).at[integers(r)].max(r),
     "apply at": lambda r: r.at[1].apply(jnp.exp),
-    "scatter sub": lambda r: jnp.zeros(8).at[whole(r)].subtract(r) if hasattr(jnp.zeros(1).at[0], "subtract") else r,
-    "matrix set": lambda r: matrix(r).at[whole(r) % F, jnp.arange(F)].set(r),
-    "segment_sum": lambda r: jax.ops.segment_sum(r, whole(r), 8),
-    "segment_max": lambda r: jax.ops.segment_max(r, whole(r), 8),
-    "look-up in a table": lambda r: jnp.sin(jnp.arange(24.0)).reshape(8, 3)[whole(r)],
+    "scatter sub": lambda r: jnp.zeros(8).at[integers(r)].subtract(r) if hasattr(jnp.zeros(1).at[0], "subtract") else r,
+    "matrix set": lambda r: matrix(r).at[integers(r) % F, jnp.arange(F)].set(r),
+    "segment_sum": lambda r: jax.ops.segment_sum(r, integers(r), 8),
+    "segment_max": lambda r: jax.ops.segment_max(r, integers(r), 8),
+    "look-up in a table": lambda r: jnp.sin(jnp.arange(24.0)).reshape(8, 3)[integers(r)],
     "map_coordinates": lambda r: jsp.ndimage.map_coordinates(matrix(r), [unit(r) * 4, unit(r) * 3], 1),
     # products and windows
     "dot": lambda r: r @ r,
@@ -291,7 +291,7 @@ OPERATIONS = {
     "while": lambda r: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + jnp.abs(c) + 1, r),
     "fori": lambda r: lax.fori_loop(0, 3, lambda i, c: c + i * jnp.roll(c, i), r),
     "cond": lambda r: lax.cond(r[0] > 0, lambda x: x[::-1], lambda x: jnp.sort(x), r),
-    "switch": lambda r: lax.switch(whole(r)[0] % 3, [jnp.sin, jnp.cumsum, jnp.flip], r),
+    "switch": lambda r: lax.switch(integers(r)[0] % 3, [jnp.sin, jnp.cumsum, jnp.flip], r),
     "map": lambda r: lax.map(lambda x: x * jnp.cos(x), r),
     "jvp": lambda r: jax.jvp(jnp.cumprod, (r,), (jnp.ones(F),)),
     "hessian": lambda r: jax.hessian(lambda x: (jnp.sin(x) * x.sum()).sum())(r),

@@ -1,7 +1,7 @@
-"""Sweeps the operations of JAX: does each give its numbers on a split batch, and the exchanges predicted?
+"""Sweeps JAX's operations: each has to give the same numbers on a split batch, with the predicted exchanges.
 
-Operations are functions of one row (`operations.py`, `draws.py`); contexts put them into whole programs.
-`python -m tests.batch.sweep` runs all of them, in all contexts (minutes); `test_holes.py` a sample.
+Operations are functions of one row (`operations.py`, `draws.py`); contexts put them into programs.
+`python -m tests.batch.sweep` runs all of them in all contexts (minutes); `test_holes.py` runs a sample.
 """
 
 import functools
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.batch.draws import DRAWS, WHOLE
+from tests.batch.draws import BATCH_DRAWS, DRAWS
 from tests.batch.operations import OPERATIONS
-from tests.batch.rows import B, F, whole
+from tests.batch.rows import B, F, integers
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -35,7 +35,7 @@ def _data(tree):
 
 
 def _loop(function):
-    """A loop whose rows have trips of their own: `function` of what is carried, on each trip."""
+    """A loop with different numbers of trips per row; each trip applies `function` to the carry."""
 
     def one(keys, row):
         def body(carry):
@@ -45,7 +45,7 @@ def _loop(function):
                 keys = jax.random.split(keys)[0]
             return trip + 1, keys, row + changed
 
-        return lax.while_loop(lambda c: c[0] < 1 + whole(row)[0] % 3, body, (0, keys, row))
+        return lax.while_loop(lambda c: c[0] < 1 + integers(row)[0] % 3, body, (0, keys, row))
 
     return lambda keys, x: _data(jax.vmap(one)(keys, x))
 
@@ -62,26 +62,26 @@ CONTEXTS = {
         x, None, length=2),
     "rematerialised": lambda f: lambda keys, x: jax.grad(
         jax.checkpoint(lambda x: _floats(jax.vmap(f)(keys, x))))(x),
-    "columns": lambda f: lambda keys, x: f(keys if keys is None else keys[0], x[:, 0]),  # a row is the batch
+    "columns": lambda f: lambda keys, x: f(keys if keys is None else keys[0], x[:, 0]),  # over the batch
 }  # fmt: skip
 
 
 def program(name):
-    """A function of keys (or one key, or None) and x [B, F], and the keys' implementation, or None."""
+    """A function of keys (or one key, or None) and x [B, F], and the implementation of the keys, or None."""
     operation, context, *implementation = name.split(" / ")
-    if context == "whole":
-        return WHOLE[operation], implementation[0]
+    if context == "batch":
+        return BATCH_DRAWS[operation], implementation[0]
     if implementation:
         return CONTEXTS[context](DRAWS[operation]), implementation[0]
     return CONTEXTS[context](lambda _, row: OPERATIONS[operation](row)), None
 
 
 def names():
-    """Of all programs."""
+    """Names of all programs."""
     found = [f"{name} / {context}" for name in OPERATIONS for context in CONTEXTS]
     for implementation in IMPLEMENTATIONS:
         found += [f"{name} / {context} / {implementation}" for name in DRAWS for context in CONTEXTS]
-        found += [f"{name} / whole / {implementation}" for name in WHOLE]
+        found += [f"{name} / batch / {implementation}" for name in BATCH_DRAWS]
     return found
 
 
@@ -99,19 +99,19 @@ def main(arguments):
         keys = None
         if implementation:
             keys = jax.random.key(3, impl=implementation)
-            keys = keys if "/ whole" in name else jax.random.split(keys, B)
+            keys = keys if "/ batch" in name else jax.random.split(keys, B)
         try:
             jax.jit(function)(keys, x)
         except Exception as error:
-            print("  not plain:", name, type(error).__name__, str(error)[:90].replace("\n", " "), flush=True)
+            print("  skipped:", name, type(error).__name__, str(error)[:90].replace("\n", " "), flush=True)
             continue
         try:
             if keys is None:
                 measured = assert_as_predicted(functools.partial(function, None), [0], devices, x)
             else:
                 measured = assert_as_predicted(function, [0 if keys.ndim else None, 0], devices, keys, x)
-            if measured and ("mapped" in name or "loop" in name or "whole" in name):
-                print("TALK", name, [(c.kind, c.bytes, c.calls) for c in measured], flush=True)
+            if measured and ("mapped" in name or "loop" in name or "batch" in name):
+                print("EXCHANGES", name, [(c.kind, c.bytes, c.calls) for c in measured], flush=True)
             elif os.environ.get("SHOW") and measured:
                 print("ok", name, [(c.kind, c.bytes, c.calls) for c in measured], flush=True)
         except Exception as error:

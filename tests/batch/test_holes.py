@@ -1,4 +1,4 @@
-"""What was once wrong on a split batch: other numbers, a crash, or an exchange that the plan did not name."""
+"""Regressions on a split batch: wrong numbers, crashes, and exchanges that the plan did not predict."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ import policies
 from fdg.batch import follow as batch_flow
 from tests.batch import sweep
 from tests.batch.compared import assert_as_predicted, numbers
-from tests.batch.draws import DRAWS, WHOLE
+from tests.batch.draws import BATCH_DRAWS, DRAWS
 from tests.batch.rows import B, F
 
 
@@ -36,7 +36,7 @@ def test_numbers_and_exchanges(name, devices):
         assert_as_predicted(function, [0, 0], devices[:4], keys, x)
 
 
-# Of which JAX 0.12 makes one operation each.
+# JAX 0.12 makes one operation of each.
 HIGH_LEVEL_PRIMITIVES = "searchsorted", "searchsorted own", "interp", "unique", "nonzero"
 
 
@@ -45,7 +45,7 @@ HIGH_LEVEL_PRIMITIVES = "searchsorted", "searchsorted own", "interp", "unique", 
     ["conv both per row", "reduce pair", "fft2", "tridiagonal_solve", "solve shared", "custom_root"]
     + ["polynomial", "polynomial of many", "unstack", "qr with pivots", *HIGH_LEVEL_PRIMITIVES],
 )
-def test_rows_that_each_device_computes_alone(operation, devices):
+def test_operations_without_communication(operation, devices):
     """The partitioner would gather, or does not know the operation."""
     function, _ = sweep.program(f"{operation} / mapped")
     assert not assert_as_predicted(lambda x: function(None, x), [0], devices[:2], numbers(B, F))
@@ -53,40 +53,40 @@ def test_rows_that_each_device_computes_alone(operation, devices):
 
 @pytest.mark.parametrize("name", ["batch dirichlet shape", "batch ball", "batch multinomial"])
 def test_draws_for_a_batch_from_one_key(name, devices):
-    """Read both whole and split, and in loops of loops whose test reads what they change."""
-    assert_as_predicted(WHOLE[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
+    """Draws that are read gathered and split, and nested loops whose condition reads their carry."""
+    assert_as_predicted(BATCH_DRAWS[name], [None, 0], devices[:4], jax.random.key(3), numbers(B, F))
 
 
 def shifted(x):
     return jnp.concatenate([jnp.ones((1, *x.shape[1:])), x])
 
 
-SAME = {
+IDENTITIES = {
     "slice of a concatenation": lambda x: shifted(x)[1:],
     "reshaped twice": lambda x: x.reshape(4, -1, *x.shape[1:]).reshape(x.shape),
     "negated twice": lambda x: jnp.negative(-shifted(x)[1:]),
-    "handed on twice": lambda x: jax.jit(lambda y: jax.jit(lambda _: y)(0.0))(jax.jit(lambda _: x)(0.0)),
-    "one of two names": lambda x: jax.jit(lambda _: (x, x))(0.0)[1],
-    "by a branch": lambda x: lax.cond(x.sum() > 0, lambda: x, lambda: x),
-    "by a loop": lambda x: lax.scan(lambda y, _: (y, None), x, None, 3)[0],
+    "through two calls": lambda x: jax.jit(lambda y: jax.jit(lambda _: y)(0.0))(jax.jit(lambda _: x)(0.0)),
+    "one of two results": lambda x: jax.jit(lambda _: (x, x))(0.0)[1],
+    "through a branch": lambda x: lax.cond(x.sum() > 0, lambda: x, lambda: x),
+    "through a loop": lambda x: lax.scan(lambda y, _: (y, None), x, None, 3)[0],
 }
 
 
-@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
-def test_what_is_whole_and_then_cut_under_another_name(same, devices):
-    """XLA drops what changes nothing, and would give the other reader the cut one."""
+@pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
+def test_gathered_value_that_is_also_split(identity, devices):
+    """XLA drops identities, and would give the split value to the reader of the gathered one."""
 
     def function(x, y):
-        whole = jnp.diff(x, axis=0, prepend=0.5)
-        return same(whole) * y, shifted(whole)[:-1]
+        gathered = jnp.diff(x, axis=0, prepend=0.5)
+        return identity(gathered) * y, shifted(gathered)[:-1]
 
     assert_as_predicted(function, [0, 0], devices[:4], numbers(B, F), numbers(B, F))
     twice = lambda x: jnp.diff(jnp.diff(x, axis=0, prepend=0.5), axis=0, prepend=0.5)  # noqa: E731
     assert_as_predicted(twice, [0], devices[:4], numbers(B, F))
 
 
-@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
-def test_what_a_fragment_cuts_under_another_name_stays_whole_for_the_state(same, devices):
+@pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
+def test_replicated_state_that_a_fragment_splits(identity, devices):
     @fdg.fragment("learner", in_axes=(0, 0), out_axes=0)
     def weigh(x, y):
         return jnp.tanh(x * y)
@@ -96,8 +96,8 @@ def test_what_a_fragment_cuts_under_another_name_stays_whole_for_the_state(same,
             return numbers(B, F), numbers(B, F)
 
         def iterate(self, state):
-            whole = jnp.sin(state[0] + 0.2)
-            return (whole, weigh(same(whole), state[1])), {}
+            replicated = jnp.sin(state[0] + 0.2)
+            return (replicated, weigh(identity(replicated), state[1])), {}
 
     engine = fdg.compile(Carrying(), policies.GPUOnly(), devices=devices[:4])
     engine.compile()
@@ -105,8 +105,8 @@ def test_what_a_fragment_cuts_under_another_name_stays_whole_for_the_state(same,
     assert not engine.unexplained()
 
 
-def test_a_branch_exchanges_nothing_for_a_result_that_nobody_reads(devices):
-    """In a loop XLA keeps such a result, where a branch gives one value twice; the plan does not name it."""
+def test_unused_branch_result_is_not_exchanged(devices):
+    """In a loop, XLA keeps such a result if a branch returns a value twice; the plan does not predict it."""
 
     @fdg.fragment("actor")
     def running(x):
@@ -127,7 +127,7 @@ def test_a_branch_exchanges_nothing_for_a_result_that_nobody_reads(devices):
     assert not engine.unexplained()
 
 
-def test_an_erf_of_an_erf_is_not_gathered(devices):
+def test_nested_erf_is_not_gathered(devices):
     def function(x):
         return lax.erf(jnp.sin(lax.erf(x)))
 
@@ -135,8 +135,8 @@ def test_an_erf_of_an_erf_is_not_gathered(devices):
 
 
 @pytest.mark.parametrize("name", ["random.gamma scalar", "random.dirichlet"])
-def test_draws_from_shared_keys_for_readers_of_a_part(name, devices):
-    """Each device draws its rows by itself; XLA had them wait for each other's draws to be accepted."""
+def test_draws_from_shared_keys_with_split_readers(name, devices):
+    """Each device draws only its rows; partitioned by XLA, devices waited for each other's rejections."""
     rows = numbers(B, F)
 
     def function(keys, x):
@@ -160,7 +160,7 @@ def test_draws_from_shared_keys_for_readers_of_a_part(name, devices):
     ],
 )
 def test_which_draws_stay_split(implementation, operation, split):
-    """Of a batch of keys, only what is hashed from each key alone."""
+    """Of a batch of keys, only draws that are hashed from each key alone."""
     draw = {
         "random_bits": lambda k: jax.vmap(jax.random.bits)(k),
         "random_split": lambda k: jax.vmap(jax.random.split)(k),
@@ -176,7 +176,7 @@ def test_which_draws_stay_split(implementation, operation, split):
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """Draws for each of its rows from keys of the rows' own, of one implementation."""
+    """Draws for each row from that row's key, of one implementation."""
 
     implementation: str
 
@@ -199,26 +199,26 @@ def drawn(keys, x):
 
 
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-def test_seeds_draw_as_single_runs_do(implementation, devices):
-    """Mapped over agents, all would draw from the first agent's key."""
+def test_agents_draw_as_single_runs(implementation, devices):
+    """With `vmap` over agents, all would draw from the first agent's key."""
     many = fdg.compile(Drawing(implementation), policies.GPUOnly(), devices[:2], num_seeds=4)
     state, metrics = many.run(many.init(3), 2)
     iterate = jax.jit(Drawing(implementation).iterate)
     for agent in range(4):
-        alone = Drawing(implementation).init(jax.random.key(3 + agent))
+        reference = Drawing(implementation).init(jax.random.key(3 + agent))
         means = []
         for _ in range(2):
-            alone, measured = iterate(alone)
+            reference, measured = iterate(reference)
             means.append(measured["mean"])
         np.testing.assert_array_equal(
-            jax.random.key_data(state[0][agent]), jax.random.key_data(alone[0]), strict=True
+            jax.random.key_data(state[0][agent]), jax.random.key_data(reference[0]), strict=True
         )
-        np.testing.assert_allclose(state[1][agent], alone[1], rtol=1e-6)
+        np.testing.assert_allclose(state[1][agent], reference[1], rtol=1e-6)
         np.testing.assert_allclose(metrics["mean"][:, agent], means, rtol=1e-6)
 
 
-def test_an_effect_is_never_split_nor_dropped():
-    """Whatever its operation's rule says; a loop with one in it does not run on parts."""
+def test_effects_are_not_split():
+    """Whatever the rule of their operation; a loop with an effect does not run on parts of the batch."""
 
     def loop(x):
         def body(row):
@@ -228,7 +228,7 @@ def test_an_effect_is_never_split_nor_dropped():
         return jax.vmap(lambda row: lax.while_loop(lambda row: row[0] < 3, body, row))(x)
 
     x = jax.ShapeDtypeStruct((B, F), jnp.float32)
-    # An elementwise operation, as if it had an effect: its operands are whole, and so is its result.
+    # An elementwise operation, as if it had an effect: its operands and its result are not split.
     (sine,) = jax.make_jaxpr(jnp.sin)(x).eqns
     (call,) = [
         e for e in jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(x).eqns if e.effects
@@ -251,12 +251,12 @@ IN_A_BODY = {
 
 
 @pytest.mark.parametrize("call", IN_A_BODY.values(), ids=IN_A_BODY)
-def test_a_whole_value_that_is_cut_outside_of_the_body_that_reads_it(call, devices):
-    """XLA would give the body's own reader the part, and so need an exchange that the plan does not name."""
+def test_gathered_value_in_a_body_that_is_split_outside(call, devices):
+    """XLA would give the split value to the reader in the body: an exchange that is not in the plan."""
 
     @fdg.fragment("learner", in_axes=1, out_axes=(1, None))
     def learner(x):
-        return call(lambda x: ((whole := jnp.sort(x, axis=1)), jnp.max(whole.astype(jnp.float16), 1)), x)
+        return call(lambda x: ((full := jnp.sort(x, axis=1)), jnp.max(full.astype(jnp.float16), 1)), x)
 
     class Sorting:
         def init(self, key):

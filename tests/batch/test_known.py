@@ -1,4 +1,4 @@
-"""Every operation of every preset has a rule for a batch, and a class of work: none is left to a default."""
+"""Every operation of every preset has a rule for a batch, and a class of work."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ALL = [(algorithm, environment) for algorithm in JOBS for environment in JOBS[al
 
 
 def operations(jaxpr, found=None, seen=None):
-    """Equations without bodies, by the names of their primitives."""
+    """Equations without bodies, by primitive name."""
     found, seen = ({}, set()) if found is None else (found, seen)
     if id(jaxpr) not in seen:
         seen.add(id(jaxpr))
@@ -35,6 +35,6 @@ def test_every_operation_of_a_preset_is_known(algorithm, environment):
             raise
         pytest.skip(str(error))
     found = operations(jaxprs.open_jaxpr(graph.jaxpr))
-    of_nothing = {name for name, eqn in found.items() if not eqn.invars}  # `iota`: no batch to follow
-    assert found.keys() - RULES.keys() - of_nothing - {"fragment_boundary"} == set()
+    without_inputs = {name for name, eqn in found.items() if not eqn.invars}  # `iota`: no batch to follow
+    assert found.keys() - RULES.keys() - without_inputs - {"fragment_boundary"} == set()
     assert found.keys() - CLASSIFIED == set()

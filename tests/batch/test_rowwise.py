@@ -1,4 +1,4 @@
-"""Functions that say that their rows are independent: each device runs its own, to its own end."""
+"""`fdg.rowwise`, for functions with independent rows: each device runs only its rows, to their end."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ from fdg.placing.layout import BATCH
 
 
 def tally(weight, x):
-    """Rows [B, 3] are made smaller until their sums are all below 1; and how often each was."""
+    """Scales rows [B, 3] down until all their sums are below 1, and counts the steps of each row."""
 
     def step(carry):
         x, count = carry
         large = jnp.sum(x, axis=1) >= 1
-        order = jnp.argsort(~large)  # mixes rows, and puts them back
+        order = jnp.argsort(~large)  # mixes rows, and restores their order
         halved = jnp.where(large[order][:, None], x[order] * weight, x[order])
         return halved[jnp.argsort(order)], count + large
 
@@ -36,47 +36,47 @@ def marked(weight, x):
 
 
 def split(function, arguments, axes, devices):
-    """`function` on eight devices, and its text for XLA."""
+    """Results of `function` on eight devices, and its HLO text."""
     traced = jax.make_jaxpr(function)(*arguments)
     mesh = Mesh(np.array(devices), (BATCH,))
     lowered = jax.jit(jax.extend.core.jaxpr_as_fun(constrain(traced, mesh, axes)))
     return lowered(*arguments), lowered.lower(*arguments).compile().as_text()
 
 
-def test_each_device_runs_its_rows_alone(devices):
+def test_devices_do_not_communicate(devices):
     expected = tally(0.5, X)
     found, text = split(marked, (jnp.float32(0.5), X), (None, 0), devices)
-    for want, have in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(want, have)
+    for reference, result in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(reference, result)
     assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
-def test_under_vmap_it_is_split_by_agents_or_by_rows(devices):
+def test_vmap_is_split_by_agents_or_by_rows(devices):
     weights = jnp.array([0.5, 0.25, 0.7, 0.9, 0.5, 0.5, 0.6, 0.1])
     many = jax.vmap(marked, in_axes=(0, None))
     expected = [tally(weight, X) for weight in weights[:3]]
     for axes in ((0, None), (None, 0)):
         found, text = split(many, (weights, X), axes, devices)
-        for i, want in enumerate(expected):
-            np.testing.assert_allclose(found[0][i], want[0])
-            np.testing.assert_array_equal(found[1][i], want[1])
+        for i, reference in enumerate(expected):
+            np.testing.assert_allclose(found[0][i], reference[0])
+            np.testing.assert_array_equal(found[1][i], reference[1])
         assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
-def test_a_number_in_a_jaxpr_is_an_operand_under_vmap():
+def test_literal_is_an_operand_under_vmap():
     jaxpr = jax.make_jaxpr(lambda x: marked(0.5, x))(X)
     assert any(isinstance(x, jax.extend.core.Literal) for eqn in jaxpr.eqns for x in eqn.invars)
     found = jax.vmap(jax.extend.core.jaxpr_as_fun(jaxpr))(X[None])
     np.testing.assert_array_equal(found[1][0], tally(0.5, X)[1])
 
 
-def test_what_is_not_split_along_its_rows_is_gathered():
+def test_other_splits_are_gathered():
     jaxpr = jax.make_jaxpr(marked)(jnp.float32(0.5), X[:12])
     (step,) = follow(jaxpr, (None, 1), 3).equations
     assert (step.gathered, step.results, step.local) == ((1,), (None, None), False)
 
 
-def test_forward_derivatives_pass():
+def test_forward_mode_derivatives():
     slope = jax.jvp(lambda w: marked(w, X)[0].sum(), (0.5,), (1.0,))[1]
     other = jax.jvp(lambda w: tally(w, X)[0].sum(), (0.5,), (1.0,))[1]
     np.testing.assert_allclose(slope, other)

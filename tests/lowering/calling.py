@@ -1,4 +1,4 @@
-"""An algorithm whose environment fragment calls the host, which misbehaves as it is told."""
+"""An algorithm whose environment fragment calls a host function that fails in a chosen way."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ import fdg
 
 
 def ask(fault, x):
-    """What the host does: `x + 1`, or a fault."""
+    """The host function: `x + 1`, or a fault."""
     if fault == "raise":
         raise ValueError("the wheels\nfell off")
     if fault == "sys.exit":
@@ -25,7 +25,7 @@ def ask(fault, x):
         "shape": np.zeros(3, np.float32),
         "dtype": np.zeros(x.shape, np.int32),
         "count": (x, x),
-        "double": np.asarray(x, np.float64) + 1,  # which JAX takes for a float32
+        "double": np.asarray(x, np.float64) + 1,  # which JAX casts to float32
     }.get(fault, np.asarray(x) + 1)
 
 

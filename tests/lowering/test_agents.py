@@ -1,4 +1,4 @@
-"""Agents of a device, a few at a time: the numbers of each alone, and as many as fill a cache."""
+"""Agents of a device in chunks: each agent has the numbers of a single run, and a chunk fills the cache."""
 
 import functools
 
@@ -22,13 +22,13 @@ from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 from tests.training.descent import Descent
 
-SIX = 6
+AGENTS = 6
 BREAKOUT = {"num_envs": 64, "convolve": False, "hidden": (128, 128)}
 BYTES = 20 * 128 * 4  # of the gradient of `gradient_of`
 
 
 @functools.cache
-def learner(name):
+def algorithm(name):
     match name:
         case "ppo":
             return ppo("CartPole-v1")
@@ -41,34 +41,34 @@ def learner(name):
 
 
 @functools.cache
-def alone(name, agent):
-    return plain(learner(name), beginning(name)(jax.random.key(5 + agent)), 5)
+def reference(name, agent):
+    return plain(algorithm(name), init_of(name)(jax.random.key(5 + agent)), 5)
 
 
 @functools.cache
-def beginning(name):
-    return jax.jit(learner(name).init)
+def init_of(name):
+    return jax.jit(algorithm(name).init)
 
 
-@pytest.mark.parametrize(  # each algorithm, and each number together, on one device and on two
+@pytest.mark.parametrize(  # each algorithm, and each chunk size, on one device and on two
     ("name", "together", "count"),
     [("ppo", 1, 1), ("ppo", 2, 2), ("dqn", 2, 1), ("dqn", 3, 2), ("pupil", 3, 1), ("pupil", 1, 2)],
 )
-def test_each_has_the_numbers_of_one_alone(name, together, count, devices, monkeypatch):
-    """State and every row of the metrics, through calls of more iterations than a program has rows for."""
+def test_each_agent_matches_a_single_run(name, together, count, devices, monkeypatch):
+    """State and all metrics, over runs of more iterations than a program has rows of metrics."""
     monkeypatch.setattr(metrics, "ROWS", 2)
     with limit_agents_per_vmap(together):
-        engine = fdg.compile(learner(name), policies.GPUOnly(), devices[:count], num_seeds=SIX)
+        engine = fdg.compile(algorithm(name), policies.GPUOnly(), devices[:count], num_seeds=AGENTS)
     assert [len(group) for group in engine.plan.groups] == [count]
     state, first = engine.run(engine.init(5), 2)
     state, last = engine.run(state, 3)
     rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, last)
-    for agent in range(SIX):
-        mine = jax.tree.map(lambda x: x[agent], state), {k: x[:, agent] for k, x in rows.items()}  # noqa: B023
-        assert_same(alone(name, agent), mine, 1e-4)
+    for agent in range(AGENTS):
+        actual = jax.tree.map(lambda x: x[agent], state), {k: x[:, agent] for k, x in rows.items()}  # noqa: B023
+        assert_same(reference(name, agent), actual, 1e-4)
 
 
-def test_a_few_at_a_time_in_float64(devices):
+def test_chunks_of_agents_in_float64(devices):
     with jax.enable_x64(True), limit_agents_per_vmap(1):
         engine = fdg.compile(Descent(), policies.GPUOnly(), devices[:1], num_seeds=2)
         state, rows = engine.run(engine.init(0), 3)
@@ -79,7 +79,7 @@ def test_a_few_at_a_time_in_float64(devices):
 
 
 def counting(leaves, buffers, first):
-    """A training loop of two rows: each adds one to its agents, and notes what they have become."""
+    """A training loop of two rows: each adds 1 to its agents, and records them."""
     for row in range(2):
         leaves = [x + 1 for x in leaves]
         buffers = [
@@ -90,8 +90,8 @@ def counting(leaves, buffers, first):
 
 
 @pytest.mark.parametrize("together", [1, 2, 4])
-def test_a_group_after_another(together):
-    """Agents that start from 0, 10, 20 and 30: each group writes its own columns."""
+def test_chunks_run_one_after_another(together):
+    """Agents start from 0, 10, 20 and 30; each chunk writes its columns."""
     leaves, buffers = in_chunks(counting, 4, together)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
     assert leaves[0].tolist() == [2, 12, 22, 32]
     assert buffers[0].tolist() == [[1, 11, 21, 31], [2, 12, 22, 32]]
@@ -106,7 +106,7 @@ def test_a_group_after_another(together):
 
 
 def gradient_of(steps):
-    """Of an algorithm that takes `steps` steps by a gradient over 128 rows."""
+    """An algorithm that takes `steps` gradient steps over 128 rows."""
 
     class Sums:
         def init(self, key):
@@ -116,7 +116,7 @@ def gradient_of(steps):
             w = jax.lax.scan(
                 lambda w, _: (self.slope(w, state["x"], state["y"]), None), state["w"], length=steps
             )
-            halved = jax.lax.fori_loop(0, 2, lambda _, w: w / 2, w[0])  # nothing in it is on the batch
+            halved = jax.lax.fori_loop(0, 2, lambda _, w: w / 2, w[0])  # without a batch axis
             return {**state, "w": halved}, {}
 
         @fdg.fragment("learner", in_axes=(None, 0, 0), out_axes=None)
@@ -127,7 +127,7 @@ def gradient_of(steps):
 
 
 def test_bytes_of_gradients():
-    """x and y are 9 columns, outside and inside the fragment; the product and its difference one each."""
+    """Columns: x and y have 9, outside and inside the fragment; the product and the difference have 1."""
     for steps in (1, 5):
         graph = gradient_of(steps)
         assert gradient_bytes(graph.jaxpr, graph.state_axes) == (BYTES, BYTES * steps)
@@ -138,21 +138,21 @@ def test_bytes_of_gradients():
     ("cache", "chosen"),
     [(1, 1), (BYTES, 1), (2 * BYTES, 2), (4 * BYTES, 4), (5 * BYTES, 6), (9 * BYTES, 12), (10**9, 12)],
 )
-def test_as_many_as_fill_the_cache(cache, chosen, monkeypatch):
-    """Of the divisors of twelve the one that is nearest by ratio: 5 by 4 is more than 6 by 5."""
+def test_agents_that_fill_the_cache(cache, chosen, monkeypatch):
+    """The divisor of 12 that is nearest by ratio: 5 / 4 is more than 6 / 5."""
     monkeypatch.setattr(agents_per_device, "TARGET_GRADIENT_BYTES", cache)
     monkeypatch.setattr(agents_per_device, "OPERATION_BYTES", 0)
     assert agents_per_vmap(gradient_of(1), 12, on_cpu=True) == chosen
     assert agents_per_vmap(gradient_of(1), 12, on_cpu=False) == 12
-    said = str(fdg.place(gradient_of(1), policies.GPUOnly(), 64, num_seeds=64 * 12))  # each has a core
+    text = str(fdg.place(gradient_of(1), policies.GPUOnly(), 64, num_seeds=64 * 12))  # each has a core
     sentence = "one after another" if chosen == 1 else f"{chosen} at a time"
-    assert (f"each device trains its 12 agents {sentence}" in said) == (chosen < 12)
+    assert (f"each device trains its 12 agents {sentence}" in text) == (chosen < 12)
 
 
-def test_small_operations_are_shared_by_all(monkeypatch):
-    """Two agents fill the cache; they run apart from others if their gradients outweigh their operations.
+def test_small_operations_favour_one_vmap(monkeypatch):
+    """Two agents fill the cache. They run apart from the others if gradients outweigh operations.
 
-    These count as often as a device has cores, which have to wait for each other at each of them.
+    An operation counts once for each core of a device, since its cores synchronize at each operation.
     """
     monkeypatch.setattr(agents_per_device, "TARGET_GRADIENT_BYTES", 2 * BYTES)
     for cores in (1, 3):
@@ -163,7 +163,7 @@ def test_small_operations_are_shared_by_all(monkeypatch):
             assert agents_per_vmap(graph, 12, on_cpu=True, cores=cores) == chosen
 
 
-def test_operations_of_loops_count_as_often_as_they_run():
+def test_operations_of_loops_count_once_per_trip():
     def three_times(x):
         return jax.lax.scan(lambda x, _: (jnp.sin(x) * 2, None), x + 1, length=3)[0]
 
@@ -181,7 +181,7 @@ def test_operations_of_loops_count_as_often_as_they_run():
     ids=["PPO", "PPO of images", "PQN", "IMPALA"],
 )
 def test_defaults_of_presets(name, env, fields, count, best):
-    """What was best of one core, and of both, or within a tenth of it (decision 073)."""
+    """The best chunk sizes measured on one core and on two, or within a tenth of the best (decision 073)."""
     graph = fdg.trace(getattr(algos, name)(env=envs.make(env), **fields))
     for cores in (1, 2):
         assert agents_per_vmap(graph, count, True, cores) in best[cores - 1]

@@ -1,4 +1,4 @@
-"""Draws taken out of loops: the same numbers, and no random bits left in the loop."""
+"""Hoisting of random draws out of loops: the same numbers, and no random bits left in the loop."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ KEYS = jax.random.split(jax.random.key(0), (5, 3))  # trips, batch
 
 
 def walk(x, keys):
-    """One trip of a random walk; the second draw has a scale that is carried."""
+    """One trip of a random walk; the scale of the second draw is carried."""
     step = jax.vmap(jax.random.normal)(keys)
     return x + step, jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1)))(keys) * x
 
@@ -25,12 +25,12 @@ def loop(x, keys):
     return jax.lax.scan(walk, x, keys)
 
 
-def backwards(x, keys):
+def reversed_loop(x, keys):
     return jax.lax.scan(walk, x, keys, reverse=True)
 
 
 def in_calls(x, keys):
-    """A fragment and a jitted function that draw, and do more than that."""
+    """A fragment and a jitted function that draw, among other operations."""
 
     @fdg.fragment("actor", in_axes=(0, 0))
     def act(x, keys):
@@ -43,8 +43,8 @@ def nested(x, keys):
     return jax.lax.scan(lambda x, k: jax.lax.scan(walk, x, jnp.stack([k, k])), x, keys)
 
 
-def several_from_one(x, keys):
-    """Keys that are split, and used again by what stays."""
+def split_keys(x, keys):
+    """Keys that are split; what is not hoisted uses them again."""
 
     def trip(x, keys):
         first, second = jax.vmap(lambda k: jax.random.split(k), out_axes=1)(keys)
@@ -59,7 +59,7 @@ def with_constants(x, keys):
 
 
 def in_calls_with_constants(x, keys):
-    """Jitted functions that have arrays of their own, for keys and for what is done with draws."""
+    """Jitted functions that capture arrays, for keys and for operations on draws."""
     number, scale = np.arange(3), np.array([1.0, 2.0, 3.0], np.float32)
 
     @jax.jit
@@ -71,7 +71,7 @@ def in_calls_with_constants(x, keys):
 
 
 def drawn_in_loops(jaxpr, inside=False):
-    """How often random bits are drawn in the bodies of scans."""
+    """Number of random draws in the bodies of scans."""
     count = 0
     for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
         count += inside and eqn.primitive.name == "random_bits"
@@ -85,29 +85,29 @@ def values(results):
 
 
 @pytest.mark.parametrize(
-    ("function", "left"),
+    ("function", "remaining"),
     [
         (loop, 0),
-        (backwards, 0),
+        (reversed_loop, 0),
         (in_calls, 0),
         (nested, 0),
-        (several_from_one, 0),
+        (split_keys, 0),
         (with_constants, 1),
         (in_calls_with_constants, 0),
     ],
     ids=lambda f: getattr(f, "__name__", str(f)),
 )
-def test_draws_are_those_of_the_loop(function, left):
+def test_hoisted_draws_match_the_loop(function, remaining):
     x = jnp.arange(3.0)
     jaxpr = jax.make_jaxpr(function)(x, KEYS)
     hoisted = draws.hoist_draws(jaxpr)
-    assert drawn_in_loops(jaxpr) > 0 and drawn_in_loops(hoisted) == left
-    made, expected = (values(core.jaxpr_as_fun(each)(x, KEYS)) for each in (hoisted, jaxpr))
-    for a, b in zip(made, expected, strict=True):
+    assert drawn_in_loops(jaxpr) > 0 and drawn_in_loops(hoisted) == remaining
+    results, expected = (values(core.jaxpr_as_fun(each)(x, KEYS)) for each in (hoisted, jaxpr))
+    for a, b in zip(results, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_a_call_keeps_the_constants_that_it_reads():
+def test_calls_keep_the_constants_that_they_read():
     x = jnp.arange(3.0)
 
     def constants(jaxpr):
@@ -119,11 +119,11 @@ def test_a_call_keeps_the_constants_that_it_reads():
 
     jaxpr = jax.make_jaxpr(in_calls_with_constants)(x, KEYS)
     assert constants(jaxpr) == [(3,), (3,)]
-    assert constants(draws.hoist_draws(jaxpr)) == [(3,), (3,)]  # one each, of the draws and of the rest
+    assert constants(draws.hoist_draws(jaxpr)) == [(3,), (3,)]  # one for the draws, one for the rest
 
 
 @pytest.mark.parametrize("name", ["Breakout-MinAtar", "overcooked"])
-def test_nothing_is_drawn_in_rollouts_of_environments_with_arrays_of_their_own(name):
+def test_rollouts_draw_nothing_in_loops(name):
     if "MinAtar" not in name:
         pytest.importorskip("jaxmarl")
     make = algos.IPPO if envs.num_agents(envs.make(name)) else algos.PPO
@@ -132,13 +132,13 @@ def test_nothing_is_drawn_in_rollouts_of_environments_with_arrays_of_their_own(n
     assert drawn_in_loops(draws.hoist_draws(graph.jaxpr)) == 0
 
 
-def test_a_loop_stays_as_unrolled_as_it_was():
+def test_unroll_is_kept():
     jaxpr = jax.make_jaxpr(lambda x, keys: jax.lax.scan(walk, x, keys, unroll=5))(jnp.arange(3.0), KEYS)
     made = [eqn for eqn in jaxprs.open_jaxpr(draws.hoist_draws(jaxpr)).eqns if eqn.primitive.name == "scan"]
     assert [eqn.params["unroll"] for eqn in made] == [5]
 
 
-def test_a_draw_that_waits_for_what_is_carried_stays():
+def test_draw_from_a_carried_key_is_not_hoisted():
     def trip(key, _):
         return jax.random.split(key)[0], jax.random.uniform(key)
 
@@ -166,7 +166,7 @@ def _(size, _, t):
 
 
 def chosen_loop(t, key):
-    """The loop in the branch that is not taken would never end."""
+    """The loop of the branch that is not taken would never end."""
     down = lambda t: jax.lax.while_loop(lambda i: i != 0, lambda i: i - 2, 2 * t + 2)  # noqa: E731
     return jax.lax.cond(t % 2 == 0, down, lambda t: t, t)
 
@@ -192,30 +192,30 @@ jax.interpreters.mlir.register_lowering(
         lambda t, key: jax.lax.cond(t > 1, host_seed, lambda t, key: t, t, key),
     ],
 )
-def test_a_seed_that_is_made_one_trip_at_a_time_stays(seed_of):
+def test_seed_that_cannot_be_batched_is_not_hoisted(seed_of):
     def trip(x, t):
         key = jax.random.fold_in(jax.random.key(0), seed_of(t, None))
         return x + jax.random.uniform(key), None
 
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(trip, x, jnp.arange(3))[0])(0.0)
-    made, expected = (core.jaxpr_as_fun(each)(0.0) for each in (draws.hoist_draws(jaxpr), jaxpr))
-    np.testing.assert_allclose(made, expected, rtol=1e-6)
+    results, expected = (core.jaxpr_as_fun(each)(0.0) for each in (draws.hoist_draws(jaxpr), jaxpr))
+    np.testing.assert_allclose(results, expected, rtol=1e-6)
     assert drawn_in_loops(draws.hoist_draws(jaxpr)) == 1
 
 
-def test_draws_that_depend_on_the_batch_stay():
+def test_batched_rbg_draws_are_not_hoisted():
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (5, 3))
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), keys)
     assert draws.hoist_draws(jaxpr) is jaxpr
 
 
-def test_a_program_without_draws_is_handed_back_as_it_is():
+def test_program_without_draws_is_unchanged():
     for function in (jnp.sin, lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y + 1, x)):
         jaxpr = jax.make_jaxpr(function)(1.0)
         assert draws.hoist_draws(jaxpr) is jaxpr
 
 
-def test_more_than_fits_stays(monkeypatch):
+def test_draws_above_the_memory_limit_are_not_hoisted(monkeypatch):
     monkeypatch.setattr(draws, "MAX_BYTES", 8)
     jaxpr = jax.make_jaxpr(loop)(jnp.arange(3.0), KEYS)
     assert draws.hoist_draws(jaxpr) is jaxpr
@@ -223,4 +223,4 @@ def test_more_than_fits_stays(monkeypatch):
 
 def test_fragments_keep_their_names():
     hoisted = draws.hoist_draws(jax.make_jaxpr(in_calls)(jnp.arange(3.0), KEYS))
-    assert str(hoisted).count("name=fdg:actor:act") == 2  # what it draws, and the rest
+    assert str(hoisted).count("name=fdg:actor:act") == 2  # the draws, and the rest

@@ -1,4 +1,4 @@
-"""Maxima and minima over devices: NaN is NaN, and all else as on one device."""
+"""Maxima and minima over devices: NaN stays NaN, and all other results are those of one device."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ OPERATIONS = {
 
 
 class Reads:
-    """Makes `y` of `x`, in `init` and in a fragment."""
+    """Computes `y` from `x`, in `init` and in a fragment."""
 
     def __init__(self, operation, x, axis):
         self.x, self.operation = x, operation
@@ -45,7 +45,7 @@ class Reads:
 
 
 def values(seed, shape, dtype=jnp.float32):
-    """Small numbers with some that are special among them."""
+    """Normal numbers, some of them replaced by special ones."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=shape)
     return jnp.asarray(np.where(rng.random(shape) < 0.2, rng.choice(SPECIAL, shape), x), dtype)
@@ -65,13 +65,13 @@ def test_nan_is_nan_on_several_devices(name, policy, axis, devices):
     operation, x = OPERATIONS[name], values(len(name), (8, 4))
     engine = fdg.compile(Reads(operation, x, axis), policy, devices[:4])
     state = engine.init(0)
-    made = [np.asarray(state["y"]), np.asarray(engine.run(state)[0]["y"])]
-    for each in made:
-        np.testing.assert_allclose(each, jax.jit(operation)(x), rtol=1e-6)
+    results = [np.asarray(state["y"]), np.asarray(engine.run(state)[0]["y"])]
+    for result in results:
+        np.testing.assert_allclose(result, jax.jit(operation)(x), rtol=1e-6)
     assert engine.unexplained() == ()
 
 
-def test_a_maximum_is_one_exchange_of_its_own_size(devices):
+def test_maximum_is_one_all_reduce_of_its_size(devices):
     for name in ("max", "segments"):
         engine = fdg.compile(Reads(OPERATIONS[name], values(0, (8, 4)), 0), policies.GPUOnly(), devices[:4])
         (program,) = engine.programs
@@ -83,13 +83,13 @@ def test_a_maximum_is_one_exchange_of_its_own_size(devices):
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
 )
-def test_integers_in_the_order_of_floats(dtype):
-    """Of every dtype, NaN of either sign included; and of nothing an extreme is infinite."""
+def test_extremes_of_each_dtype(dtype):
+    """With NaN of either sign; the maximum over an empty axis is -inf."""
     for seed in range(20):
         x = values(seed, (5, 4), dtype)
         x = jnp.where(jnp.isnan(x) & (seed % 2 == 0), -x, x)
         for operation in (lambda x: jnp.max(x, 0), lambda x: jnp.min(x, 0)):
-            (made,) = core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(operation)(x)))(x)
-            np.testing.assert_array_equal(made.astype(float), operation(x).astype(float))
+            (result,) = core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(operation)(x)))(x)
+            np.testing.assert_array_equal(result.astype(float), operation(x).astype(float))
     nothing = jax.make_jaxpr(lambda x: jnp.max(x, 0, initial=-jnp.inf))(jnp.zeros((0, 2)))
     assert core.jaxpr_as_fun(keep_nan(nothing))(jnp.zeros((0, 2)))[0].tolist() == [-np.inf, -np.inf]

@@ -1,4 +1,4 @@
-"""Functions on the host that fail: one line that names the fragment, whatever the way."""
+"""Host functions that fail: an error of one line that names the fragment."""
 
 import os
 import re
@@ -30,7 +30,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_is_one_line_from_the_command_line(fault, tmp_path, capfd, host_devices):
+def test_failure_on_the_command_line(fault, tmp_path, capfd, host_devices):
     flags = f"--algo tests.lowering.calling:Calling --fault {fault} --devices 1 --total-steps 8"
     assert train_main([*flags.split(), "--out", str(tmp_path / "run")]) == 1
     assert capfd.readouterr().err == f"error: {FAULTS[fault]}\n"
@@ -38,7 +38,7 @@ def test_a_failure_is_one_line_from_the_command_line(fault, tmp_path, capfd, hos
 
 @pytest.mark.parametrize("kind", ["pure", "ordered", "debug"])
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.SingleLearnerCoarse(actors=1)], ids=repr)
-def test_it_is_the_last_line_in_python(kind, policy, devices, caplog):
+def test_failure_in_python(kind, policy, devices, caplog):
     count = 1 if policy == policies.GPUOnly() else 2
     engine = fdg.compile(Calling(fault="raise", kind=kind), policy, devices[:count])
     with pytest.raises((jax.errors.JaxRuntimeError, HostError)) as caught:
@@ -55,13 +55,13 @@ def test_it_is_the_last_line_in_python(kind, policy, devices, caplog):
     assert not caplog.records  # JAX's own traceback
 
 
-def test_one_in_init_is_named_too(devices):
+def test_failure_in_init(devices):
     engine = fdg.compile(Calling(fault="raise", where="init"), policies.GPUOnly(), devices[:1])
     with pytest.raises(HostError, match=r"^init: ask raised ValueError: the wheels"):
         jax.block_until_ready(engine.init())
 
 
-def test_one_that_exits_says_so_first():
+def test_exit_is_reported():
     script = (
         "import fdg, policies, jax; from tests.lowering.calling import Calling\n"
         "engine = fdg.compile(Calling(fault='exit'), policies.GPUOnly(), jax.devices()[:1])\n"
@@ -77,7 +77,7 @@ def test_one_that_exits_says_so_first():
     assert (done.returncode, done.stderr) == (7, f"error: {STEP} called os._exit(7)\n")
 
 
-def test_the_exit_is_as_it_was_when_nothing_runs():
+def test_os_exit_is_restored_after_a_call():
     before = os._exit
     call = host_calls.Guarded(lambda: [os._exit is before], "here", None, None)
     assert call() == [False] and os._exit is before
@@ -100,7 +100,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    "ask, said",
+    "ask, message",
     [
         (raising(Mute("x")), "raised Mute: no message"),
         (raising(KeyboardInterrupt()), "raised KeyboardInterrupt: no message"),
@@ -111,15 +111,15 @@ def raising(error):
         (lambda: [Unreadable()], "raised ValueError: no array"),
     ],
 )
-def test_whatever_it_raises_or_gives_is_one_line(ask, said):
+def test_any_exception_or_wrong_result_is_one_line(ask, message):
     ask.__name__ = "ask"
     call = host_calls.Guarded(ask, "fragment 'step' (environment)", (((4,), "float32"),), None)
-    with pytest.raises(HostError, match=f"^{re.escape(STEP)} {said}"):
+    with pytest.raises(HostError, match=f"^{re.escape(STEP)} {message}"):
         call()
 
 
 @pytest.mark.parametrize("fault", ["none", "double"])
-def test_what_does_not_fail_is_as_before(fault, devices):
+def test_calls_that_succeed_are_unchanged(fault, devices):
     algorithm = Calling(fault=fault, kind="ordered")
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     state, metrics = engine.run(engine.init(), 3)
@@ -129,7 +129,7 @@ def test_what_does_not_fail_is_as_before(fault, devices):
     assert metrics["episode_return"].tolist() == [4.0, 12.0, 28.0]
 
 
-def test_equations_keep_their_effects_and_their_equality():
+def test_guarded_calls_keep_effects_and_equality():
     jaxpr = fdg.trace(Calling(kind="ordered")).jaxpr
     one, two = host_calls.guard(jaxpr), host_calls.guard(jaxpr)
     assert jaxprs.open_jaxpr(one).effects == jaxprs.open_jaxpr(jaxpr).effects
@@ -150,8 +150,8 @@ def test_equations_keep_their_effects_and_their_equality():
     assert host_calls.guard(silent) is silent
 
 
-class Read:
-    """Reads its data from the host, of which each device keeps some columns."""
+class HostData:
+    """Reads its data from the host; each device keeps some of the columns."""
 
     def init(self, key):
         shape = jax.ShapeDtypeStruct((10, 8, 1), jnp.float32)
@@ -165,8 +165,8 @@ class Read:
         return {"data": halved(state["data"])}, {"sum": jnp.sum(state["data"])}
 
 
-def test_what_the_host_gives_is_split_without_a_warning(devices, capfd):
-    engine = fdg.compile(Read(), policies.GPUOnly(), devices[:4])
+def test_host_data_is_sharded_without_a_warning(devices, capfd):
+    engine = fdg.compile(HostData(), policies.GPUOnly(), devices[:4])
     _, metrics = engine.run(engine.init(0), 2)
     assert metrics["sum"].tolist() == [80, 40]
     assert "rematerialization" not in capfd.readouterr().err

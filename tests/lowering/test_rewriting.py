@@ -1,4 +1,4 @@
-"""What is rewritten in a program before it is compiled."""
+"""Rewrites of programs before compilation."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fdg.placing.policy import Group
 
 
 def names_of(jaxpr):
-    """Of all operations, those inside of others too."""
+    """Names of all operations, nested ones included."""
     found = set()
     for eqn in jaxpr.eqns:
         found |= {eqn.primitive.name}.union(*(names_of(body.jaxpr) for body in jaxprs.bodies(eqn)))
@@ -22,7 +22,7 @@ def names_of(jaxpr):
 
 
 def halved(x, unread):
-    """A loop that is given a sine, and looks at it for nothing."""
+    """A loop with an operand that only dead code reads."""
 
     def trip(carry):
         _ = jnp.cos(unread).sum()
@@ -32,7 +32,7 @@ def halved(x, unread):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x[None])[0]])
-def test_what_no_trip_of_a_loop_reads_is_not_computed(wrap):
+def test_unused_loop_operands_are_not_computed(wrap):
     x = jnp.arange(4.0)
     jaxpr = jax.make_jaxpr(wrap(lambda x: halved(x, jnp.sin(x))))(x)
     assert {"sin", "cos"} <= names_of(jaxprs.open_jaxpr(jaxpr))
@@ -42,7 +42,7 @@ def test_what_no_trip_of_a_loop_reads_is_not_computed(wrap):
     np.testing.assert_array_equal(found, x / 8)
 
 
-def test_a_loop_that_reads_all_stays_as_it_is():
+def test_loop_without_dead_code_is_unchanged():
     def doubled(x, by):
         return jax.lax.while_loop(lambda carry: carry.sum() < 100, lambda carry: carry * by, x)
 
@@ -52,29 +52,29 @@ def test_a_loop_that_reads_all_stays_as_it_is():
 
 
 @pytest.mark.parametrize(("devices", "cores", "each"), [(1, None, 8), (8, 2, 4), (8, 16, 8)])
-def test_devices_have_a_core_each_by_cores_of_the_target(devices, cores, each):
-    """A machine with `each` devices of a group of 8 has fewer cores than those, or not."""
+def test_cores_of_target_devices(devices, cores, each):
+    """Devices use all cores of a machine if it has at least as many of the group's devices as cores."""
     group = Group("all", tuple(range(8)))
     target = TargetDevices("cpu", float(cores) if cores else 1.0, each)
     assert target.uses_all_cores(group) == (each >= (cores or 1))
     assert not TargetDevices("gpu", 1.0).uses_all_cores(group)
 
 
-def test_processes_that_share_cores_have_their_devices_counted_together(devices):
-    """Two processes of one device each, on two cores: a mesh of both has a core each, one of one has not."""
+def test_processes_that_share_cores(devices):
+    """Two processes with one device each, on two cores: a mesh of both devices uses all cores."""
     mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
     one = jax.sharding.Mesh(np.array(devices[:1]), ("batch",))
     assert processes_sharing_cores() == 1 and min_cores_per_process() == usable_cores()
     try:
         set_core_sharing(2, cores=4)
-        assert not uses_all_cores(mesh)  # four places, and two devices in all
-        set_core_sharing(2, cores=2)  # another process has less than this one, and all make programs for that
+        assert not uses_all_cores(mesh)  # four cores and two devices
+        set_core_sharing(2, cores=2)  # the other process has fewer cores; both compile for that number
         assert uses_all_cores(mesh) and not uses_all_cores(one)
     finally:
         set_core_sharing(1)
 
 
-def test_on_a_gpu_nothing_is_tiled():
+def test_gpu_programs_are_not_tiled():
     def loss(w, x):
         return jnp.mean(jnp.tanh(x @ w) ** 2)
 

@@ -1,4 +1,4 @@
-"""Sums over a large batch in tiles: the numbers of the whole, and nothing of its size left in between."""
+"""Sums over a large batch in tiles: the same numbers, and no intermediate array of the batch's size."""
 
 import re
 
@@ -17,8 +17,8 @@ ROWS = 64
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Tiles of a few rows, whatever the sizes."""
+def small_tiles(monkeypatch):
+    """Tiles have a few rows, whatever the sizes."""
     monkeypatch.setattr(tiles, "TILE_BYTES", 4096)
     monkeypatch.setattr(tiles, "TILE_FLOPS", 1)
 
@@ -32,7 +32,7 @@ def squares(w, x, y):
 
 
 def standardized_output(w, x, y):
-    """Those of what the product makes: only what follows them can be tiled."""
+    """Mean and deviation of the product: only what follows them can be tiled."""
     out = x @ w
     return jnp.mean(jnp.square((out - out.mean()) / out.std() - y))
 
@@ -59,31 +59,31 @@ def traced(function):
 
 
 def counts(jaxpr):
-    """Into how many tiles its calls run."""
+    """The number of tiles of each tiled call."""
     return [int(n) for n in re.findall(r"fdg-tiles:(\d+)", str(jaxpr))]
 
 
-def assert_alike(made, expected):
+def assert_close(made, expected):
     for a, b in zip(made, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_a_gradient_in_tiles_is_that_of_the_whole(loss):
+def test_tiled_gradient_matches(loss):
     jaxpr, arguments = traced(lambda *a: jax.tree.leaves(jax.value_and_grad(loss)(*a)))
     tiled = tiles.tile(jaxpr, [None, 0, 0], 1)
     assert counts(tiled) and max(counts(tiled)) > 1
-    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+    assert_close(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
 
 
-def test_what_tiles_take_and_leave():
-    """Extremes, counts and what has a row for each sample come out of the tiles too."""
+def test_extremes_and_rows_in_tiles():
+    """Maxima, minima, counts and results with a row per sample are computed in tiles, too."""
 
     def function(w, x, y):
         error = jnp.square(x @ w - y)
         gradient = jax.grad(squares)(w, x, y)
         large = error > 1
-        some = jax.lax.reduce_max_p.bind(large, axes=(0, 1), out_sharding=None)  # of truth values: left alone
+        some = jax.lax.reduce_max_p.bind(large, axes=(0, 1), out_sharding=None)  # booleans: not tiled
         ends = error.max(), error.min(), jnp.argmax(error, axis=1), error.sum(1), large.sum(), some
         narrow = error.astype(jnp.float8_e4m3fn)  # which has no infinity
         return gradient, *ends, *(x.astype(jnp.float32) for x in (narrow.max(), narrow.min()))
@@ -91,14 +91,14 @@ def test_what_tiles_take_and_leave():
     jaxpr, arguments = traced(function)
     tiled = tiles.tile(jaxpr, [None, 0, 0], 1)
     assert max(counts(tiled)) > 1
-    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+    assert_close(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
 
 
-def test_nothing_between_the_layers_has_the_size_of_the_batch():
+def test_no_intermediate_array_has_the_batch_size():
     jaxpr, _ = traced(jax.grad(two_products))
     tiled = jaxprs.open_jaxpr(tiles.tile(jaxpr, [None, 0, 0], 1))
     large = [eqn.primitive.name for eqn in tiled.eqns if any(ROWS in v.aval.shape for v in eqn.outvars)]
-    assert set(large) <= {"broadcast_in_dim"}  # a number for all rows, which is never written out
+    assert set(large) <= {"broadcast_in_dim"}  # a broadcast scalar, which is never materialized
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_nothing_between_the_layers_has_the_size_of_the_batch():
     ],
     ids=["no gradient", "few rows", "no batch"],
 )
-def test_left_alone(function, why):
+def test_not_tiled(function, why):
     jaxpr, _ = traced(function)
     assert tiles.tile(jaxpr, [None, 0, 0], 1) is jaxpr, why
 
 
-def test_a_fitting_batch_is_left_alone(monkeypatch):
+def test_batch_that_fits_is_not_tiled(monkeypatch):
     monkeypatch.setattr(tiles, "TILE_BYTES", 1 << 20)
     jaxpr, _ = traced(jax.grad(squares))
     assert tiles.tile(jaxpr, [None, 0, 0], 1) is jaxpr
 
 
 @pytest.mark.parametrize(("limit", "count"), [(600, [16]), (200, [])])
-def test_tiles_are_no_smaller_than_groups_can_be_cut(monkeypatch, limit, count):
-    """A convolution of 64 features in 16 groups is run by 16 tiles, each its group's, and not by 32 or 64."""
+def test_tiles_do_not_cut_feature_groups(monkeypatch, limit, count):
+    """A convolution of 64 features in 16 groups runs in 16 tiles, one per group, and not in 32 or 64."""
     monkeypatch.setattr(tiles, "TILE_BYTES", limit)
 
     def loss(w, x, kernels):
@@ -134,11 +134,11 @@ def test_tiles_are_no_smaller_than_groups_can_be_cut(monkeypatch, limit, count):
     jaxpr = jax.make_jaxpr(jax.grad(loss))(*arguments)
     tiled = tiles.tile(jaxpr, [None, 1, 0], 1)
     assert counts(tiled) == count
-    assert_alike(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+    assert_close(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
 
 
-def test_sums_that_are_waited_for_stay_out():
-    """The mean of all rows feeds every row: what comes before it runs before the tiles, once."""
+def test_sums_that_rows_read_run_before_the_tiles():
+    """Every row reads the mean of all rows: what precedes it runs once, before the tiles."""
     jaxpr, _ = traced(jax.grad(standardized_output))
     tiled = jaxprs.open_jaxpr(tiles.tile(jaxpr, [None, 0, 0], 1))
     before = [eqn.primitive.name for eqn in tiled.eqns]
@@ -147,8 +147,8 @@ def test_sums_that_are_waited_for_stay_out():
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 32])
-def test_sums_of_devices_travel_as_one_array(monkeypatch, limit):
-    """Also where a device has cores enough to be left in one piece; only large arrays go by themselves."""
+def test_gradients_are_reduced_as_one_array(monkeypatch, limit):
+    """Also if a device has enough cores for a single tile; only large arrays are reduced separately."""
     monkeypatch.setattr(tiles, "PACKED_BYTES", limit)
 
     def function(w, x, y, b):
@@ -163,4 +163,4 @@ def test_sums_of_devices_travel_as_one_array(monkeypatch, limit):
     made = re.findall(r"= (\(.*?\)|\S+) all-reduce\(", lowered.lower(*arguments).compile().as_text())
     arrays = re.findall(r"f32\[([\d,]*)\]", "".join(made))
     assert sorted(arrays) == (["15"] if limit > 32 else ["12", "3"])  # w has 4 x 3 numbers, 48 bytes
-    assert_alike(lowered(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
+    assert_close(lowered(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))

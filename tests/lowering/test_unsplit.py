@@ -1,4 +1,4 @@
-"""Operations that XLA splits wrongly where parameters are split over `model`: the numbers of one device."""
+"""Operations that XLA partitions wrongly if parameters are split over `model`: the numbers of one device."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def integers(x):
     return (100 * x).astype(jnp.int32)
 
 
-def total(function):
+def gradient(function):
     return jax.grad(lambda x: jnp.sum(function(x) ** 2))
 
 
@@ -32,11 +32,11 @@ OPERATIONS = {
     "convolve": lambda x: jnp.convolve(x[0, 0], x[0, 0], "same"),
     "correlate": lambda x: jnp.correlate(x[0, 0], x[0, 1], "same"),
     "convolution": convolution,
-    "its gradient": total(convolution),
+    "convolution gradient": gradient(convolution),
     "in groups": lambda x: convolution(x, 4),
-    "the largest": largest,
-    "where it is": total(largest),
-    "a function's": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b + 0.1 * a * b, (2,)),
+    "max pooling": largest,
+    "max pooling gradient": gradient(largest),
+    "custom reduce": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b + 0.1 * a * b, (2,)),
     "xor of integers": lambda x: lax.reduce_xor(integers(x), (2,)),
     "and of integers": lambda x: lax.reduce_and(integers(x), (0, 1, 2)),
     "or of booleans": lambda x: lax.reduce_or(x > 1, (1, 2)),
@@ -45,7 +45,7 @@ OPERATIONS = {
 }
 
 
-class Splits:
+class Applies:
     """Applies an operation to a parameter, between fragments, next to a batch."""
 
     def __init__(self, operation):
@@ -66,7 +66,7 @@ class Splits:
 @pytest.mark.parametrize("spec", [(None, None, "model"), ("batch", None, "model"), (None, "model", "batch")])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_numbers_are_those_of_one_device(name, spec, devices):
-    algorithm = Splits(OPERATIONS[name])
+    algorithm = Applies(OPERATIONS[name])
     expected = jax.jit(algorithm.iterate)(algorithm.init(None))[0]
     policy = policies.GPUOnly(model_parallel=2, parameters=(("'p'", spec),))
     engine = fdg.compile(algorithm, policy, devices[:4])

@@ -1,4 +1,4 @@
-"""Which group a fragment lives on, worked out by hand of graphs that nobody traced."""
+"""Assignment of fragments to groups, on graphs built by hand."""
 
 import warnings
 
@@ -39,15 +39,15 @@ def names(assigned):
     return {fragment: group.name for fragment, group in assigned.items()}
 
 
-def test_by_role_by_parent_and_by_the_largest_input():
-    made = graph(
+def test_assignment_by_role_parent_and_largest_input():
+    mine = graph(
         fragment("act", "actor"),
-        fragment("judge", "critic"),  # follows `learn`, who makes more of what it reads
+        fragment("judge", "critic"),  # its largest input comes from `learn`
         fragment("learn", "learner"),
-        fragment("gradient", "gradient", "learn"),  # nested: whatever feeds it
+        fragment("gradient", "gradient", "learn"),  # nested: follows its parent
         fragment("deep", "other", "gradient"),
-        fragment("alone", "other"),  # reads its own past alone: the first group
-        fragment("last", "other"),  # follows who follows
+        fragment("alone", "other"),  # reads only its own last result: first group
+        fragment("last", "other"),  # follows `judge`
         edges=[
             edge("act", "judge", 8),
             edge("learn", "judge", 9),
@@ -57,7 +57,7 @@ def test_by_role_by_parent_and_by_the_largest_input():
             edge("judge", "last", 1),
         ],
     )
-    assert names(assign(made, {"actor": A, "learner": B})) == {
+    assert names(assign(mine, {"actor": A, "learner": B})) == {
         "act": "a",
         "judge": "b",
         "learn": "b",
@@ -68,14 +68,14 @@ def test_by_role_by_parent_and_by_the_largest_input():
     }
 
 
-def test_those_that_only_follow_each_other_are_with_the_first_group():
+def test_fragments_in_a_cycle_use_the_first_group():
     two = fragment("one", "x"), fragment("other", "y")
-    made = graph(*two, fragment("learn", "learner"), edges=[edge("one", "other", 1), edge("other", "one", 1)])
-    assert names(assign(made, {"actor": A, "learner": B})) == {"one": "a", "other": "a", "learn": "b"}
-    assert list(assign(made, {"learner": B, "actor": A})) == ["one", "other", "learn"]
+    mine = graph(*two, fragment("learn", "learner"), edges=[edge("one", "other", 1), edge("other", "one", 1)])
+    assert names(assign(mine, {"actor": A, "learner": B})) == {"one": "a", "other": "a", "learn": "b"}
+    assert list(assign(mine, {"learner": B, "actor": A})) == ["one", "other", "learn"]
 
 
-# --- as many devices as batches divide over ---
+# --- the number of devices divides the batch ---
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_those_that_only_follow_each_other_are_with_the_first_group():
         (4, 1, (8, 6), 2),
         (3, 1, (7,), 1),
         (8, 1, (4,), 4),
-        (3, 1, (None,), 3),  # without a batch, copies
+        (3, 1, (None,), 3),  # no batch: replicated
         (8, 2, (6,), 6),  # three rows of two
         (7, 2, (6,), 6),
     ],
 )
-def test_fitted(devices, model, batches, used):
+def test_devices_that_divide_the_batch(devices, model, batches, used):
     fragments = [fragment(f"f{i}", "actor", batch=n) for i, n in enumerate(batches)]
     group = Group("a", tuple(range(10, 10 + devices)), model=model)
     assert fit_to_batches(group, fragments, POLICY).devices == tuple(range(10, 10 + used))
@@ -114,7 +114,7 @@ def test_fitted(devices, model, batches, used):
         (Group("a", (0,), model=2), "use a multiple of 2"),
     ],
 )
-def test_what_does_not_fit(group, words):
+def test_indivisible_batch_or_model(group, words):
     with refuses(words, kind=PlanError):
         fit_to_batches(
             group,
@@ -126,7 +126,7 @@ def test_what_does_not_fit(group, words):
 # --- groups on the same devices ---
 
 
-def test_groups_on_the_same_devices_become_one():
+def test_groups_on_the_same_devices_are_merged():
     one, two = Group("one", (0, 1)), Group("two", (0, 1), exact=True, model=2, parameters="fsdp")
     apart, some = Group("apart", (0, 1), apart=True), Group("some", (1,))
     merged = merge_same_devices({"f": one, "g": two, "h": apart, "i": some, "j": one}, POLICY)
@@ -136,7 +136,7 @@ def test_groups_on_the_same_devices_become_one():
     assert merged["h"] is apart
 
 
-def test_not_if_they_shard_in_different_ways():
+def test_groups_with_different_sharding_are_not_merged():
     one, two = (
         Group(name, (0, 1), parameters=(("w", over),)) for name, over in (("x", "batch"), ("y", "model"))
     )
@@ -145,7 +145,7 @@ def test_not_if_they_shard_in_different_ways():
     merge_same_devices({"f": one, "g": Group("y", (0, 1), parameters=(("w", "batch"),))}, POLICY)
 
 
-# --- what a policy may answer ---
+# --- placements returned by a policy ---
 
 ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
 
@@ -175,7 +175,7 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
         ({"actor": A, "critic": B, "buffer": B}, "mark one with fdg.fragment('critic')"),
     ],
 )
-def test_what_no_policy_may_answer(placement, words):
+def test_invalid_placement(placement, words):
     with refuses(words, kind=PlanError):
         check_placement(ACTING, POLICY, placement, 4)
 
@@ -184,16 +184,16 @@ def test_what_no_policy_may_answer(placement, words):
     "placement",
     [
         {"actor": A, "learner": B},
-        {"critic": A},  # one group: everything lives there
+        {"critic": A},  # one group holds everything
         {"actor": A, "critic": A, "learner": Group("a", (0, 1), exact=True)},
         {"actor": A, "critic": Group("b", (2,), optional=True)},
     ],
 )
-def test_what_a_policy_may_answer(placement):
+def test_valid_placement(placement):
     check_placement(ACTING, POLICY, placement, 3)
 
 
-def test_an_algorithm_without_fragments_lives_with_the_first_group():
+def test_algorithm_without_fragments_uses_the_first_group():
     check_placement(graph(fragment("iterate", WHOLE_ITERATION)), POLICY, {"actor": A, "learner": B}, 3)
 
 
@@ -202,15 +202,15 @@ def test_an_algorithm_without_fragments_lives_with_the_first_group():
     [
         ("leaner", {"actor": A}, ["fragment 'f' has the role 'leaner'", "mean 'learner'"]),
         ("actor", {"laerner": A}, ["places the role 'laerner'", "mean 'learner'"]),
-        ("mine", {"mien": A}, ["'mine'", "'mien'"]),  # one of a user's own
+        ("mine", {"mien": A}, ["'mine'", "'mien'"]),  # a user's role
         ("mine", {"mine": A}, []),
         ("dreamer", {"actor": A, "learner": B}, []),
     ],
 )
-def test_roles_that_are_almost_others(role, placement, words):
-    with warnings.catch_warnings(record=True) as told:
+def test_misspelled_roles_warn(role, placement, words):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_near_roles(graph(fragment("f", role)), placement)
-    found = " ".join(str(each.message) for each in told)
-    assert bool(told) == bool(words) and all(word in found for word in words), found
-    assert all(each.category is FdgWarning for each in told)
+    text = " ".join(str(each.message) for each in caught)
+    assert bool(caught) == bool(words) and all(word in text for word in words), text
+    assert all(each.category is FdgWarning for each in caught)

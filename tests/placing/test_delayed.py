@@ -1,4 +1,4 @@
-"""What staleness delays, and for whom; and what cannot be delayed."""
+"""Which leaves staleness delays for which fragments, and errors where a delay is impossible."""
 
 import jax
 import numpy as np
@@ -35,8 +35,8 @@ def reads(graph, policy):
     return list(names), delayed.readers
 
 
-def test_statistics_are_delayed_where_another_group_makes_them():
-    """The learner's group under Coarse; under Central the workers' own."""
+def test_statistics_are_delayed_if_another_group_computes_them():
+    """The learners' group computes them under Coarse, the workers' own group under Central."""
     environment = envs.make("Pendulum-v1")
     graph = fdg.trace(algos.PPO(env=environment, num_envs=8, hidden=(4,), normalize_observation=True))
     coarse, _ = reads(graph, policies.SingleLearnerCoarse(staleness=1))
@@ -44,9 +44,9 @@ def test_statistics_are_delayed_where_another_group_makes_them():
     assert coarse == ["parameters", "observation_statistics"] and central == ["parameters"]
 
 
-@pytest.mark.parametrize(("trips", "late"), [(0, []), (1, ["w"]), (3, ["w"])])
-def test_a_loop_without_a_trip_makes_nothing(trips, late):
-    """Then the actors' own group has made the weight, and waits for nobody."""
+@pytest.mark.parametrize(("trips", "names"), [(0, []), (1, ["w"]), (3, ["w"])])
+def test_loop_with_zero_trips_delays_nothing(trips, names):
+    """Without a trip, the actors' own group computes the weight."""
 
     def program(p, s):
         w = act(p, s["w"], s["x"])
@@ -54,12 +54,12 @@ def test_a_loop_without_a_trip_makes_nothing(trips, late):
         return {"w": w, "v": s["v"], "x": s["x"]}, {}
 
     delayed = delayed_graph(program, START, COARSE, 1, Looped()).delayed
-    assert [sorted(dict(START))[i] for i in delayed.leaves] == late
+    assert [sorted(dict(START))[i] for i in delayed.leaves] == names
 
 
 @pytest.mark.parametrize("trips", [1, 2, 3, 4])
-def test_what_changes_places_in_a_loop_is_the_learners_after_so_many_trips(trips):
-    """Of one trip too many the actors would wait for a weight that nobody makes."""
+def test_values_swapped_in_a_loop(trips):
+    """After one trip w is the old v; after more trips a learner has computed it."""
 
     def program(p, s):
         x = act(p, s["w"], s["x"])
@@ -67,13 +67,13 @@ def test_what_changes_places_in_a_loop_is_the_learners_after_so_many_trips(trips
         return {"w": w, "v": v, "x": x}, {}
 
     looped, unrolled = (
-        delayed_graph(program, START, COARSE, 1, how).delayed for how in (Looped(), Unrolled())
+        delayed_graph(program, START, COARSE, 1, kind).delayed for kind in (Looped(), Unrolled())
     )
     assert looped.leaves == unrolled.leaves
     assert [sorted(dict(START))[i] for i in looped.leaves] == ([] if trips == 1 else ["w"])
 
 
-def test_a_staleness_that_delays_nothing_says_so():
+def test_plan_says_that_staleness_has_no_effect():
     def program(p, s):
         y = act(p, s["x"], s["x"])
         return {"w": learn(p, s["w"], y), "v": s["v"], "x": y}, {}
@@ -92,7 +92,7 @@ def refused(program, *words, groups=COARSE):
 
 
 @pytest.mark.parametrize("how", ["branch", "while"])
-def test_a_fragment_that_may_hand_on_or_compute(how):
+def test_fragment_that_may_pass_its_input_through(how):
     def either(w, x):
         if how == "branch":
             return jax.lax.cond(x > 0, lambda w: w, lambda w: 2 * w, w), x
@@ -105,8 +105,8 @@ def test_a_fragment_that_may_hand_on_or_compute(how):
     refused(program, "'act' (actors)", "state['w']", "'learn'", "float32[]", "jnp.where", "staleness=0")
 
 
-def test_such_a_fragment_is_fine_where_one_version_is_read():
-    """The learner that may skip its update: nobody reads another version of what it makes."""
+def test_conditional_update_with_one_version():
+    """A learner that may skip its update: all readers read the same version of its result."""
 
     def program(p, s):
         x = act(p, s["w"], s["x"])
@@ -119,25 +119,25 @@ def test_such_a_fragment_is_fine_where_one_version_is_read():
         )
         return {"w": w, "v": act(p, s["v"], s["w"]), "x": x}, {}
 
-    def by_hand(p, s):
+    def reference(p, s):
         x = act(p, s["w"], s["x"])
         (w,) = p.fragment("learner", "learn", lambda w, x: (w + x * (x > 1),), s["w"], x)
         return {"w": w, "v": act(p, s["v"], s["w"]), "x": x}, {}
 
-    expected = python(by_hand, START, TWO, 2, 6)
+    expected = python(reference, START, TWO, 2, 6)
     assert_equal(expected, rewritten(program, START, TWO, 2, 6, Looped()))
 
 
-@pytest.mark.parametrize("reader", ["nobody", "the update"])
+@pytest.mark.parametrize("reader", ["none", "the update"])
 @pytest.mark.parametrize("groups", ["coarse", "central", "three"])
-def test_what_a_fragment_makes_or_hands_on_is_its_own_version(groups, reader):
-    """Whoever reads it, if anybody: a loop with no trip hands on, a branch taken makes; neither is proved."""
+def test_conditional_result_has_the_version_of_its_fragment(groups, reader):
+    """Also where a loop without trips, or one branch, passes its input through."""
 
     def maybe(w, x):
         looped, _ = jax.lax.while_loop(lambda s: s[1] < x, lambda s: (s[0] / 2, s[1] + 1), (w, 0.0))
         return looped, jax.lax.cond(x > 1, lambda w: 3 * w, lambda w: w, w), w + x
 
-    def by_hand(w, x):
+    def reference(w, x):
         trips = np.maximum(np.ceil(x), 0)
         return w / 2**trips, 3 * w if x > 1 else w, w + x
 
@@ -145,30 +145,30 @@ def test_what_a_fragment_makes_or_hands_on_is_its_own_version(groups, reader):
         def lines(p, s):
             looped, branched, x = p.fragment("actor", "act", function, s["w"], s["x"])
             nested = p.fragment("actor", "outer", lambda w, x: (function(w, x)[2],), s["w"], x)[0]
-            if reader == "nobody":
+            if reader == "none":
                 return {"w": learn(p, s["w"], nested, "update"), "v": s["v"], "x": x}, {}
             inside = act(p, looped, branched)
             return {"w": learn(p, s["w"], inside, "update"), "v": s["v"], "x": x}, {}
 
         return lines
 
-    expected = python(program(by_hand), START, GROUPS[groups], 1, 4)
+    expected = python(program(reference), START, GROUPS[groups], 1, 4)
     assert_equal(expected, rewritten(program(maybe), START, GROUPS[groups], 1, 4, Looped()))
 
 
-def test_an_effect_is_not_repeated():
-    def shown(w):
+def test_effect_is_not_duplicated():
+    def print_and_call(w):
         jax.debug.print("{}", w)
         return jax.experimental.io_callback(lambda w: w, w, w)
 
     def program(p, s):
-        x = act(p, p.glue(shown, s["w"]), s["x"])
+        x = act(p, p.glue(print_and_call, s["w"]), s["x"])
         return {"w": learn(p, s["w"], x), "v": s["v"], "x": x}, {}
 
     refused(program, "io_callback", "has an effect", "state['w']", "'act' (actors)", groups=TWO)
 
 
-def test_actor_and_learner_that_take_turns_within_a_while_loop():
+def test_actor_and_learner_alternate_in_a_while_loop():
     def program(p, s):
         def trip(carry, i):
             w, x = carry
@@ -180,8 +180,8 @@ def test_actor_and_learner_that_take_turns_within_a_while_loop():
     refused(program, "'act' (actors)", "'learn' (learners)", "take turns", "use staleness=0", groups=TWO)
 
 
-def decided_between(within, reader):
-    """A fragment in a branch that the actor's weight decides; who reads what comes out?"""
+def branch_program(within, reader):
+    """A branch on the actor's weight contains a fragment of role `within`; `reader` reads its result."""
 
     def program(p, s):
         deep = lambda w, x: (act(p, w, x, within, "deep"),)  # noqa: E731
@@ -195,12 +195,12 @@ def decided_between(within, reader):
 @pytest.mark.parametrize(
     ("within", "reader", "named"), [("actor", "learner", "'deep'"), ("learner", "actor", "'act'")]
 )
-def test_a_branch_that_would_go_two_ways(within, reader, named):
-    """Because the actor is in it, or reads what came of it."""
+def test_branch_on_two_versions(within, reader, named):
+    """The actor is in the branch or reads its result, so the old and the new weight would select it."""
     words = ("branch (cond)", "state['w']", f"{named} (actors)", "compute the condition in a fragment")
-    refused(decided_between(within, reader), *words, groups=TWO)
+    refused(branch_program(within, reader), *words, groups=TWO)
 
 
-def test_a_branch_is_fine_where_only_the_newest_is_read():
-    program, arguments = decided_between("learner", "learner"), (START, TWO, 1, 4)
+def test_branch_on_the_newest_version():
+    program, arguments = branch_program("learner", "learner"), (START, TWO, 1, 4)
     assert_equal(python(program, *arguments), rewritten(program, *arguments, Looped()))

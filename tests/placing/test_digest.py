@@ -1,4 +1,4 @@
-"""Digests of plans: alike in every process that traces the same, and telling where one does not."""
+"""Digests of plans: equal in processes with the same trace, otherwise they name the part that differs."""
 
 import dataclasses
 
@@ -13,23 +13,23 @@ from tests.tiny import Pupil
 
 @dataclasses.dataclass(frozen=True)
 class Varied(Pupil):
-    """Another pupil in one respect."""
+    """`Pupil` with further settings."""
 
     factor: float = 0.1
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
-    asks: bool = False
+    callback: bool = False
 
     def init(self, key):
         return super().init(key)
 
     def iterate(self, state):
         state, metrics = super().iterate(state)
-        # A captured array: a constant of the jaxpr, whose text says no more than its shape.
+        # A captured array is a constant of the jaxpr, whose text shows only its shape.
         return {**state, "weight": state["weight"] + np.asarray(self.offset, np.float32)}, metrics
 
     @fdg.fragment("update", in_axes=None, out_axes=None)
     def update(self, weight, slope):
-        if self.asks:
+        if self.callback:
             weight = jax.pure_callback(lambda x: x, weight, weight)
         return weight - self.factor * slope
 
@@ -40,13 +40,13 @@ def differing(one, two, first=None, second=None):
     return [name for name in a if a[name] != b[name]]
 
 
-def test_what_differs_is_named():
+def test_digests_name_what_differs():
     assert differing(Varied(), Varied()) == []
-    assert differing(Varied(asks=True), Varied(asks=True)) == []  # a lambda has another address each time
+    assert differing(Varied(callback=True), Varied(callback=True)) == []  # each lambda has another address
     # `update` is nested in `learn`.
     assert differing(Varied(), Varied(factor=0.2))[:2] == ["fragment 'learn'", "fragment 'update'"]
-    whole = ["constants", "code between fragments"]
-    assert differing(Varied(), Varied(offset=(0.0, 1e-7, 0.0))) in (whole, whole[1:])
+    expected = ["constants", "code between fragments"]
+    assert differing(Varied(), Varied(offset=(0.0, 1e-7, 0.0))) in (expected, expected[1:])
     coarse, fine = policies.SingleLearnerCoarse(actors=1), policies.SingleLearnerFine(workers=1)
     assert differing(Pupil(), Pupil(), coarse, fine)[0] == "policy"
     assert "schedule" in differing(Pupil(), Pupil(), coarse, fine)

@@ -1,4 +1,4 @@
-"""Effects under several groups: in the order of the program, each once; or a plan that says why not."""
+"""Effects under several groups run in program order, once each; plans that cannot do so are refused."""
 
 import dataclasses
 import types
@@ -17,10 +17,10 @@ from tests.placing.schedules import assert_valid, described
 
 
 class Wire:
-    """Fragments that write to a log on the host; `recv` gives back what was sent last."""
+    """Fragments that append to a log on the host; what `recv` returns depends on the length of the log."""
 
-    def __init__(self, ordered=True, trips=3, both="environment"):
-        self.log, self.ordered, self.trips, self.both = [], ordered, trips, both
+    def __init__(self, ordered=True, trips=3, send_role="environment"):
+        self.log, self.ordered, self.trips, self.send_role = [], ordered, trips, send_role
 
     def init(self, key):
         return {"x": jnp.arange(4.0), "w": jnp.float32(0.5)}
@@ -39,13 +39,13 @@ class Wire:
 
     def iterate(self, state):
         act = fdg.fragment("actor", (None, 0), name="act")(lambda w, x: w * x)
-        send = fdg.fragment(self.both, name="send")(lambda a: (self._call(self._send, a), a)[1])
+        send = fdg.fragment(self.send_role, name="send")(lambda a: (self._call(self._send, a), a)[1])
         recv = fdg.fragment("environment", name="recv")(lambda x: self._call(self._recv) + 0.0 * x)
         learn = fdg.fragment("learner", (None, 0), None, name="learn")(lambda w, x: w + 0.01 * jnp.mean(x))
 
         def one(x, _):
             send(act(state["w"], x))
-            return recv(jnp.zeros(4)), None  # nothing of what was sent
+            return recv(jnp.zeros(4)), None  # does not depend on what was sent
 
         x, _ = jax.lax.scan(one, state["x"], None, length=self.trips)
         return {"x": x, "w": learn(state["w"], x)}, {"x": x[0]}
@@ -61,7 +61,7 @@ def plain(algorithm, iterations):
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """`send` and `recv` on groups of their own."""
+    """Places `send` and `recv` on separate groups."""
 
     def place(self, devices):
         return {
@@ -73,19 +73,19 @@ class Apart:
 
 
 @pytest.mark.parametrize(
-    ("policy", "both", "ordered"),
+    ("policy", "send_role", "ordered"),
     [
         (policies.SingleLearnerFine(), "environment", True),
         (Apart(), "sender", True),
-        # Within one program JAX orders these as it likes, under plain jit too; programs are in order.
+        # JAX may reorder unordered effects within one program, also under plain jit; programs run in order.
         (Apart(), "sender", False),
     ],
 )
-def test_effects_happen_in_order_and_once(devices, policy, both, ordered):
-    expected, log = plain(Wire(both=both), 3)
+def test_effects_run_in_order_and_once(devices, policy, send_role, ordered):
+    expected, log = plain(Wire(send_role=send_role), 3)
     assert [what for what, *_ in log] == ["send", "recv"] * 9
-    algorithm = Wire(ordered, both=both)
-    engine = fdg.compile(algorithm, policy, devices[: 3 if both == "sender" else 2])
+    algorithm = Wire(ordered, send_role=send_role)
+    engine = fdg.compile(algorithm, policy, devices[: 3 if send_role == "sender" else 2])
     assert_valid(engine.plan.schedule)
     state, _ = engine.run(engine.init(0), 2)
     state, _ = engine.run(state, 1)
@@ -96,9 +96,9 @@ def test_effects_happen_in_order_and_once(devices, policy, both, ordered):
     np.testing.assert_allclose([x for _, *x in algorithm.log if x], [x for _, *x in log if x], rtol=1e-6)
 
 
-def test_the_token_is_planned_like_any_value():
-    """A program that sends waits for the one that received: four bytes between the groups."""
-    plan = fdg.place(Wire(both="sender"), Apart(), 3)
+def test_effect_token_is_a_planned_value():
+    """The sending program waits for the receiving one: a token of four bytes moves between the groups."""
+    plan = fdg.place(Wire(send_role="sender"), Apart(), 3)
     assert_valid(plan.schedule)
     steps = described(plan.schedule)
     assert steps.index("  receivers: recv") > steps.index("  senders: send")
@@ -108,7 +108,7 @@ def test_the_token_is_planned_like_any_value():
 
 
 class Between:
-    """Effects in code between fragments: one whose result two groups read, one without a reader."""
+    """Effects in code between fragments: two groups read the result of one, nothing reads that of another."""
 
     def __init__(self):
         self.log = []
@@ -117,19 +117,19 @@ class Between:
         return jnp.zeros(4)
 
     def iterate(self, x):
-        def say(what):
+        def record(what):
             return lambda *_: (self.log.append(what), np.float32(len(self.log)))[1]
 
         shape = jax.ShapeDtypeStruct((), jnp.float32)
-        drawn = io_callback(say("drawn"), shape, ordered=True)
+        drawn = io_callback(record("drawn"), shape, ordered=True)
         a = fdg.fragment("actor", name="act")(jnp.sin)(x + drawn)
-        io_callback(say("unread"), shape, a[0], ordered=True)
+        io_callback(record("unread"), shape, a[0], ordered=True)
         b = fdg.fragment("learner", name="learn")(jnp.cos)(a + drawn)
-        io_callback(say("last"), shape, ordered=True)
+        io_callback(record("last"), shape, ordered=True)
         return b, {"drawn": drawn}
 
 
-def test_code_between_fragments_is_neither_copied_nor_pruned(devices):
+def test_effects_between_fragments_are_neither_copied_nor_pruned(devices):
     algorithm = Between()
     engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(actors=1, learners=1), devices[:2])
     _, metrics = engine.run(engine.init(0), 3)
@@ -139,7 +139,7 @@ def test_code_between_fragments_is_neither_copied_nor_pruned(devices):
 
 
 class Printing:
-    """Prints, which have no result, inside a scan that is opened."""
+    """Debug prints, which have no result, within a scan that becomes a loop of the schedule."""
 
     def init(self, key):
         return jnp.zeros(4)
@@ -157,7 +157,7 @@ class Printing:
         return learn(jax.lax.scan(one, x, None, length=2)[0]), {}
 
 
-def test_prints_are_neither_lost_nor_repeated(devices, capfd):
+def test_debug_prints_are_neither_lost_nor_repeated(devices, capfd):
     engine = fdg.compile(Printing(), policies.SingleLearnerFine(), devices[:2])
     jax.block_until_ready(engine.run(engine.init(0), 2))
     jax.effects_barrier()
@@ -165,7 +165,7 @@ def test_prints_are_neither_lost_nor_repeated(devices, capfd):
     assert (lines.count("before 4"), lines.count("after 0.0")) == (4, 4)
 
 
-# --- what cannot be kept ---
+# --- refused effects ---
 
 SHAPE = jax.ShapeDtypeStruct((4,), jnp.float32)
 CALLS = {
@@ -209,8 +209,8 @@ def test_effects_on_several_devices_are_refused(kind, inside):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_single_agent_may_call_the_host(devices):
-    """`num_seeds=1` only adds an axis of length 1: the calls and the numbers are those of the algorithm."""
+def test_host_calls_of_a_single_agent(devices):
+    """`num_seeds=1` only adds an axis of length 1: calls and numbers are those of the plain algorithm."""
     one, agents = Wire(), Wire()
     engine = fdg.compile(one, policies.GPUOnly(), devices=1)
     state, metrics = engine.run(engine.init(seed=0), iterations=3)
@@ -222,7 +222,7 @@ def test_a_single_agent_may_call_the_host(devices):
     jax.tree.map(np.testing.assert_array_equal, all_metrics, jax.tree.map(lambda x: x[:, None], metrics))
 
 
-def test_memory_of_a_programs_own_is_no_effect():
+def test_local_ref_is_not_an_effect():
     class Counting:
         def init(self, key):
             return jnp.zeros(4)
@@ -239,9 +239,9 @@ def test_memory_of_a_programs_own_is_no_effect():
 
 
 def test_effects_in_several_processes_are_refused():
-    there = [types.SimpleNamespace(platform="cpu", process_index=i) for i in (0, 1, 1)]
+    devices = [types.SimpleNamespace(platform="cpu", process_index=i) for i in (0, 1, 1)]
     words = r"Apart\(\) puts effects into several processes.*_recv in fragment 'recv' .*\(receivers\)"
     with pytest.raises(fdg.PlanError, match=words):
-        fdg.place(Wire(both="sender"), Apart(), there)
-    there[0].process_index = 1
-    fdg.place(Wire(both="sender"), Apart(), there)
+        fdg.place(Wire(send_role="sender"), Apart(), devices)
+    devices[0].process_index = 1
+    fdg.place(Wire(send_role="sender"), Apart(), devices)

@@ -1,4 +1,4 @@
-"""What several groups keep stays the same bits: integers and keys are computed by each, floats by one."""
+"""State of several groups stays bitwise equal: each group computes integers and keys, one group floats."""
 
 import types
 
@@ -17,7 +17,7 @@ def devices_of(*platforms):
     return [types.SimpleNamespace(platform=platform) for platform in platforms]
 
 
-ALIKE, MIXED = devices_of("gpu", "gpu", "gpu"), devices_of("gpu", "gpu", "cpu")
+UNIFORM, MIXED = devices_of("gpu", "gpu", "gpu"), devices_of("gpu", "gpu", "cpu")
 
 
 def copied(found, name):
@@ -29,7 +29,7 @@ def copied(found, name):
     [
         (lambda x: x * 0.9, False),
         (lambda x: jnp.mean(x), False),
-        (lambda x: jnp.argmax(jnp.exp(x)), False),  # an integer that floats decide
+        (lambda x: jnp.argmax(jnp.exp(x)), False),  # an integer computed from floats
         (lambda x: jax.jit(jnp.tanh)(x), False),
         (lambda x: x[::2].reshape(2, 2), True),
         (lambda x: jnp.where(x > 0, x, -x), True),
@@ -39,24 +39,24 @@ def copied(found, name):
         (lambda x: jnp.zeros((4, 4)), True),
     ],
 )
-def test_what_is_exact(function, exact):
+def test_is_exact(function, exact):
     equations = jaxprs.open_jaxpr(jax.make_jaxpr(function)(X)).eqns
     assert all(map(is_exact, equations)) == exact
 
 
-@pytest.mark.parametrize(("devices", "twice"), [(ALIKE, True), (MIXED, False)])
-def test_floats_are_copied_within_a_platform_alone(devices, twice):
-    """Nobody keeps exp(z): on one platform its copies differ by ulps at most, and are gone at the end."""
+@pytest.mark.parametrize(("devices", "expected"), [(UNIFORM, True), (MIXED, False)])
+def test_floats_are_copied_only_within_a_platform(devices, expected):
+    """exp(z) is not part of the state. On one platform its copies differ by ulps at most."""
 
     def iterate(x):
         z = jnp.exp(here(x))
         return {"x": here2(z)}, {"m": jnp.sum(there(z))}
 
-    assert copied(schedule(iterate, devices, x=X), "exp") == twice
+    assert copied(schedule(iterate, devices, x=X), "exp") == expected
 
 
-@pytest.mark.parametrize("devices", [ALIKE, MIXED])
-def test_integers_and_keys_are_computed_by_each(devices):
+@pytest.mark.parametrize("devices", [UNIFORM, MIXED])
+def test_integers_and_keys_are_computed_by_each_group(devices):
     draw = fdg.fragment("here", in_axes=(0, None), name="draw")(lambda x, n: x + n)
     stir = fdg.fragment("there", in_axes=(0, None), name="stir")(lambda x, n: x - n)
 
@@ -71,9 +71,9 @@ def test_integers_and_keys_are_computed_by_each(devices):
 
 
 @pytest.mark.parametrize("looped", [False, True])
-@pytest.mark.parametrize("devices", [ALIKE, MIXED])
-def test_a_float_that_both_keep_is_computed_by_one(devices, looped):
-    """Each program would round in its own way, and the copies would part more with every iteration."""
+@pytest.mark.parametrize("devices", [UNIFORM, MIXED])
+def test_replicated_float_is_computed_by_one_group(devices, looped):
+    """Programs round differently, so copies computed by each would diverge over iterations."""
 
     def iterate(x, y, scale):
         def one(carry, _):
@@ -90,24 +90,24 @@ def test_a_float_that_both_keep_is_computed_by_one(devices, looped):
     assert {value.group for value in found.leaves[0]} == {"left", "right"}  # "scale" sorts first
     assert not copied(found, "tanh")
     moves = [(move.delay, [a.shape for a, _ in move.pairs]) for move, _ in found.moves()]
-    # In the loop it crosses for the next step; what comes out of the last one is then on both sides.
+    # In the loop it moves in each trip, for the next one; after the last trip both groups hold it.
     assert ("step" if looped else "iteration", [()]) in moves, moves
 
 
-def test_sums_over_groups_of_two_sizes_do_not_part():
-    """`left` adds up two halves, `right` all at once: another order, other bits."""
+def test_sum_is_computed_by_one_group_if_group_sizes_differ():
+    """`left` adds two halves, `right` sums at once: another order, other bits."""
 
     def iterate(x, y, mean):
         a = here(x, mean * jnp.ones(8))
         return {"x": a, "y": there(y, mean * jnp.ones(8)), "mean": jnp.mean(a)}, {}
 
-    found = schedule(iterate, ALIKE, x=X, y=X, mean=jnp.float32(0.0))
+    found = schedule(iterate, UNIFORM, x=X, y=X, mean=jnp.float32(0.0))
     assert {value.group for value in found.leaves[0]} == {"left", "right"}
     assert not copied(found, "reduce_sum")
 
 
-def test_copies_are_the_same_bits_after_a_run(devices):
-    """Two leaves that follow the copy of either side: they agree to the last bit."""
+def test_replicas_are_bitwise_equal_after_a_run(devices):
+    """Two leaves, each computed from the replica of one group, are bitwise equal."""
 
     class Mine:
         def init(self, key):

@@ -1,4 +1,4 @@
-"""Lag in micro-batches: which version each of them reads, against a count in plain Python."""
+"""Lag in micro-batches: the parameter version that each of them reads, against a count in plain Python."""
 
 import functools
 
@@ -18,7 +18,7 @@ FOUR = (("actor", "actors"), ("reward", "judges"), ("learner", "learners"))
 
 
 class Counting:
-    """Its metrics say which version of the parameters each micro-batch was generated with."""
+    """Its metrics are the parameter versions with which micro-batches were generated."""
 
     def __init__(self, parts, nested=False, reverse=False):
         self.parts, self.nested, self.reverse = parts, nested, reverse
@@ -62,8 +62,8 @@ def graph_of(*fields):
     return fdg.trace(Counting(*fields))
 
 
-def seen(graph, policy, iterations, devices=3):
-    """Metrics of iterations, without compiling any."""
+def metrics_of(graph, policy, iterations, devices=3):
+    """Metrics of each iteration, evaluated without compiling."""
     plan = fdg.place(graph, policy, devices)
     state = {"version": jnp.float32(0), "rows": jnp.zeros(2)}
     state = state if plan.delayed is None else plan.delayed.start(state)
@@ -77,36 +77,36 @@ def seen(graph, policy, iterations, devices=3):
     return found
 
 
-def read(found, parts):
+def versions_of(found, parts):
     return [row[f"read_{i}"] for row in found for i in range(parts)]
 
 
 @pytest.mark.parametrize(
     ("parts", "lag"), [(1, 1), (1, 2), *((parts, lag) for parts in (3, 4) for lag in range(2 * parts + 1))]
 )
-def test_a_micro_batch_reads_what_was_made_so_many_micro_batches_before(parts, lag):
+def test_version_that_each_micro_batch_reads(parts, lag):
     policy = policies.Split(lag=lag)
-    found = seen(graph_of(parts), policy, 4)
-    counted = [max(0, (n - lag) // parts) for n in range(4 * parts)]
-    assert read(found, parts) == counted
+    found = metrics_of(graph_of(parts), policy, 4)
+    expected = [max(0, (n - lag) // parts) for n in range(4 * parts)]
+    assert versions_of(found, parts) == expected
     assert all(row["in_order"] for row in found)
-    assert [row["after"] for row in found] == counted[parts - 1 :: parts]
+    assert [row["after"] for row in found] == expected[parts - 1 :: parts]
     delayed = fdg.place(graph_of(parts), policy, 3).delayed
     assert (0 if delayed is None else delayed.staleness) == -(-lag // parts)
 
 
 @pytest.mark.parametrize("fields", [(4, True), (4, False, True)], ids=["in a call", "in reverse"])
-def test_the_scan_may_be_in_a_call_and_in_reverse(fields):
-    """In reverse the last row is generated first."""
-    found = seen(graph_of(*fields), policies.Split(lag=3), 3)
+def test_nested_or_reversed_scan(fields):
+    """In reverse, the last micro-batch is generated first."""
+    found = metrics_of(graph_of(*fields), policies.Split(lag=3), 3)
     first = [1.0, 0.0, 0.0, 0.0] if fields[2:] else [0.0, 0.0, 0.0, 1.0]
     assert [row[f"read_{i}"] for row in found[1:2] for i in range(4)] == first
     assert all(row["in_order"] for row in found)
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_whole_iterations_are_a_staleness(iterations):
-    """The same program, so the same bits."""
+def test_lag_of_full_iterations_equals_staleness(iterations):
+    """The programs are the same, so results are bitwise equal."""
     policy = policies.SingleLearnerCoarse
     one, other = (
         fdg.place(graph_of(4), each, 2) for each in (policy(lag=4 * iterations), policy(staleness=iterations))
@@ -116,12 +116,12 @@ def test_whole_iterations_are_a_staleness(iterations):
     assert jax.tree.structure(one.graph.state) == jax.tree.structure(other.graph.state)
 
 
-def test_without_lag_nothing_is_cut():
+def test_lag_0_keeps_the_graph():
     assert fdg.place(graph_of(4), policies.Split(lag=0), 2).graph is graph_of(4)
 
 
-def test_three_groups_on_their_devices(devices):
-    """Compiled, in two loops; the numbers are those of one device."""
+def test_three_groups_on_separate_devices(devices):
+    """Compiled as two loops; the versions are the counted ones."""
     engine = fdg.compile(
         Counting(2), policies.Standalone(references=0, rewards=1, lag=1), devices=devices[:3]
     )
@@ -130,8 +130,8 @@ def test_three_groups_on_their_devices(devices):
     np.testing.assert_array_equal(reads, [max(0, (n - 1) // 2) for n in range(6)])
 
 
-class Whole(Counting):
-    """Learns after the scan, which actors then run by themselves."""
+class LearnAfterScan(Counting):
+    """Learns after a scan that only contains the actor."""
 
     def iterate(self, state):
         @fdg.fragment("actor", in_axes=(None, 0))
@@ -151,18 +151,18 @@ class Whole(Counting):
         return new, {f"read_{i}": jnp.mean(every[i]) for i in range(self.parts)}
 
 
-def test_the_older_part_of_a_scan_is_a_program_that_does_not_wait():
-    """Both parts in one program would wait for the newest parameters, and overlap with no update."""
-    graph = fdg.trace(Whole(4))
+def test_trips_with_old_parameters_are_a_separate_program():
+    """One program for all trips would wait for the newest parameters, and overlap with no update."""
+    graph = fdg.trace(LearnAfterScan(4))
     for lag, programs in ((0, ["respond"]), (1, ["respond", "respond.2"]), (4, ["respond"])):
         plan = fdg.place(graph, policies.Split(lag=lag), 2)
         assert [p.name for p in plan.programs if p.group == "actors"] == programs
     made = np.cumsum([max(0, (n - 1) // 4) for n in range(12)])
-    assert read(seen(graph, policies.Split(lag=1), 3), 4) == made.tolist()
+    assert versions_of(metrics_of(graph, policies.Split(lag=1), 3), 4) == made.tolist()
 
 
 class Stepping:
-    """Environments that add what the actor says, on devices of their own."""
+    """Environments, on a separate group, add the actions to their state."""
 
     def init(self, key):
         return {"version": jnp.float32(0), "rows": jnp.zeros(2)}
@@ -190,16 +190,16 @@ class Stepping:
 
 
 @pytest.mark.parametrize("fields", [{"lag": 1}, {"lag": 6}, {"staleness": 1}])
-def test_what_environments_apart_make_is_not_delayed(fields):
-    """The actor waits for parameters alone: of one trip it acts on what the last one made."""
-    found = seen(fdg.trace(Stepping()), policies.Workers(**fields), 4)
+def test_environment_results_are_not_delayed(fields):
+    """Only parameters are delayed: the actor reads what the environments returned in the trip before."""
+    found = metrics_of(fdg.trace(Stepping()), policies.Workers(**fields), 4)
     lag = fields.get("lag", 4)
-    counted = [max(0, (n - lag) // 4) for n in range(16)]
-    assert read(found, 4) == counted
-    assert [row["rows"] for row in found] == np.cumsum(counted)[3::4].tolist()
+    expected = [max(0, (n - lag) // 4) for n in range(16)]
+    assert versions_of(found, 4) == expected
+    assert [row["rows"] for row in found] == np.cumsum(expected)[3::4].tolist()
 
 
-# --- what cannot be ---
+# --- errors ---
 
 
 class Once(Counting):
@@ -241,21 +241,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("algorithm", "fields", "message"), WRONG)
-def test_one_line_for_a_lag_that_cannot_be(algorithm, fields, message):
+def test_invalid_lag(algorithm, fields, message):
     with refuses(match=message, kind=PlanError):
         fdg.place(algorithm, policies.SingleLearnerCoarse(**fields), 2)
 
 
-def test_agents_side_by_side_lag_each():
+def test_lag_with_several_agents():
     plan = fdg.place(graph_of(4), policies.Split(lag=1), 2, 6)
     assert plan.graph.agents == 6 and plan.delayed == fdg.place(graph_of(4), policies.Split(lag=1), 2).delayed
 
 
-def test_a_policy_of_ones_own_may_lag():
-    """Whatever has the field."""
+def test_user_policy_with_lag():
+    """Any policy with a field `lag`."""
 
     class Mine(Roles):
         lag = 1
 
-    found = seen(graph_of(2), Mine(FOUR), 3)
-    assert read(found, 2) == [0, 0, 0, 1, 1, 2]
+    found = metrics_of(graph_of(2), Mine(FOUR), 3)
+    assert versions_of(found, 2) == [0, 0, 0, 1, 1, 2]

@@ -1,4 +1,4 @@
-"""The memory that programs and schedules need, by hand."""
+"""Predicted memory of programs and schedules, against numbers worked by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,20 @@ def traced(function, *shapes):
 
 
 def temporaries(function, *shapes, axes=(), devices=1):
-    """In MB: what there is besides arguments and results, which these functions have one of each."""
+    """Temporaries in MB: all memory but arguments and results."""
     jaxpr = traced(function, *shapes)
     ends = [v.aval.size for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars)]
     return program_bytes(jaxpr, axes, devices) / 1e6 - 4 * sum(ends) / 1e6 / devices
 
 
 @pytest.mark.parametrize(("devices", "bytes_"), [(1, 12 + 4 + 12), (2, 8 + 4 + 8)])
-def test_arguments_results_and_what_is_alive_together(devices, bytes_):
-    """x [2], w [1]: the cosine of 8 B, and its sum of 4; the sine is computed where the cosine is."""
+def test_arguments_results_and_live_temporaries(devices, bytes_):
+    """x [2], w [1]: cos(x) takes 8 B and its sum 4 B; sin(x) is fused into cos(x)."""
     jaxpr = traced(lambda w, x: w * jnp.sum(jnp.cos(jnp.sin(x)), keepdims=True), (1,), (2,))
     assert program_bytes(jaxpr, [None, 0], devices) == bytes_
 
 
-def test_results_take_over_donated_arguments():
+def test_results_reuse_donated_arguments():
     jaxpr = traced(lambda x: jnp.sin(x) + 1, (M,))
     assert [program_bytes(jaxpr, (), 1, donated) for donated in ([], [0])] == [8 * M, 4 * M]
 
@@ -37,25 +37,25 @@ def test_results_take_over_donated_arguments():
 @pytest.mark.parametrize(
     ("function", "megabytes"),
     [
-        (lambda x: jnp.tanh(x * 2 + 1), 0),  # one operation after the other, by one reader each
+        (lambda x: jnp.tanh(x * 2 + 1), 0),  # elementwise operations with one reader each are fused
         (lambda x: jnp.tanh(x @ x) * 2, 4),
-        (lambda x: ((x + 1) @ x) @ x, 8),  # what a product reads is an array, and so is what it makes
-        (lambda x: (((h := jnp.tanh(x @ x)) @ x) @ x) * (1 - h), 12),  # h stays until 1 - h is computed
-        (lambda x: ((x @ x).sum(axis=0), x[0])[1].sum() * x, 0),  # what nobody reads
-        (lambda x: jax.jit(lambda x: x @ x)(jax.jit(lambda x: x @ x)(x)), 4),  # calls are written out
-        (lambda x: (x @ x).reshape(-1).reshape(1000, 1000).T @ x, 8),  # views are no arrays
+        (lambda x: ((x + 1) @ x) @ x, 8),  # operands and results of matmuls are materialized
+        (lambda x: (((h := jnp.tanh(x @ x)) @ x) @ x) * (1 - h), 12),  # h is live until 1 - h is computed
+        (lambda x: ((x @ x).sum(axis=0), x[0])[1].sum() * x, 0),  # unused results
+        (lambda x: jax.jit(lambda x: x @ x)(jax.jit(lambda x: x @ x)(x)), 4),  # calls are inlined
+        (lambda x: (x @ x).reshape(-1).reshape(1000, 1000).T @ x, 8),  # views take no memory
     ],
 )
-def test_what_becomes_an_array(function, megabytes):
+def test_materialized_temporaries(function, megabytes):
     assert temporaries(function, (1000, 1000)) == pytest.approx(megabytes, abs=0.01)
 
 
-def test_a_batch_is_split():
+def test_batch_is_divided_over_devices():
     assert temporaries(lambda x: (x + 1) @ jnp.ones((8, 8)), (M, 8), axes=[0], devices=4) < 8.1
 
 
-def test_a_loop_has_the_arrays_of_one_trip_and_writes_over_what_it_carries():
-    """Of a trip the product, of which a sum of 4 kB is kept."""
+def test_loop_reuses_memory_across_trips():
+    """A trip holds one product, of which it keeps a sum of 4 kB."""
 
     def loop(x):
         return jax.lax.scan(lambda c, _: (jnp.tanh(c @ c), (c @ c).sum(axis=0)), x @ x, length=8)[0].sum() * x
@@ -63,22 +63,22 @@ def test_a_loop_has_the_arrays_of_one_trip_and_writes_over_what_it_carries():
     assert temporaries(loop, (1000, 1000)) == pytest.approx(4 + 4, abs=0.1)
 
 
-def test_a_branch_has_its_largest():
+def test_branches_need_the_memory_of_the_largest():
     def branches(x):
         return jax.lax.cond(x[0, 0] > 0, lambda x: (x @ x) @ x, lambda x: x, x)
 
     assert temporaries(branches, (1000, 1000)) == pytest.approx(4, abs=0.01)
 
 
-def test_random_numbers_are_made_of_words():
+def test_random_bits_need_temporaries():
     found = program_bytes(
         jax.make_jaxpr(lambda key: jax.random.bits(key, (M,)).sum())(jax.random.key(0)), (), 1
     )
     assert found == pytest.approx(5 * 4 * M, rel=0.01)
 
 
-def test_inputs_that_lie_otherwise_and_what_becomes_of_them():
-    """w [4, 2] of 32 B is split by rules over four, as are the new w and what has its shape in between."""
+def test_sharded_inputs_and_their_results():
+    """w [4, 2] of 32 B is sharded over four devices, as are the new w and other values of its shape."""
     split = Layout((4, 2), ((MODEL,),), ((BATCH, 1), (MODEL, 4)))
     jaxpr = traced(lambda w: jnp.cos(w @ jnp.eye(2)), (4, 2))
     assert program_bytes(jaxpr, [None], 1, (), {0: split}) == 3 * 8 + 16  # and the identity
@@ -88,7 +88,7 @@ def test_inputs_that_lie_otherwise_and_what_becomes_of_them():
 
 
 def values(jaxpr, group, axis=None):
-    """(inputs, outputs) of a traced program, on a group."""
+    """(inputs, outputs) of a traced program, as values on a group."""
     return tuple(
         tuple(Value(v, group, axis) for v in ends) for ends in (jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars)
     )
@@ -105,8 +105,8 @@ def schedule(steps, leaves, constants=()):
 WAVE = traced(lambda x: jnp.cos(jnp.cumsum(x, axis=1)), (2, 1))  # 8 B in between, 8 B out
 
 
-def test_a_call_and_a_move():
-    """Here: x of 8 B, and both arrays of the call. There: a copy, as soon as it is moved."""
+def test_call_and_move():
+    """`here` holds x of 8 B and both arrays of the call; `there` holds a copy once it is moved."""
     (x,), (y,) = values(WAVE, "here", 0)
     copy = Value(y.variable, "there", 0)
     steps = [call(WAVE, (x,), (y,)), Move("here", "there", ((y, copy),), (), ())]
@@ -117,8 +117,8 @@ def test_a_call_and_a_move():
     assert together == {"both": 8 + 16}  # the copy is made after the call
 
 
-def test_what_is_read_later_stays():
-    """y of the first call stays through the second, which needs 16 B of its own."""
+def test_values_read_later_stay_allocated():
+    """y of the first call is live during the second, which needs 16 B."""
     (x,), (y,) = values(WAVE, "here")
     other = traced(lambda x: jnp.cos(jnp.cumsum(x, axis=1)), (2, 1))
     (_,), (z,) = values(other, "here")
@@ -130,15 +130,15 @@ def test_what_is_read_later_stays():
     assert peak_by_group(schedule(steps, ((x,),)), {"here": 1, "there": 1})["here"] == 8 + 16
 
 
-def test_constants_and_second_places_of_leaves_count():
+def test_constants_and_replicas_of_leaves_count():
     (x,), (y,) = values(WAVE, "here")
-    copy, table = Value(x.variable, "there", None), Value(x.variable, "there", None)
-    found = schedule([call(WAVE, (x,), (y,))], ((x, copy),), ((0, table),))
+    copy, constant = Value(x.variable, "there", None), Value(x.variable, "there", None)
+    found = schedule([call(WAVE, (x,), (y,))], ((x, copy),), ((0, constant),))
     assert peak_by_group(found, {"here": 1, "there": 1}) == {"here": 24, "there": 16}
 
 
-def test_a_loop_needs_what_one_trip_does():
-    """Beside what stays through it: x of 8 B; a trip makes two arrays, and the result is a third's name."""
+def test_loop_needs_the_memory_of_one_trip():
+    """x of 8 B is live throughout. A trip computes two arrays; the carry, which is the result, is a third."""
     (x,), (y,) = values(WAVE, "here")
     (start,), (end,) = values(WAVE, "here")
     body = call(WAVE, (start,), (end,))
@@ -147,11 +147,11 @@ def test_a_loop_needs_what_one_trip_does():
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.float32])
-def test_what_is_lent_is_there_once(dtype):
-    """Leaves [2] and [8], halved where they are of record and whole where they are lent.
+def test_lent_parameters_are_allocated_once(dtype):
+    """Leaves [2] and [8], sharded over two devices by their owner and unsharded where they are lent.
 
-    Bytes of an element times: 1 + 4 of the halves, 2 + 8 of the wholes. While leaves change over one by one,
-    the largest is there as both; in the call, the wholes and its own of 32 bytes, whose result stays.
+    Elements: 1 + 4 sharded, 2 + 8 unsharded. Leaves are converted one by one, so only the largest exists in
+    both layouts at once. The call needs the unsharded leaves and 32 bytes for its result, which stays.
     """
     size = jnp.dtype(dtype).itemsize
     jaxpr = jax.make_jaxpr(lambda w, v: jnp.sin(v.astype(jnp.float32)))(
@@ -174,13 +174,13 @@ def test_what_is_lent_is_there_once(dtype):
         found = schedule(steps, tuple((value,) for value in owned))
         return peak_by_group(found, dict.fromkeys(both, 1), both)["devices"]
 
-    changing = 10 * size + 4 * size
-    inside = 10 * size + 32
-    assert peak(steps[:1]) == changing
-    assert peak(steps) == max(changing + 32, inside)
-    again = [*steps, *steps]  # back where they were, they can be lent a second time
+    converting = 10 * size + 4 * size
+    in_call = 10 * size + 32
+    assert peak(steps[:1]) == converting
+    assert peak(steps) == max(converting + 32, in_call)
+    again = [*steps, *steps]  # leaves that came back can be lent again
     assert peak(again) == peak(steps)
     kept = traced(lambda x: jnp.sin(x), (100,))
     (x,), (y,) = values(kept, "training")
-    after = [*steps, call(kept, (x,), (y,), "training")]  # beside the halves alone
+    after = [*steps, call(kept, (x,), (y,), "training")]  # next to the sharded leaves only
     assert peak(after) == 5 * size + 32 + 400

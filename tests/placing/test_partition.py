@@ -1,4 +1,4 @@
-"""Which group runs what: code between fragments, who holds the state, moves, and how programs are made."""
+"""Partition into groups: code between fragments, holders of the state, moves, and programs."""
 
 import dataclasses
 
@@ -63,8 +63,8 @@ X = np.linspace(0, 1, 8, dtype=np.float32)
 # --- code between fragments ---
 
 
-def test_code_goes_to_its_consumer():
-    """What crosses is the fragment's own result, and the consumer computes the rest."""
+def test_code_runs_with_its_consumer():
+    """The fragment's result moves, and the consumer computes exp."""
 
     def iterate(x):
         return {"x": there(jnp.exp(here(x)))}, {}
@@ -74,7 +74,7 @@ def test_code_goes_to_its_consumer():
 
 
 def test_cheap_code_is_copied():
-    """Both groups need exp(y), and y is on the left: one move, two exponentials."""
+    """Both groups need exp(y), and y is on the left: one move, and exp on each group."""
 
     def iterate(x):
         z = jnp.exp(here(x))
@@ -85,7 +85,7 @@ def test_cheap_code_is_copied():
     assert described(found) == ["left: h+h2", "left -> right: f32[8]", "right: t"]
 
 
-def test_cheap_is_about_a_million_operations():
+def test_cheap_code_has_less_than_a_million_operations():
     big = jnp.ones((1024, 1024))
     small = jnp.ones((512, 512))
     for x, copied in ((small, True), (big, False)):
@@ -98,7 +98,7 @@ def test_cheap_is_about_a_million_operations():
         assert ("exp" in primitives(found, "left") & primitives(found, "right")) == copied
 
 
-def test_code_that_no_fragment_needs_stays_where_its_inputs_are():
+def test_code_without_a_consumer_stays_with_its_inputs():
     def iterate(x, y):
         return {"x": here(x), "y": there(y)}, {"mine": jnp.max(here2(x)), "yours": jnp.min(there2(y))}
 
@@ -108,7 +108,7 @@ def test_code_that_no_fragment_needs_stays_where_its_inputs_are():
     assert [value.group for value in found.metrics] == ["left", "right"]
 
 
-def test_where_most_of_its_inputs_are():
+def test_code_runs_with_its_largest_inputs():
     def iterate(x, y):
         a, b = here(x), there(y)
         return {"x": a, "y": b}, {"m": jnp.sum(a) + jnp.sum(b[:1])}
@@ -121,7 +121,7 @@ def test_where_most_of_its_inputs_are():
             assert metric.group == group
 
 
-def test_code_without_inputs_or_users_goes_to_the_first_group():
+def test_code_without_inputs_or_readers_runs_on_the_first_group():
     def iterate(x, n):
         return {"x": there(here(x)), "n": n + 1}, {"seven": jnp.arange(8)[7]}
 
@@ -139,33 +139,33 @@ def holders_of(found, **leaves):
     }
 
 
-def test_a_leaf_lives_with_its_readers():
-    """`both` is read by either side and made on the right: its place of record, and a copy on the left."""
+def test_leaf_is_held_by_its_readers():
+    """`both` is read by both groups and computed on the right: owned there, replicated on the left."""
 
-    def iterate(mine, yours, both, nobodys):
+    def iterate(mine, yours, both, unused):
         mine = here(mine, both)
         made = there(yours, both)
         return {"mine": mine, "yours": made, "both": there2(made)}, {}
 
-    leaves = dict.fromkeys(("mine", "yours", "both", "nobodys"), X)
+    leaves = dict.fromkeys(("mine", "yours", "both", "unused"), X)
     found = schedule(iterate, **leaves)
     assert holders_of(found, **leaves) == {
         "both": ["right", "left"],
         "mine": ["left"],
-        "nobodys": ["left"],  # untouched: with the first fragment's group
+        "unused": ["left"],  # the first fragment's group
         "yours": ["right"],
     }
-    # The copy crosses once an iteration, for the next one.
+    # The replica is updated once per iteration, for the next one.
     assert [(m.delay, m.source, m.target) for m, _ in found.moves()] == [("iteration", "right", "left")]
 
 
-def test_a_leaf_that_is_only_written_lives_where_it_is_made():
+def test_write_only_leaf_is_held_where_it_is_computed():
     found = schedule(lambda x, y: ({"x": here(x), "y": there(here(x))}, {}), x=X, y=X)
     assert holders_of(found, x=X, y=X) == {"x": ["left"], "y": ["right"]}
 
 
-def test_keys_split_on_both_sides_do_not_move():
-    """A key's split is cheap: each side splits for itself, whoever uses the parts."""
+def test_keys_are_split_on_both_groups():
+    """Splitting a key is cheap, so each group does it and no key moves."""
 
     def iterate(key, x):
         key, a, b = jax.random.split(key, 3)
@@ -183,8 +183,8 @@ def test_keys_split_on_both_sides_do_not_move():
 # --- moves ---
 
 
-def test_a_value_crosses_once():
-    """Read by two fragments of the other side, at different times, and after a detour."""
+def test_value_moves_once():
+    """Two fragments of the other group read it, one of them later and after a round trip."""
 
     def iterate(x):
         a = here(x)
@@ -204,7 +204,7 @@ def test_a_value_crosses_once():
     ]
 
 
-def test_values_cross_together():
+def test_values_move_together():
     def iterate(x, y):
         a, b = here(x), here2(y)
         c = there(a, b)
@@ -214,7 +214,7 @@ def test_values_cross_together():
     assert [(m.source, len(m.pairs)) for m in moves] == [("left", 2), ("right", 1)]
 
 
-def test_a_constant_is_put_where_it_is_needed_and_never_moved():
+def test_constants_are_placed_and_never_moved():
     table = np.linspace(1, 2, 8, dtype=np.float32)
 
     def iterate(x):
@@ -228,10 +228,10 @@ def test_a_constant_is_put_where_it_is_needed_and_never_moved():
     assert moved.isdisjoint(value.variable for _, value in found.constants)
 
 
-def test_a_loops_constants_enter_once():
-    """The left group's result is read in every trip on the right, and crosses before the loop.
+def test_loop_constants_move_once():
+    """The left group's result is read in every trip on the right, and moves before the loop.
 
-    What the loop starts from does not: the right group has kept it since the iteration before.
+    The initial carry does not move: the right group holds it from the previous iteration.
     """
 
     def iterate(x):
@@ -250,18 +250,18 @@ def test_a_loops_constants_enter_once():
 # --- programs ---
 
 
-def test_a_groups_work_is_one_program_where_nothing_comes_between():
+def test_consecutive_fragments_of_a_group_are_one_program():
     def iterate(x, y):
         return {"x": there(here3(here2(here(x)))), "y": there2(y)}, {}
 
     assert [(c.group, c.fragments) for c, _ in schedule(iterate, x=X, y=X).calls()] == [
         ("left", ("h", "h2", "h3")),
-        ("right", ("t2", "t")),  # what has nothing to wait for is in front
+        ("right", ("t2", "t")),  # fragments that wait for nothing come first
     ]
 
 
-def test_what_can_wait_joins_the_next_program():
-    """h2 needs nothing, but only h3 reads it, which has to wait for the right group: one program for both."""
+def test_fragment_joins_the_program_of_its_reader():
+    """Only h3 reads h2, and h3 waits for the right group: one program for both."""
 
     def iterate(x, y):
         c = there(y)
@@ -273,8 +273,8 @@ def test_what_can_wait_joins_the_next_program():
     ]
 
 
-def test_what_others_wait_for_does_not_wait():
-    """h's result goes to the right, so it runs at once; h2 could wait, but is ready."""
+def test_results_for_other_groups_are_computed_first():
+    """h's result goes to the right, so h runs at once; h2 may run in either program."""
 
     def iterate(x, y):
         c = there(here(x))
@@ -285,8 +285,8 @@ def test_what_others_wait_for_does_not_wait():
     assert found[1] == ("right", ("t",))
 
 
-def test_memory_is_given_up_when_nothing_needs_it():
-    """The old x is the last reader's to write over; y, which stays, is not."""
+def test_last_reader_donates():
+    """The last reader of the old x donates it, but not y, which is unchanged state."""
 
     def iterate(x, y):
         return {"x": here(x, y)}, {"m": jnp.sum(there(y))}
@@ -304,8 +304,8 @@ def test_memory_is_given_up_when_nothing_needs_it():
 # --- layouts ---
 
 
-def test_what_is_handed_on_lies_alike_at_both_ends():
-    """The leaf is split where it is read, and its next value comes from code that loses the batch's track."""
+def test_carried_leaf_has_one_layout():
+    """The leaf is split where it is read, and its next value comes from code that mixes the batch."""
 
     def iterate(x, y):
         a = here(x)
@@ -323,8 +323,8 @@ def test_what_is_handed_on_lies_alike_at_both_ends():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_leaves_that_change_places(swapped):
-    """One is split and the other is shared, as far as fragments say; in turns each is either."""
+def test_swapped_leaves_have_one_layout(swapped):
+    """For fragments, one leaf is split and the other replicated; swapped leaves must suit both."""
     share = fdg.fragment("there", in_axes=None, out_axes=None, name="share")(jnp.sin)
 
     def iterate(x, y):
@@ -336,23 +336,23 @@ def test_leaves_that_change_places(swapped):
     assert axes == ([0, 0] if swapped else [0, None])
 
 
-TURNS = {
+REORDERINGS = {
     "swap": lambda a, b, c, x: (b, a, c),
     "rotate": lambda a, b, c, x: (b, c, a),
     "shift": lambda a, b, c, x: (b, c, x),
 }
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("reorder", REORDERINGS)
 @pytest.mark.parametrize("reader", [None, here2, there2])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_only_changes_places_in_a_loop(turn, reader, depth, devices):
-    """No trip reads it, so that nothing in the loop says where it is; its reader after it does, if any."""
+def test_reordered_carry_of_a_loop(reorder, reader, depth, devices):
+    """No trip reads the reordered values, so only a reader after the loop, if any, determines their group."""
 
     def loop(carry, x, depth):
         def trip(carry, _):
-            y, turning = carry
-            carry = there(here(y)), TURNS[turn](*turning, x)
+            y, others = carry
+            carry = there(here(y)), REORDERINGS[reorder](*others, x)
             return (loop(carry, x, depth - 1) if depth > 1 else carry), None
 
         return jax.lax.scan(trip, carry, None, 2 + depth)[0]

@@ -1,4 +1,4 @@
-"""Plans: who lives where, what stays idle, what moves; and the requests that are refused."""
+"""Plans: groups of fragments, idle devices, and moves."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def walker():
 
 
 def test_golden_plan(walker):
-    """As a user sees it; a role without a place goes where its largest input comes from."""
+    """As printed; a role without a placement runs where its largest input is computed."""
     assert str(fdg.place(walker, policies.GPUOnly(), 4)) == GOLDEN
 
 
@@ -49,13 +49,13 @@ def test_a_plan_needs_no_devices(walker):
 
 
 @pytest.mark.parametrize(("environments", "devices", "used"), [(64, 3, 2), (66, 4, 3), (4, 8, 4), (1, 2, 1)])
-def test_the_largest_number_of_devices_that_divides_the_batch(environments, devices, used):
+def test_largest_number_of_devices_that_divides_the_batch(environments, devices, used):
     plan = fdg.place(Pupil(environments), policies.GPUOnly(), devices)
     assert len(plan.groups[0]) == used
     assert plan.idle == tuple(range(used, devices))
 
 
-def test_seeds_spread_whole_agents(walker):
+def test_agents_are_divided_over_devices(walker):
     plan = fdg.place(walker, policies.GPUOnly(), 8, num_seeds=6)
     assert (len(plan.groups[0]), plan.idle) == (6, (6, 7))
     assert "nothing moves between devices" in str(plan)
@@ -71,13 +71,13 @@ def test_largest_divisor():
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """Environments here, learner there, nothing said of the rest."""
+    """Places environments and learners, and no other role."""
 
     def place(self, devices):
         return {"environment": Group("workers", (0, 1)), "learner": Group("learners", (2,))}
 
 
-def test_who_follows_whom(walker):
+def test_unplaced_roles_follow_their_inputs(walker):
     plan = fdg.place(walker, Apart(), 4)
     assert dict(plan.assignment) == {
         "act": "workers",  # its largest input is the positions that `step` makes
@@ -92,14 +92,14 @@ def test_who_follows_whom(walker):
 
 
 def test_several_groups_are_planned_without_devices(walker):
-    """A program for each group, and what crosses: see tests/test_execution.py for the whole schedule."""
+    """A program for each group, and transfers; tests/running/test_execution.py runs the schedule."""
     plan = fdg.place(walker, Apart(), 4)
     assert [(p.group, p.fragments) for p in plan.programs] == [
         ("workers", ("act", "step", "act.2", "judge")),
         ("learners", ("learn", "gradient", "update")),
     ]
     up, down = [m for m in plan.movements if m.how == "transfer"]
-    # Positions [T, B, 3] and scores [T, B] to one learner, a weight [3] to each of two workers.
+    # Positions [T, B, 3] and scores [T, B] go to one learner, a weight [3] to each of two workers.
     assert (up.where, up.bytes_per_iteration) == ("workers -> learners", 4 * 6 * 16 * (3 + 1))
     assert (down.where, down.bytes_per_iteration, down.delay) == (
         "learners -> workers",

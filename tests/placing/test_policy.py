@@ -1,4 +1,4 @@
-"""What a user says of groups: rules for parameters, policies and lists of devices, right and wrong."""
+"""Groups, parameter rules, policies and lists of devices that users give: valid and invalid ones."""
 
 import types
 
@@ -25,7 +25,7 @@ from fdg.placing.policy import check_policy, checked_devices, parameter_rules, w
         (iter([("a", None), ("b", ())]), (("a", ()), ("b", ()))),
     ],
 )
-def test_rules(given, rules):
+def test_parameter_rules(given, rules):
     found = parameter_rules(given)
     assert found == rules and hash(found) == hash(rules)
 
@@ -40,7 +40,7 @@ def test_rules(given, rules):
         (["ab"], "'ab' is not a pair"),  # two characters
         ([("a",)], "('a',) is not a pair"),
         ([("a", "batch", "model")], "('a', 'batch', 'model') is not a pair"),
-        ([frozenset(["a", "b"])], "is not a pair"),  # in no order
+        ([frozenset(["a", "b"])], "is not a pair"),  # unordered
         ([("(", "batch")], "'(' is not a regular expression"),
         ([(None, "batch")], "None is not a regular expression"),
         ([("a", 3)], "rule 'a' has the sharding 3: give 'batch', 'model', or a PartitionSpec"),
@@ -51,14 +51,14 @@ def test_rules(given, rules):
         ([("a", "model+model")], "two dimensions over one axis"),
     ],
 )
-def test_what_are_no_rules(given, words):
+def test_invalid_parameter_rules(given, words):
     with pytest.raises(PlanError) as error:
         parameter_rules(given)
     assert str(error.value).startswith("parameters") and words in str(error.value), error.value
     assert "\n" not in str(error.value)
 
 
-def test_a_group_that_generates_splits_over_model_alone():
+def test_whole_along_batch_shards_over_model_only():
     rules = ("a", ("batch", "model")), ("b", "batch")
     group = Group("g", (0, 1, 2, 3), model=2, parameters=rules, whole_along_batch=True)
     assert group.parameters == (("a", (None, "model")), ("b", ()))
@@ -81,18 +81,18 @@ def test_groups(group, rows, mesh, shards):
     assert group.shards is shards
 
 
-def test_a_policy_is_whatever_places():
+def test_any_object_with_place_is_a_policy():
     check_policy(policies.GPUOnly())
     check_policy(types.SimpleNamespace(place=lambda devices: {}))
 
 
-def test_devices(devices):
+def test_checked_devices(devices):
     assert checked_devices(iter(devices[:2])) == devices[:2]
     assert checked_devices([]) == []
     assert checked_devices(2) == checked_devices(np.int64(2)) == devices[:2]
 
 
-def test_the_hosts_cpu_comes_first_where_a_policy_uses_it():
+def test_host_cpu_comes_first_if_the_policy_uses_it():
     gpus = [types.SimpleNamespace(platform="gpu")] * 2
     uses = types.SimpleNamespace(uses_host=True)
     cpu = jax.local_devices(backend="cpu")[0]

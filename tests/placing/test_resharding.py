@@ -1,4 +1,4 @@
-"""Values that change their layout on the same devices: what is gathered, read from XLA's programs."""
+"""Layout changes on the same devices: predicted collectives against those of XLA's programs."""
 
 import re
 
@@ -22,11 +22,11 @@ SHAPE = (512, 256)
 M = 4 * SHAPE[0] * SHAPE[1]  # bytes
 MESH = (("dp", 2), ("tg", 2), ("mdp", 2))
 COMMON = CommonMesh(MESH, tuple(range(8)), *[tuple((name, (name,)) for name, _ in MESH)] * 2)
-CASES = {  # before, afterwards; then the kind, temporary bytes / M as predicted, the groups that gather
+CASES = {  # layouts before and after, kind, predicted temporary bytes / M, group sizes of the all-gathers
     "1-D to fewer": ((("tg", "mdp"),), (("tg",),), "all-gather", 0, [2]),
-    "and back": ((("tg",),), (("tg", "mdp"),), "slice", 0, []),
+    "fewer to 1-D": ((("tg",),), (("tg", "mdp"),), "slice", 0, []),
     "2-D to tensor parallel": ((("dp", "mdp"), ("tg",)), ((), ("tg",)), "all-gather", 0, [4]),
-    "to whole": ((("dp", "tg", "mdp"),), (), "all-gather", 0, [8]),
+    "to replicated": ((("dp", "tg", "mdp"),), (), "all-gather", 0, [8]),
     "two dimensions": ((("dp",), ("tg", "mdp")), ((), ("tg",)), "all-gather", 0.25, [2, 2]),
     "not contained": ((("tg", "mdp"),), (("mdp",),), "exchange", 1.0, None),
     "another dimension": ((("tg",),), ((), ("tg",)), "exchange", 1.0, None),
@@ -37,15 +37,15 @@ CASES = {  # before, afterwards; then the kind, temporary bytes / M as predicted
 COLLECTIVE = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
 
 
-def compiled(way, devices):
-    mesh = mesh_of(devices, way.mesh.axes)
-    before, _ = shardings(way, mesh)
-    argument = jax.ShapeDtypeStruct(way.source.shape, np.float32, sharding=before)
-    return resharding(way, mesh).lower(argument).compile()
+def compiled(reshard, devices):
+    mesh = mesh_of(devices, reshard.mesh.axes)
+    before, _ = shardings(reshard, mesh)
+    argument = jax.ShapeDtypeStruct(reshard.source.shape, np.float32, sharding=before)
+    return resharding(reshard, mesh).lower(argument).compile()
 
 
 def gathering(text):
-    """How many devices gather from each other, for each all-gather of an HLO text; other names."""
+    """For each collective of an HLO text: the group size of an all-gather, or else its name."""
     found = []
     for line in text.splitlines():
         if kind := COLLECTIVE.search(line):
@@ -54,23 +54,23 @@ def gathering(text):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_predicted_is_what_xla_does(case, devices):
+def test_prediction_matches_xla(case, devices):
     before, after, kind, temporary, groups = CASES[case]
-    way = change(COMMON, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
-    assert way.kind == kind and way.temporary_bytes(M) == temporary * M
-    program = compiled(way, devices)
-    read = program.memory_analysis().temp_size_in_bytes
-    assert read <= way.temporary_bytes(M) + 64  # a few words for indices
+    reshard = change(COMMON, Layout(SHAPE, before, MESH), Layout(SHAPE, after, MESH))
+    assert reshard.kind == kind and reshard.temporary_bytes(M) == temporary * M
+    program = compiled(reshard, devices)
+    measured = program.memory_analysis().temp_size_in_bytes
+    assert measured <= reshard.temporary_bytes(M) + 64  # a few words for indices
     if groups is None:
         assert gathering(program.as_text())
         return
     assert gathering(program.as_text()) == groups
-    assert read >= way.temporary_bytes(M)
-    assert way.gather_size == (np.prod(groups) if groups else 1)
+    assert measured >= reshard.temporary_bytes(M)
+    assert reshard.gather_size == (np.prod(groups) if groups else 1)
 
 
 def parts(group, spec, length=64):
-    """For each device, the elements of an array that it has: worked out without meshes."""
+    """The index range that each device holds of an array, computed without meshes."""
     layout = Layout((length,), spec, group.mesh)
     size = length // layout.parts[0]
     return {
@@ -82,18 +82,18 @@ def parts(group, spec, length=64):
 @pytest.mark.parametrize(
     ("count", "wide", "narrow"), [(8, 4, 2), (8, 8, 2), (8, 2, 1), (12, 6, 3), (16, 8, 2)]
 )
-def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow):
+def test_training_shards_lie_within_generation_shards(count, wide, narrow):
     train = Group("training", tuple(range(count)), model=wide, parameters="declared")
     generate = generation_group(train, "generation", narrow)
     assert sorted(generate.devices) == list(train.devices) and generate.rows == count // narrow
     small, large = (parts(group, (("model",),), 48) for group in (train, generate))
     assert all(set(small[device]) <= set(large[device]) for device in train.devices)
-    batch = [parts(group, (("batch",),), 48) for group in (generate, train)]  # what is sampled comes back
+    batch = [parts(group, (("batch",),), 48) for group in (generate, train)]  # samples move back
     assert all(set(batch[0][device]) <= set(batch[1][device]) for device in train.devices)
     mesh = common_mesh(train, generate)
-    way = change(mesh, *(Layout((48,), (("model",),), group.mesh) for group in (train, generate)))
-    assert way.kind == "all-gather" and way.gather_size == wide // narrow
-    assert way.arriving(48) == sum(len(large[d]) - len(small[d]) for d in train.devices)
+    reshard = change(mesh, *(Layout((48,), (("model",),), group.mesh) for group in (train, generate)))
+    assert reshard.kind == "all-gather" and reshard.gather_size == wide // narrow
+    assert reshard.arriving(48) == sum(len(large[d]) - len(small[d]) for d in train.devices)
     back = common_mesh(generate, train)
     assert (
         change(
@@ -103,17 +103,17 @@ def test_each_part_to_train_lies_within_the_part_to_generate(count, wide, narrow
     )
 
 
-def test_neighbours_in_the_order_of_devices_are_not_contained():
-    """Generation over consecutive devices, as engines without this grouping have it: parts move."""
+def test_generation_on_consecutive_devices_moves_shards():
+    """Engines without HybridFlow's grouping place generation in this way."""
     train = Group("training", tuple(range(8)), model=4, parameters="declared")
-    naive = Group("generation", tuple(range(8)), model=2, parameters="declared")
-    way = change(common_mesh(train, naive), *(Layout((64,), (("model",),), g.mesh) for g in (train, naive)))
-    assert way.kind == "exchange" and way.temporary_bytes(256) == 256
-    small, large = (parts(group, (("model",),)) for group in (train, naive))
+    near = Group("generation", tuple(range(8)), model=2, parameters="declared")
+    reshard = change(common_mesh(train, near), *(Layout((64,), (("model",),), g.mesh) for g in (train, near)))
+    assert reshard.kind == "exchange" and reshard.temporary_bytes(256) == 256
+    small, large = (parts(group, (("model",),)) for group in (train, near))
     assert not all(set(small[device]) <= set(large[device]) for device in train.devices)
 
 
-def test_devices_in_no_order_of_a_mesh_have_none_in_common():
+def test_no_common_mesh():
     group = Group("a", tuple(range(8)), model=2, parameters="declared")
     assert common_mesh(group, Group("b", (0, 1, 2, 3, 4, 5, 7, 6), model=2, parameters="declared")) is None
     assert common_mesh(group, Group("b", tuple(range(4)), model=2, parameters="declared")) is None
@@ -122,7 +122,7 @@ def test_devices_in_no_order_of_a_mesh_have_none_in_common():
 HYBRID = policies.Colocated(model_parallel=4, generation_parallel=2)
 
 
-def test_parameters_are_lent_and_come_back():
+def test_parameters_are_lent_and_returned():
     plan = fdg.place(Dialogue(), HYBRID, 8)
     assert_valid(plan.schedule)
     steps = described(plan.schedule)
@@ -130,7 +130,7 @@ def test_parameters_are_lent_and_come_back():
     assert lent.startswith("training -> generation: ") and lent.count("f32") == 3  # the actor's three leaves
     assert steps[1] == "generation: ask+generate+judge" and steps[-1] == "training: refer+criticise+learn"
     assert steps[2].startswith("generation -> training: ") and steps[2].count("f32") == 3
-    # Nothing of the models stays with the generation, so that training has all the memory.
+    # The generation group keeps no parameters, so training has all the memory.
     kept = [value for places in plan.schedule.leaves for value in places if value.group == "generation"]
     assert [value.shape for value in kept] == [()]  # the key
     text = str(plan)
@@ -139,25 +139,25 @@ def test_parameters_are_lent_and_come_back():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_table_of_hybridflow(engine):
-    """Its Table 2 with tp = 4, tg = 2, d = 2, worked by hand; ours are the formulas' figures."""
-    before, after, arrives, peak, twice = ENGINES[engine]
+def test_hybridflow_table_2(engine):
+    """Table 2 of HybridFlow (arXiv 2409.19256) with tp = 4, tg = 2, d = 2, worked by hand."""
+    before, after, arrives, peak, redundant = ENGINES[engine]
     figures = {"DeepSpeed-Chat": (7 / 8, 1, 1 / 8), "HybridFlow-V": (3 / 4, 1, 1 / 4)}.get(
         engine, (1 / 4, 1 / 2, 0)
     )
     sizes = {"t": 4, "p": 1, "tg": 2, "d": 2}
-    assert tuple(value(formula, sizes) for formula in (arrives, peak, twice)) == figures
+    assert tuple(value(formula, sizes) for formula in (arrives, peak, redundant)) == figures
     mesh = (("d", 2), ("g", 2), ("j", 2))
     common = CommonMesh(mesh, tuple(range(8)), *[tuple((name, (name,)) for name, _ in mesh)] * 2)
-    way = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))
+    reshard = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))
     assert (
-        way.arriving(M) == 8 * M * figures[0]
-        and M // way.target.number + way.temporary_bytes(M) == M * figures[1]
+        reshard.arriving(M) == 8 * M * figures[0]
+        and M // reshard.target.number + reshard.temporary_bytes(M) == M * figures[1]
     )
 
 
-def test_what_arrives_is_what_devices_do_not_have_yet():
-    """HybridFlow's Table 2 (arXiv 2409.19256): (tp - tg) / (tg tp) of parameters arrive at each device."""
+def test_only_missing_parameters_arrive():
+    """HybridFlow's Table 2: (tp - tg) / (tg tp) of the parameters arrive at each device."""
     plan = fdg.place(
         Dialogue(),
         policies.Colocated(model_parallel=4, generation_parallel=2, parameters=[(".*", "model")]),
@@ -168,7 +168,7 @@ def test_what_arrives_is_what_devices_do_not_have_yet():
     assert lent.bytes_per_crossing == 4 * size * (4 - 2) // (2 * 4)
 
 
-def test_a_policy_that_cannot_be_is_refused():
+def test_invalid_policies():
     with pytest.raises(fdg.PlanError, match="generation_parallel=3 is not a divisor of model_parallel=4"):
         policies.Colocated(model_parallel=4, generation_parallel=3)
     with pytest.raises(fdg.PlanError, match="references=-1: give a number of devices"):

@@ -1,4 +1,4 @@
-"""What plans of one graph have in common is worked out once: choosing looks at hundreds of them."""
+"""Plans of one graph share intermediate results, since the choice of a policy makes hundreds of plans."""
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,15 @@ def jaxprs_of(plan):
     return [call.jaxpr for call, _ in plan.schedule.calls()]
 
 
-def test_sizes_that_divide_the_same_have_the_same_programs(graph):
-    """96 environments: 8 and 16 learners divide 96 alone of its lengths, 7 do not divide it."""
+def test_equivalent_sizes_have_the_same_programs(graph):
+    """Of all lengths in the graph, 8 and 16 learners divide only the 96 environments."""
     few, many = (place(graph, policies.SingleLearnerCoarse(actors=8, learners=n), 24) for n in (8, 16))
     assert all(a is b for a, b in zip(jaxprs_of(few), jaxprs_of(many), strict=True))
     assert [len(group) for group in few.groups] != [len(group) for group in many.groups]
 
 
-def test_what_staleness_does_not_reach_stays_as_it_is(graph):
-    """Learners read the newest of everything, so the body of `learn` is that of the synchronous plan."""
+def test_staleness_does_not_copy_the_body_of_the_learner(graph):
+    """Learners read the newest values, so the body of `learn` is that of the synchronous plan."""
 
     def body(staleness):
         plan = place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
@@ -43,8 +43,8 @@ def test_what_staleness_does_not_reach_stays_as_it_is(graph):
 
 
 @pytest.mark.parametrize("rows", [12, 16])
-def test_equivalent_numbers_of_devices_split_alike(rows):
-    """x [rows, 4] @ [4, 3]: of 16 rows 8 and 16 devices have a part, of 12 neither, and 4 of both."""
+def test_equivalent_numbers_of_devices_share_their_analysis(rows):
+    """x [rows, 4] @ [4, 3]: 8 and 16 devices divide 16 rows and not 12; 4 devices divide both."""
     jaxpr = jax.make_jaxpr(lambda x: jnp.tanh(x) @ jnp.ones((4, 3)))(jnp.ones((rows, 4)))
     lengths = lengths_of(jaxprs.open_jaxpr(jaxpr))
     assert lengths == {rows, 4, 3}

@@ -1,4 +1,4 @@
-"""Devices that groups share, leaves that groups share, and arrays that leaves share."""
+"""Devices, leaves and arrays that are shared: by groups, by groups, and by leaves."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from tests.user_algorithm import Walker
 
 @dataclasses.dataclass(frozen=True)
 class Overlapping:
-    """Device 1 acts and learns."""
+    """Device 1 is in both groups."""
 
     def place(self, devices):
         return {
@@ -29,7 +29,7 @@ class Overlapping:
 
 
 def test_groups_may_share_devices(devices):
-    """The programs of both run there in turn, and what moves from group to group is a copy there too."""
+    """The shared device runs the programs of both groups in turn; moves between groups copy there, too."""
     plan = fdg.place(Walker(), Overlapping(), 3)
     assert_valid(plan.schedule)
     assert [group.devices for group in plan.groups] == [(0, 1), (1, 2)] and not plan.idle
@@ -42,8 +42,8 @@ def test_groups_may_share_devices(devices):
     assert_same(plain(Walker(), start, 3), (state, metrics))
 
 
-class Hoarder:
-    """A leaf that both groups read, one array as two leaves, leaves that change places, one without use."""
+class SharedLeaves:
+    """A leaf that both groups read, one array as two leaves, two swapped leaves, and an unused leaf."""
 
     def init(self, key):
         x = jnp.linspace(0.0, 1.0, 4)
@@ -65,27 +65,27 @@ class Hoarder:
 
 
 @pytest.mark.parametrize("policy", [policies.SingleLearnerCoarse(1, 1), Overlapping(), policies.GPUOnly()])
-def test_leaves_and_arrays_that_are_shared(devices, policy):
-    plan = fdg.place(Hoarder(), policy, 3)
+def test_shared_leaves_and_arrays(devices, policy):
+    plan = fdg.place(SharedLeaves(), policy, 3)
     if isinstance(plan, SteppedPlan):
         assert_valid(plan.schedule)
         ends = {b: a for a, b in plan.schedule.carry}
         kept = [ends.get(value, value) for places in plan.schedule.leaves for value in places]
-        assert len(set(kept)) == len(kept), "an array that two leaves share would be given up twice"
+        assert len(set(kept)) == len(kept), "an array that is shared by two leaves would be freed twice"
         assert len(plan.schedule.leaves[0]) == 2  # "both"
-    engine = fdg.compile(Hoarder(), policy, devices[:3])
+    engine = fdg.compile(SharedLeaves(), policy, devices[:3])
     state, metrics = engine.run(engine.init(0), 2)
     state, more = engine.run(state, 3)
-    expected = Hoarder().init(None)
+    expected = SharedLeaves().init(None)
     for i in range(5):
-        expected, row = Hoarder().iterate(expected)
+        expected, row = SharedLeaves().iterate(expected)
         seen = {name: (metrics if i < 2 else more)[name][i - 2 * (i >= 2)] for name in metrics}
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), seen, row)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), dict(state), expected)
 
 
-class Bare:
-    """No fragment at all."""
+class Unmarked:
+    """An algorithm without fragments."""
 
     def init(self, key):
         return {"x": jnp.zeros(4), "n": jnp.int32(0)}
@@ -103,13 +103,13 @@ class Bare:
         (policies.Central(workers=1), "workers"),
     ],
 )
-def test_an_algorithm_without_fragments_is_one_program(devices, policy, group):
-    plan = fdg.place(Bare(), policy, 2)
+def test_algorithm_without_fragments_is_one_program(devices, policy, group):
+    plan = fdg.place(Unmarked(), policy, 2)
     (program,) = plan.programs
     assert (program.group, program.fragments, type(plan)) == (group, ("iterate",), fdg.Plan)
     assert "nothing moves between devices" in str(plan) and plan.to_mermaid() and plan._repr_svg_()
     if group == "actors":
-        engine = fdg.compile(Bare(), policy, devices[:2])
+        engine = fdg.compile(Unmarked(), policy, devices[:2])
         state, metrics = engine.run(engine.init(0), 3)
         assert metrics["n"].tolist() == [0, 1, 2]
         x = np.zeros(4)

@@ -1,4 +1,4 @@
-"""Which version of each value a fragment reads, against plain Python that keeps old parameters by group."""
+"""The version that each fragment reads, against plain Python that keeps old parameters per group."""
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,19 @@ from tests.placing.versions import (
     Same,
     act,
     assert_equal,
-    hand_on,
     learn,
+    pass_through,
     python,
     rewritten,
 )
 
 
-def scanned_hand_on(p, s):
-    """The carry holds what the actor hands on; a metric reads the weight in the loop."""
+def scanned_pass_through(p, s):
+    """The carry holds a weight that the actor passes through; a metric reads it in the loop."""
 
     def trip(carry, i):
         w, x, seen = carry
-        w, x = hand_on(p, w, x)
+        w, x = pass_through(p, w, x)
         return w, x, p.glue(lambda seen, w, i: seen + w * (i + 1), seen, w, i)
 
     w, x, seen = p.loop(3, trip, (s["w"], s["x"], p.glue(lambda x: 0 * x, s["x"])))
@@ -40,7 +40,7 @@ def scanned_hand_on(p, s):
 
 
 def two_readers(p, s):
-    """Code between fragments that leads to both groups, in a loop and outside of it."""
+    """Code between fragments that both groups read, in a loop and outside of it."""
     halved = p.glue(lambda w: 0.5 * w, s["w"])
 
     def trip(carry, i):
@@ -52,7 +52,7 @@ def two_readers(p, s):
     return {"w": learn(p, s["w"], y, "update"), "v": y, "x": x}, {"h": halved}
 
 
-def taking_turns(p, s):
+def alternating(p, s):
     """Workers' gradients and servers' updates alternate; the first trip reads an old weight."""
 
     def trip(carry, i):
@@ -66,7 +66,7 @@ def taking_turns(p, s):
 
 
 def shifted(p, s):
-    """After one trip the first carried value is the weight, of which two readers get two versions."""
+    """After one trip the first carried value is the weight; its two readers read two versions."""
 
     def trip(carry, i):
         learn(p, s["x"], s["x"], "update")
@@ -77,7 +77,7 @@ def shifted(p, s):
     return {"w": learn(p, s["w"], x), "v": moved, "x": x}, {"moved": moved}
 
 
-PROGRAMS = [scanned_hand_on, two_readers, taking_turns, shifted]
+PROGRAMS = [scanned_pass_through, two_readers, alternating, shifted]
 
 
 # --- random programs ---
@@ -87,7 +87,7 @@ HOWS = ("jit", "remat", "custom_vjp", "custom_jvp")
 
 
 class Random:
-    """A program of random lines; drawn anew, but the same, for each interpreter."""
+    """A random program; each interpreter generates the same one from the seed."""
 
     def __init__(self, seed):
         self.seed = seed
@@ -96,7 +96,7 @@ class Random:
         self.counter = s["t"]
         draw = np.random.default_rng(self.seed)
         values = self._lines(p, draw, [s["w"], s["v"], s["x"]], 6, 2)
-        # So that there is somebody who waits, and something to wait for.
+        # An actor must read what another group computes, so that something is delayed.
         made = learn(p, values[draw.integers(3)], values[-1], "update")
         values.append(act(p, values[draw.integers(3)], made))
         values.append(made)
@@ -109,13 +109,13 @@ class Random:
         values = list(values)
         for _ in range(count):
             kind = draw.choice(
-                ["fragment", "fragment", "hand_on", "glue", *["loop", "call", "choose"] * (depth > 0)]
+                ["fragment", "fragment", "pass_through", "glue", *["loop", "call", "choose"] * (depth > 0)]
             )
             a, b, c = (values[i] for i in draw.integers(len(values), size=3))
             role, state = str(draw.choice(ROLES)), int(draw.integers(2**31))
             if kind == "fragment":
                 values += p.fragment(role, role, lambda a, b: (jnp.sin(a) + 0.5 * b, a * 0.5), a, b)
-            elif kind == "hand_on":
+            elif kind == "pass_through":
                 values += p.fragment(role, f"hand_{role}", lambda a, b: (Same(1), jnp.cos(b), Same(0)), a, b)
             elif kind == "glue":
                 values.append(p.glue(lambda a, b: 0.6 * a - 0.3 * b, a, b))
@@ -169,14 +169,14 @@ def test_random_programs_against_plain_python(seed):
 
 
 def run(iterate, init, groups, staleness, iterations, devices):
-    """(metrics, engine) of an algorithm under a policy that places roles on groups."""
+    """(metrics, engine) of an algorithm under a policy that assigns groups to roles."""
     made = type("Mine", (), {"init": lambda self, key: init, "iterate": lambda self, state: iterate(state)})()
     engine = fdg.compile(made, Roles(tuple(groups.items()), staleness), devices)
     return engine.run(engine.init(0), iterations)[1], engine
 
 
 @fdg.fragment("actor", in_axes=(None, 0), out_axes=(None, 0), name="act")
-def act_and_hand_on(w, x):
+def act_and_pass(w, x):
     return w, x * w
 
 
@@ -186,21 +186,21 @@ def add_one(w, y):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_learner_gets_the_newest_of_what_an_actor_handed_on(count, devices):
-    """w is 1 and grows by 1 an iteration; the two trips of iteration t double-multiply by the w of t - 1."""
+def test_learner_reads_the_newest_passed_through_value(count, devices):
+    """w starts at 1 and grows by 1; each of the two trips of iteration t multiplies y by the w of t - 1."""
 
     def iterate(state):
-        (w, y), _ = jax.lax.scan(lambda c, _: (act_and_hand_on(*c), None), (state["w"], jnp.ones(2)), None, 2)
-        return {"w": add_one(w, y)}, {"w": add_one(w, y), "handed_on": w, "y": jnp.max(y)}
+        (w, y), _ = jax.lax.scan(lambda c, _: (act_and_pass(*c), None), (state["w"], jnp.ones(2)), None, 2)
+        return {"w": add_one(w, y)}, {"w": add_one(w, y), "passed": w, "y": jnp.max(y)}
 
     metrics, _ = run(iterate, {"w": jnp.float32(1)}, TWO, 1, 5, devices[:count])
     np.testing.assert_array_equal(metrics["w"], [2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(metrics["handed_on"], [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(metrics["passed"], [1, 2, 3, 4, 5])
     np.testing.assert_array_equal(metrics["y"], [1, 1, 4, 9, 16])
 
 
 def test_two_versions_in_one_loop(devices):
-    """The actor of a trip reads the w of two iterations ago, the metric and the learner the newest."""
+    """In one trip the actor reads the w of two iterations ago, the metric and the learner the newest."""
 
     @fdg.fragment("learner", in_axes=(None, 0))
     def judge(w, x):
@@ -208,7 +208,7 @@ def test_two_versions_in_one_loop(devices):
 
     def iterate(state):
         def trip(total, _):
-            _, a = act_and_hand_on(state["w"], jnp.ones(2))
+            _, a = act_and_pass(state["w"], jnp.ones(2))
             return total + jnp.stack([a[0], judge(state["w"], a)[0], state["w"]]), None
 
         total, _ = jax.lax.scan(trip, jnp.zeros(3), None, 2)
@@ -222,8 +222,8 @@ def test_two_versions_in_one_loop(devices):
     assert engine.plan.delayed.readers == ("act",)
 
 
-def test_a_mapped_and_a_differentiated_actor_read_old_parameters(devices):
-    """d/dw of sum(w x) over w x at w = 3: the residuals of an actor's gradient are its own, or handed on."""
+def test_mapped_and_differentiated_actors_read_old_parameters(devices):
+    """At x = (1, 1), the gradient of sum(w^2 x) is 4 w, and the largest value over (w, 2 w) is 4 w^2."""
 
     @fdg.fragment("actor", in_axes=(None, 0))
     def square(w, x):
@@ -243,7 +243,7 @@ def test_a_mapped_and_a_differentiated_actor_read_old_parameters(devices):
     assert engine.plan.delayed.readers == ("square", "square.2", "square.3")
 
 
-# --- fragments within fragments ---
+# --- nested fragments ---
 
 
 AROUND = {
@@ -258,8 +258,8 @@ AROUND = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_actor_within_the_learner_reads_what_the_learner_reads(around, depth, devices):
-    """It squares w, which grows by 1: between fragments that of t - 1, within the learner that of t."""
+def test_actor_within_the_learner_reads_new_parameters(around, depth, devices):
+    """It squares w, which grows by 1: the w of t - 1 between fragments, the w of t within the learner."""
 
     @fdg.fragment("actor", in_axes=(None, 0), name="act")
     def square(w, x):
@@ -285,15 +285,15 @@ def test_an_actor_within_the_learner_reads_what_the_learner_reads(around, depth,
     np.testing.assert_array_equal(metrics["inside"], [4, 8, 12, 16] if around == "loss" else [1, 4, 9, 16])
 
 
-def test_within_an_actor_all_read_old_parameters_but_who_makes_them(devices):
-    """`judge` and `update` return w, from within the actor: on a third group, and on that which makes w."""
+def test_fragments_nested_in_an_actor_read_old_parameters(devices):
+    """Except a fragment of the group that computes them, here `update`."""
 
-    def own(role):
+    def nested(role):
         return fdg.fragment(role, in_axes=(None, 0), name=f"inner_{role}")(lambda w, x: w * x)
 
     @fdg.fragment("actor", in_axes=(None, 0))
     def act(w, x):
-        return w * x, own("critic")(w, x), own("update")(w, x)
+        return w * x, nested("critic")(w, x), nested("update")(w, x)
 
     @fdg.fragment("update", in_axes=(None, 0), out_axes=None)
     def grow(w, x):
@@ -311,14 +311,14 @@ def test_within_an_actor_all_read_old_parameters_but_who_makes_them(devices):
     assert engine.plan.delayed.readers == ("act", "inner_critic")
 
 
-# --- on devices of their own ---
+# --- on separate devices ---
 
 
 @pytest.mark.parametrize(
-    ("program", "groups"), [(scanned_hand_on, COARSE), (taking_turns, CENTRAL), (two_readers, COARSE)]
+    ("program", "groups"), [(scanned_pass_through, COARSE), (alternating, CENTRAL), (two_readers, COARSE)]
 )
-def test_groups_on_devices_of_their_own(program, groups, devices):
-    """Two programs that exchange values have the numbers of one."""
+def test_groups_on_separate_devices(program, groups, devices):
+    """Programs that exchange values agree with plain Python."""
     algorithm = Algorithm(program, Looped(), START)
     graph = fdg.trace(algorithm)
     used = {groups[f.role] for f in graph.fragments}
@@ -345,10 +345,10 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_result_that_is_handed_over_and_not_looked_at(body, devices):
-    """Of it there is the actor's older version alone; `second` takes it, and gives its other operand."""
+def test_unused_operand_with_only_an_old_version(body, devices):
+    """Only the actor's older version of `body`'s result exists; `second` ignores it."""
 
-    class Overlooking:
+    class IgnoredOperand:
         def init(self, key):
             return jnp.linspace(0, 1, 12), jnp.ones((12, 3))
 
@@ -371,7 +371,7 @@ def test_a_result_that_is_handed_over_and_not_looked_at(body, devices):
             newest = second(body(inner, w), w)
             return (x, self.learn(w, x)), {"newest": newest.mean()}
 
-    algorithm = Overlooking()
+    algorithm = IgnoredOperand()
     engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(staleness=1), devices[:2])
     state, metrics = engine.run(engine.init(0), 3)
     plain, expected = algorithm.init(None), []

@@ -1,8 +1,8 @@
-"""Programs for three interpreters: plain Python with versions by group, unrolled JAX, and JAX with loops.
+"""Programs for three interpreters: plain Python with versions per group, unrolled JAX, and JAX with loops.
 
-A program is a function of (interpreter, leaves) to (leaves, metrics). Plain Python is the oracle: a value is
-`Versions`, the newest and what each waiting group has of it; a fragment takes its group's, code between
-fragments makes each, and a `Same(i)` that a fragment returns is its operand i, handed on.
+A program maps (interpreter, leaves) to (leaves, metrics). Plain Python is the oracle. Its values are
+`Versions`, the newest and an older one for each delayed group: a fragment reads its group's version, code
+between fragments computes every version, and a fragment that returns `Same(i)` passes operand i through.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ GROUPS = {"coarse": COARSE, "central": CENTRAL, "three": THREE}
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """What a fragment returns for an operand that it hands on."""
+    """A fragment's result that is an operand passed through unchanged."""
 
     operand: int
 
@@ -160,7 +160,7 @@ class Algorithm:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """Groups by role, each on a device of its own if there are enough."""
+    """Assigns groups to roles, each group on a separate device if there are enough."""
 
     groups: tuple[tuple[str, str], ...]  # role, group
     staleness: int = 0
@@ -173,14 +173,14 @@ class Roles:
 def python(program, start, groups, staleness, iterations):
     """(state after, metrics of each iteration) of the oracle."""
     oracle, state = Python(groups), {name: np.float32(value) for name, value in start}
-    waiting = {group for role, group in groups.items() if role == "actor"}
-    # Which group makes a leaf does not depend on the numbers.
+    acting = {group for role, group in groups.items() if role == "actor"}
+    # The group that computes a leaf does not depend on the numbers.
     traced, _ = program(oracle, {name: Versions(value) for name, value in state.items()})
     past = [state] * (staleness + 1)  # oldest first, the newest last
     metrics = []
     for _ in range(iterations):
         leaves = {
-            name: Versions(value, {g: past[0][name] for g in waiting if traced[name].makers - {g}})
+            name: Versions(value, {g: past[0][name] for g in acting if traced[name].makers - {g}})
             for name, value in past[-1].items()
         }
         made, one = program(oracle, leaves)
@@ -190,7 +190,7 @@ def python(program, start, groups, staleness, iterations):
 
 
 def delayed_graph(program, start, groups, staleness, interpreter):
-    """The plan of a program on one device: its graph has the staleness written into it."""
+    """The plan of a program on one device; its graph implements the staleness."""
     graph = fdg.trace(Algorithm(program, interpreter, tuple(start)))
     used = {groups[f.role] for f in graph.fragments}
     placed = tuple((role, group) for role, group in groups.items() if group in used)
@@ -198,7 +198,7 @@ def delayed_graph(program, start, groups, staleness, interpreter):
 
 
 def rewritten(program, start, groups, staleness, iterations, interpreter):
-    """The same of the rewritten graph, evaluated without an engine."""
+    """As `python`, by the rewritten graph, evaluated without an engine."""
     plan = delayed_graph(program, start, groups, staleness, interpreter)
     iterate = jax.jit(core.jaxpr_as_fun(plan.graph.jaxpr))
     first = Algorithm(program, interpreter, tuple(start)).init(None)
@@ -219,7 +219,7 @@ def assert_equal(expected, actual):
         np.testing.assert_allclose(b, a, rtol=2e-5, atol=1e-5)
 
 
-# --- what programs are made of ---
+# --- fragments of the programs ---
 
 TWO = {"actor": "actors", "learner": "learners"}
 START = (("w", 1.0), ("v", 2.0), ("x", 0.5))
@@ -229,7 +229,7 @@ def act(p, w, x, role="actor", name="act"):
     return p.fragment(role, name, lambda w, x: (0.5 * w + x,), w, x)[0]
 
 
-def hand_on(p, w, x, role="actor", name="hand"):
+def pass_through(p, w, x, role="actor", name="hand"):
     return p.fragment(role, name, lambda w, x: (Same(0), w - 0.25 * x), w, x)
 
 

@@ -1,11 +1,11 @@
-"""Random schedules on lanes, with functions on the host that fail, are slow or never come back, and Ctrl-C.
+"""Random schedules on lanes, with host functions that fail, are slow or never return, and with Ctrl-C.
 
     python -m tests.running.lanes --schedules 1000
     python -m tests.running.lanes --schedules 1000 --switch 1e-6
 
-Programs are functions of Python that mix the integers that they are given, so nothing is compiled. Each
-schedule has to end as it should: with the numbers that one thread gets, or within `PATIENCE` seconds of what
-ended it, naming that. The last line says how many ended in which way, and how long the slowest took.
+Programs are Python functions that mix integers, so nothing is compiled. Each schedule has to end correctly:
+with the numbers of a single thread, or within `PATIENCE` seconds of a failure, with an error that names its
+cause. The last line counts how schedules ended, and gives the longest time from cause to end.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from fdg.running import lanes, many_programs
 from tests.conformance.comparison import leaves
 
 PATIENCE = 5.0  # seconds
-LIMIT = 0.4  # of them, for a function on the host
+LIMIT = 0.4  # seconds for a host function
 KINDS = ("right", "fails", "slow", "interrupted", "interrupted twice", "never")
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """Role `r0`, `r1`, ... each on a device of its own."""
+class OneDeviceEach:
+    """Places role `i` of "actor", "learner", "r2" and "r3" on device `i`."""
 
     count: int
     staleness: int
@@ -59,7 +59,7 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
-    """An algorithm whose fragments read random values of those made before, some of them in a loop."""
+    """An algorithm whose fragments read random earlier values, some of them in a loop."""
 
     seed: int
     groups: int
@@ -77,12 +77,12 @@ class Mixer:
 
             return fdg.fragment(role, in_axes=None, out_axes=None, name=name)(mix)(*arrays)
 
-        def some(values, count):
+        def choices(values, count):
             return [rng.choice(values) for _ in range(count)]
 
         values = list(state.values())
-        for i, role in enumerate([*rng.sample(roles, len(roles)), *some(roles, rng.randint(0, 2))]):
-            values.append(fragment(role, f"f{i}", *some(values, rng.randint(1, 3))))
+        for i, role in enumerate([*rng.sample(roles, len(roles)), *choices(roles, rng.randint(0, 2))]):
+            values.append(fragment(role, f"f{i}", *choices(values, rng.randint(1, 3))))
         if rng.random() < 0.6:
             inside = [(rng.choice(roles), f"g{i}", rng.randint(1, 2)) for i in range(rng.randint(1, 3))]
             constant = rng.choice(values)
@@ -90,33 +90,33 @@ class Mixer:
             def body(carry, _):
                 made = [carry, constant]
                 for role, name, count in inside:
-                    made.append(fragment(role, name, *some(made, count), carry))
+                    made.append(fragment(role, name, *choices(made, count), carry))
                 return made[-1], made[-1]
 
             last, rows = jax.lax.scan(body, rng.choice(values), None, length=rng.randint(2, 4))
             values += [last, rows[0]]
-        weight = fragment("learner", "learn", state["weight"], *some(values, 2))
+        weight = fragment("learner", "learn", state["weight"], *choices(values, 2))
         new = {"weight": weight, **{f"x{i}": rng.choice(values[4:] or values) for i in range(3)}}
         return new, {"m": jnp.sum(weight), "n": jnp.sum(rng.choice(values))}
 
 
 def planned(seed):
-    """An algorithm and its plan, of random groups and staleness."""
+    """An algorithm and its plan, with random groups and staleness."""
     rng = random.Random(seed)
     groups, staleness = rng.randint(2, 4), rng.choice([0, 0, 1, 2])
     algorithm = Mixer(seed, groups)
     graph = fdg.trace(algorithm)
-    with contextlib.suppress(fdg.PlanError):  # what takes turns with the parameters cannot have older ones
-        return algorithm, fdg.place(graph, Places(groups, staleness), jax.devices()[:4])
-    return algorithm, fdg.place(graph, Places(groups, 0), jax.devices()[:4])
+    with contextlib.suppress(fdg.PlanError):  # fragments that alternate with updates cannot be stale
+        return algorithm, fdg.place(graph, OneDeviceEach(groups, staleness), jax.devices()[:4])
+    return algorithm, fdg.place(graph, OneDeviceEach(groups, 0), jax.devices()[:4])
 
 
 class Faked:
-    """An engine whose programs are Python; `before` is called ahead of each, with its name."""
+    """An engine whose programs are Python functions, each of which first calls `before` with its name."""
 
-    def __init__(self, algorithm, plan, of):
+    def __init__(self, algorithm, plan, lanes_of):
         self.before = lambda name: None
-        with mock.patch.object(many_programs, "lanes_of", of):
+        with mock.patch.object(many_programs, "lanes_of", lanes_of):
             self.engine = Engine(algorithm, plan, jax.devices()[:4])
         for program in [*self.engine.programs, *self.engine._execution._stack.programs]:
             program.compiled = self._fake(program)
@@ -142,7 +142,7 @@ class Faked:
 
 
 def on_lanes(schedule, meshes):
-    """A lane for each group, whether it needs one or not."""
+    """A lane for each group, also if it needs none."""
     return lanes.Lanes(meshes)
 
 
@@ -159,41 +159,41 @@ def same(one, other):
 
 
 def try_one(seed, kind):
-    """`attempt`, with little time for functions on the host where one never comes back."""
+    """`attempt`, with a short time limit if a host function never returns."""
     limit = LIMIT if kind in ("never", "interrupted twice") else 600
     with mock.patch.dict(os.environ, {lanes.LIMIT: str(limit)}):
         return attempt(seed, kind)
 
 
-def closed(faked):
-    """Ends the threads that watch an engine."""
+def close(faked):
+    """Ends the threads that measure an engine."""
     faked.engine._execution.timeline.end(1.0)
 
 
 def attempt(seed, kind):
-    """Carries out a random schedule in one of `KINDS`: seconds from the cause of its end to the end.
+    """Runs a random schedule of one of `KINDS`; returns the seconds from the cause of its end to the end.
 
     Raises:
-      AssertionError: it did not end as it should.
+      AssertionError: it did not end correctly.
     """
     rng = random.Random(f"{seed} {kind}")
     plan = planned(seed)
-    plain, here = Faked(*plan, on_one_thread), Faked(*plan, on_lanes)
+    plain, tested = Faked(*plan, on_one_thread), Faked(*plan, on_lanes)
     iterations = rng.randint(1, 6)
-    calls, lock, at = Counter(), threading.Lock(), []
-    trouble = rng.randint(1, 4 * iterations)
+    calls, lock, cause = Counter(), threading.Lock(), []
+    faulty_call = rng.randint(1, 4 * iterations)
     release = threading.Event()
     pause = rng.choice([0.0, 0.0, 0.001, 0.003])
 
     def before(name):
         with lock:
             calls["all"] += 1
-            mine = calls["all"] == trouble
+            is_faulty = calls["all"] == faulty_call
         if pause:
             time.sleep(pause * random.random())
-        if not mine:
+        if not is_faulty:
             return
-        at.append((name, time.monotonic()))
+        cause.append((name, time.monotonic()))
         if kind == "fails":
             raise ValueError("the wheels fell off")
         if kind == "slow":
@@ -207,47 +207,47 @@ def attempt(seed, kind):
         if kind == "never":
             release.wait(60)
 
-    here.before = before
-    ended, found = None, None
+    tested.before = before
+    ended, result = None, None
     try:
-        found = numbers(*here.engine.run(here.engine.init(0), iterations))
+        result = numbers(*tested.engine.run(tested.engine.init(0), iterations))
     except (HostError, KeyboardInterrupt) as error:
         ended = error
-    seconds = time.monotonic() - at[0][1] if at else 0.0
+    seconds = time.monotonic() - cause[0][1] if cause else 0.0
     release.set()
-    if not at or kind in ("right", "slow"):
+    if not cause or kind in ("right", "slow"):
         assert ended is None, repr(ended)
-        assert same(found, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
+        assert same(result, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
         seconds = 0.0
     elif kind in ("fails", "never"):
-        assert isinstance(ended, HostError) and f"'{at[0][0]}'" in str(ended), f"{at} {ended!r}"
+        assert isinstance(ended, HostError) and f"'{cause[0][0]}'" in str(ended), f"{cause} {ended!r}"
     elif kind == "interrupted":
-        if ended is None:  # it came when all was over
-            assert same(found, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
+        if ended is None:  # it came after the last call
+            assert same(result, numbers(*plain.engine.run(plain.engine.init(0), iterations)))
         else:
             assert isinstance(ended, KeyboardInterrupt)
-            state, metrics = here.engine.interrupted()
+            state, metrics = tested.engine.interrupted()
             done = len(metrics["m"])
             assert same(numbers(state, metrics), numbers(*plain.engine.run(plain.engine.init(0), done)))
     else:
-        # Two at once are one for Python, and one that comes up in a finalizer is lost: then time is up.
-        late = isinstance(ended, HostError) and f"'{at[0][0]}'" in str(ended)
+        # Python merges two signals at once, and loses one in a finalizer: then the time limit ends the run.
+        late = isinstance(ended, HostError) and f"'{cause[0][0]}'" in str(ended)
         assert ended is None or isinstance(ended, KeyboardInterrupt) or late, repr(ended)
-    assert seconds < PATIENCE, f"{seconds:.1f} s after {at}"
+    assert seconds < PATIENCE, f"{seconds:.1f} s after {cause}"
     os.environ[lanes.LIMIT] = "600"
-    # Another run can begin, and nothing of this one is in it.
-    here.before = lambda name: None
-    again = numbers(*here.engine.run(here.engine.init(0), 2))
-    assert same(again, numbers(*plain.engine.run(plain.engine.init(0), 2))), "the run after it differs"
-    closed(plain), closed(here)
-    left = [t.name for t in threading.enumerate() if t.name.startswith("lane ")]
-    assert not left, f"threads that are left: {left}"
+    # Another run can start, and has the right numbers.
+    tested.before = lambda name: None
+    second = numbers(*tested.engine.run(tested.engine.init(0), 2))
+    assert same(second, numbers(*plain.engine.run(plain.engine.init(0), 2))), "the next run differs"
+    close(plain), close(tested)
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("lane ")]
+    assert not threads, f"threads are left: {threads}"
     return seconds
 
 
 @contextlib.contextmanager
 def switching(seconds):
-    """How often Python changes threads; None: as it does."""
+    """Sets Python's interval for switching threads; None keeps it."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(seconds or before)
     try:
@@ -260,7 +260,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--switch", type=float, help="seconds between changes of threads")
+    parser.add_argument("--switch", type=float, help="seconds between switches of threads")
     given = parser.parse_args(words)
     ended, slowest, wrong = Counter(), 0.0, []
     with switching(given.switch):

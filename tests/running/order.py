@@ -1,18 +1,18 @@
-"""Whether a program's devices wait for each other in one place at a time: read from its optimised HLO.
+"""Checks in a program's optimised HLO that each device waits in one collective at a time.
 
-XLA's CPU backend runs operations that do not need each other at the same time, but for collectives, which it
-runs in the order of the program; one that waits for other devices holds its thread. It also goes on beside a
-loop. Where whatever comes after a loop with collectives, and has some too, needs what the loop made, a device
-waits in one place, and as many threads as devices are enough: one that does not wait still has one. Otherwise
-it may hold the threads on which another would arrive (docs/decisions/069-a-thread-a-host-device.md).
+XLA's CPU backend runs independent operations concurrently, except collectives, which run in program order. A
+collective that waits for other devices holds its thread. Operations after a loop may run during it. If every
+operation with collectives depends on the loop with collectives before it, a device waits in one place, and as
+many threads as devices are enough: a device that does not wait has a thread left. Otherwise a device may hold
+the threads on which another one would arrive (docs/decisions/069-a-thread-a-host-device.md).
 
-What an operation needs is followed to who has written it. A loop hands on elements of its state that it never
-touches, and they are there before it ends:
+Instructions depend on those that wrote the elements that they read. Elements of a loop's state that the loop
+never writes exist before it ends:
 
     sum = all-reduce(x)
-    state = while((sum, y))             # replaces element 1, by collectives of its own
+    state = while((sum, y))             # replaces element 1, with collectives
     a = all-reduce(element 1 of state)  # after the loop
-    b = all-reduce(element 0 of state)  # that is `sum`: perhaps beside the loop
+    b = all-reduce(element 0 of state)  # this is `sum`: may run during the loop
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 from fdg.running.hlo import KINDS, called_computations, computations
 
-_OTHER_NAMES = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "parameter", "constant")
+_ALIASES = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "parameter", "constant")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
 
 
 class _Written(NamedTuple):
-    """An element of what an instruction has written; of a parameter, of what it is given."""
+    """An element of an instruction's result, or of a parameter."""
 
     name: str
     element: int
@@ -41,10 +41,10 @@ class _Instruction:
 
     Attributes:
       operands: names.
-      called: computations that it runs; of a loop its test and its body.
-      body: what makes the next state of a loop.
-      number: of a parameter or an element of a tuple.
-      size: of how many elements its result is.
+      called: computations that it runs; of a loop, its condition and its body.
+      body: the computation of a loop's next state.
+      number: of a parameter, or of an element of a tuple.
+      size: number of elements of its result.
     """
 
     name: str
@@ -58,18 +58,18 @@ class _Instruction:
 
 
 def is_in_order(engine: Any) -> bool:
-    """Whether each device waits in at most one collective at a time in compiled programs that promise it."""
+    """True if devices wait in one collective at a time in each compiled program that promises it."""
     return all(has_ordered_collectives(p.hlo()) for p in engine.programs if engine.is_in_order())
 
 
 def has_ordered_collectives(text: str) -> bool:
-    """Whether each device waits for others in one place at a time, as far as can be seen.
+    """True if each device is known to wait for others in one place at a time.
 
     Args:
       text: its optimised HLO (`Program.hlo()`), instructions in the order of their schedule.
 
     Returns:
-      False also where that cannot be seen, such as for collectives that are started and awaited apart.
+      False also where this cannot be determined, such as for collectives with separate start and done.
     """
     return _Reader({name: tuple(_instructions(lines)) for name, lines in computations(text)}).is_ordered()
 
@@ -96,7 +96,7 @@ def _instructions(lines: Sequence[str]) -> Iterator[_Instruction]:
 
 
 def _until_closed(rest: str) -> str:
-    """
+    """Returns the text before the unmatched closing parenthesis.
     >>> _until_closed("%a, (%b)), index=1")
     '%a, (%b)'
     """
@@ -109,33 +109,33 @@ def _until_closed(rest: str) -> str:
 
 
 class _Reader:
-    """Follows what instructions need, in each computation of a program."""
+    """Follows the dependencies of instructions in each computation of a program."""
 
     def __init__(self, program: dict[str, tuple[_Instruction, ...]]):
         self.program = program
         self.named = {name: {i.name: i for i in body} for name, body in program.items()}
         self.roots = {name: i.name for name, body in program.items() for i in body if i.is_root}
-        # Asked again and again, of thousands of lines.
-        self.meets = functools.cache(self._has_collectives)
+        # Called repeatedly, for thousands of lines.
+        self.has_collectives = functools.cache(self._has_collectives)
         self.writer = functools.cache(self._writer)
         self.read_inside = functools.cache(self._read_inside)
 
     def is_ordered(self) -> bool:
-        """Whether in every computation what comes after a loop or a branch with collectives needs it."""
+        """True if everything with collectives depends on the loop or branch with collectives before it."""
         for name, body in self.program.items():
-            meeting = [i for i in body if self.meets(i)]
-            if any(i.operation.endswith(("-start", "-done")) for i in meeting):
+            collectives = [i for i in body if self.has_collectives(i)]
+            if any(i.operation.endswith(("-start", "-done")) for i in collectives):
                 return False
-            for first, second in itertools.pairwise(meeting):
+            for first, second in itertools.pairwise(collectives):
                 if first.operation not in KINDS and not self._needs(name, second, first.name):
                     return False
         return True
 
     def _has_collectives(self, instruction: _Instruction) -> bool:
-        """Whether devices meet in it, or in what it runs."""
+        """True if it is a collective, or runs one."""
         if re.sub("-(start|done)$", "", instruction.operation) in KINDS:
             return True
-        return any(self.meets(i) for name in instruction.called for i in self.program.get(name, ()))
+        return any(self.has_collectives(i) for name in instruction.called for i in self.program.get(name, ()))
 
     def _needs(self, computation: str, second: _Instruction, first: str) -> bool:
         seen: set[str] = set()
@@ -150,12 +150,12 @@ class _Reader:
         return False
 
     def _reads(self, computation: str, instruction: _Instruction) -> set[_Written]:
-        """What an instruction reads or writes over; nothing for those that only give names."""
+        """Elements that an instruction reads or overwrites; none for those that only rename elements."""
         operands, called = instruction.operands, instruction.called
-        if instruction.operation in _OTHER_NAMES:
+        if instruction.operation in _ALIASES:
             return set()
         if instruction.operation == "while":
-            replaced = {e for e in range(instruction.size) if not self._is_handed_on(instruction.body, e)}
+            replaced = {e for e in range(instruction.size) if not self._passes_through(instruction.body, e)}
             wanted = replaced.union(*(self.read_inside(name, 0) for name in called))
             pairs = [(operands[0], e) for e in wanted]
         elif instruction.operation == "conditional":
@@ -170,7 +170,7 @@ class _Reader:
         return {written for written in found if written is not None}
 
     def _read_inside(self, computation: str, parameter: int) -> frozenset[int]:
-        """The elements of a parameter that a computation does more with than hand them on."""
+        """The elements of a parameter that a computation does more with than pass them through."""
         body, named = self.program.get(computation, ()), self.named.get(computation, {})
         found = {written for instruction in body for written in self._reads(computation, instruction)}
         return frozenset(
@@ -179,15 +179,15 @@ class _Reader:
             if named[name].operation == "parameter" and named[name].number == parameter
         )
 
-    def _is_handed_on(self, body: str, element: int) -> bool:
-        """Whether a loop's body leaves an element of the state as it was."""
+    def _passes_through(self, body: str, element: int) -> bool:
+        """True if a loop's body leaves an element of the state unchanged."""
         written = self.writer(body, self.roots[body], element)
         if written is None:
-            return True  # nobody knows who wrote it: no promise that this loop did
+            return True  # the writer is unknown, so it may not be this loop
         return self.named[body][written.name].operation == "parameter" and written.element == element
 
     def _writer(self, computation: str, name: str, element: int) -> _Written | None:
-        """Who wrote an element; None where a branch only hands it on."""
+        """The instruction that wrote an element; None where a branch only passes it through."""
         instruction = self.named[computation][name]
         operation, operands = instruction.operation, instruction.operands
         if operation == "tuple":
@@ -196,10 +196,10 @@ class _Reader:
             return self.writer(computation, operands[0], instruction.number)
         if operation in ("bitcast", "opt-barrier"):
             return self.writer(computation, operands[0], element)
-        if operation == "while" and self._is_handed_on(instruction.body, element):
+        if operation == "while" and self._passes_through(instruction.body, element):
             return self.writer(computation, operands[0], element)
         if operation in ("call", "conditional"):
-            # One branch that writes is enough: all write to the same buffer, and the branch is one operation.
+            # One branch that writes is enough: all branches write to one buffer, as one operation.
             within = [
                 (called, self.writer(called, self.roots[called], element)) for called in instruction.called
             ]

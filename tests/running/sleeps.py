@@ -1,14 +1,14 @@
-"""Whether time matters: runs whose fragments and transfers sleep at random, compared bit by bit.
+"""Checks that timing does not change results: runs with random sleeps, compared bit by bit.
 
     python -m tests.running.sleeps --runs 30
     python -m tests.running.sleeps --runs 30 --processes 2
     python -m tests.running.sleeps --runs 30 --algo grpo
     python -m tests.running.sleeps --runs 30 --algo ppo_rlhf --processes 2
 
-Every fragment sleeps 0 to 50 ms in a function on the host, and so does every transfer; in each run one group
-is starved by a busy loop instead. Four groups, each with a lane, are in one process, or in two. Algorithms
-for language models stream: `ahead=2`, fewer slots than responses, micro-batches. The last line says in how
-many runs a bit of the state or of the metrics differed from the first.
+Every fragment and every transfer sleeps 0 to 50 ms on the host; in each run, one group runs a busy loop
+instead. Four groups, each with a lane, are in one process, or in two. Algorithms for language models stream:
+`ahead=2`, fewer slots than responses, micro-batches. The last line counts, for each lag, the runs whose
+state or metrics differ from the first run in any bit.
 """
 
 import argparse
@@ -39,17 +39,17 @@ from fdg.running.transfers import Mover
 from tools.break_it.language import counted
 
 ROLES = ("actor", "reward", "reference", "learner")
-LAGS = (0, 1, 3, 4)  # micro-batches, of which an iteration has 3, or 2 of language; runs take turns
+LAGS = (0, 1, 3, 4)  # in micro-batches; an iteration has 3, or 2 for language models
 
 
 class Pause:
-    """Seconds to sleep, drawn by the clock; in place of that the starved role is busy."""
+    """Sleeps for a random time; the starved role runs a busy loop instead."""
 
-    def __init__(self, most):
-        self.most, self.starved = most, None
+    def __init__(self, max_seconds):
+        self.max_seconds, self.starved = max_seconds, None
 
     def __call__(self, role=None):
-        seconds = self.most * random.SystemRandom().random()
+        seconds = self.max_seconds * random.SystemRandom().random()
         if role is None or role != self.starved:
             time.sleep(seconds)
             return
@@ -60,7 +60,7 @@ class Pause:
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Micro-batches through four roles; all of them call the host."""
+    """Micro-batches through four roles, all of which call the host."""
 
     pause: Pause
     micro_batches: int = 3
@@ -108,7 +108,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """Each role on a device of its own."""
+    """Places each role on a separate device."""
 
     lag: int = 0
 
@@ -117,10 +117,10 @@ class Apart:
 
 
 def language(name, pause, lag):
-    """An algorithm that streams, whose fragments all sleep, and its policy: four groups."""
+    """A streaming algorithm whose fragments all sleep, and its policy, with four groups."""
 
     def paused(fragment):
-        role, at = fragment.mark.role, -1
+        role, index = fragment.mark.role, -1
 
         def wait(x):
             pause(role)
@@ -128,8 +128,8 @@ def language(name, pause, lag):
 
         def sleepy(*arguments):
             leaves, structure = jax.tree.flatten(fragment.__wrapped__(*arguments))
-            shape = jax.ShapeDtypeStruct(leaves[at].shape, leaves[at].dtype)
-            leaves[at] = jax.pure_callback(wait, shape, leaves[at])
+            shape = jax.ShapeDtypeStruct(leaves[index].shape, leaves[index].dtype)
+            leaves[index] = jax.pure_callback(wait, shape, leaves[index])
             return jax.tree.unflatten(structure, leaves)
 
         return fdg.fragment(role, fragment.in_axes, fragment.out_axes, name=fragment.mark.name)(sleepy)
@@ -146,15 +146,15 @@ def language(name, pause, lag):
 
 
 @contextlib.contextmanager
-def slow_transfers(pause):
-    """Transfers that sleep ahead of what they do."""
+def sleeping_transfers(pause):
+    """Transfers sleep before they start."""
 
     def slowed(function):
-        def late(self, *arguments):
+        def delayed(self, *arguments):
             pause()
             return function(self, *arguments)
 
-        return late
+        return delayed
 
     with contextlib.ExitStack() as stack:
         for kind, name in ((Mover, "__call__"), (Exchange, "cut"), (Exchange, "exchange")):
@@ -163,7 +163,7 @@ def slow_transfers(pause):
 
 
 def digest(state, metrics):
-    """Of all bits that this process has."""
+    """A hash of all bits of the state and the metrics in this process."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves((state, metrics)):
         for shard in leaf.addressable_shards:
@@ -172,16 +172,16 @@ def digest(state, metrics):
 
 
 def digests(runs, seconds, devices, iterations=3, lags=LAGS, algo=None):
-    """Of each lag, those of `runs` runs; the first is one without any sleep."""
+    """For each lag, the digest of a run without sleeps, and those of `runs` runs."""
     pause = Pause(seconds)
     found = {}
     for lag in lags:
         parts = language(algo, pause, lag) if algo else (Stages(pause), Apart(lag))
         engine = fdg.compile(*parts, devices)
-        pause.most, pause.starved = 0.0, None
+        pause.max_seconds, pause.starved = 0.0, None
         of_lag = [digest(*engine.run(engine.init(0), iterations))]
-        pause.most = seconds
-        with slow_transfers(pause):
+        pause.max_seconds = seconds
+        with sleeping_transfers(pause):
             for _ in range(runs):
                 pause.starved = random.SystemRandom().choice(ROLES)
                 of_lag.append(digest(*engine.run(engine.init(0), iterations)))
@@ -196,7 +196,7 @@ def _process(index, port, runs, seconds, algo):
 
 
 def in_processes(runs, seconds, algo):
-    """The same of two processes, with two groups each."""
+    """As `digests`, for two processes with two groups each."""
     port = ports.free_port("localhost")
     code = "from tests.running.sleeps import _process; _process({}, {}, {}, {}, {!r})"
     children = [
@@ -207,18 +207,16 @@ def in_processes(runs, seconds, algo):
         )
         for i in range(2)
     ]
-    said = [json.loads(child.communicate(timeout=1800)[0].splitlines()[-1]) for child in children]
-    return {lag: [*zip(*(one[lag] for one in said), strict=True)] for lag in said[0]}
+    results = [json.loads(child.communicate(timeout=1800)[0].splitlines()[-1]) for child in children]
+    return {lag: [*zip(*(one[lag] for one in results), strict=True)] for lag in results[0]}
 
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2))
-    parser.add_argument(
-        "--seconds", type=float, default=0.05, help="that a fragment or transfer sleeps at most"
-    )
-    parser.add_argument("--algo", choices=("grpo", "ppo_rlhf"), help="in place of stubs")
+    parser.add_argument("--seconds", type=float, default=0.05, help="longest sleep of a fragment or transfer")
+    parser.add_argument("--algo", choices=("grpo", "ppo_rlhf"), help="instead of stubs")
     given = parser.parse_args(words)
     runs = -(-given.runs // len(LAGS))
     if given.processes == 2:

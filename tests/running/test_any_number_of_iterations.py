@@ -1,4 +1,4 @@
-"""One executable for any number of iterations; metrics cut on the host; effects in their order."""
+"""One executable for any number of iterations; metrics cut on the host; effects in order."""
 
 import dataclasses
 import functools
@@ -28,9 +28,9 @@ SETUPS = {
     "ppo": (lambda: ppo("CartPole-v1"), policies.GPUOnly(), 2, None),
     "agents": (Walker, policies.GPUOnly(), 2, 4),
     "coarse": (Pupil, Coarse(), 3, None),
-    "late": (Pupil, Coarse(staleness=2), 3, None),
-    "late ppo": (lambda: ppo("CartPole-v1"), Coarse(staleness=1), 2, None),
-    "late, one device": (Pupil, Coarse(staleness=1), 1, None),
+    "stale": (Pupil, Coarse(staleness=2), 3, None),
+    "stale ppo": (lambda: ppo("CartPole-v1"), Coarse(staleness=1), 2, None),
+    "stale, one device": (Pupil, Coarse(staleness=1), 1, None),
     "fine": (Pupil, Fine(), 3, None),
     "central": (Pupil, policies.Central(), 3, None),
 }
@@ -47,23 +47,23 @@ def engine_of(devices):
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_any_number_is_the_executable_of_the_first_run(setup, engine_of):
+def test_other_numbers_of_iterations_do_not_recompile(setup, engine_of):
     engine = engine_of(setup)
     state, _ = engine.run(engine.init(0), 1)
-    many = 1000 if setup == "one program" else 130  # for time's sake
-    with compilations() as heard:
+    many = 1000 if setup == "one program" else 130  # to save time
+    with compilations() as compiled:
         for n in (7, 1, many):
             state, found = engine.run(state, n)
             lead = (n,) if SETUPS[setup][3] is None else (n, SETUPS[setup][3])
             assert {m.shape for m in found.values()} == {lead}
         engine.compile(3)
-        assert heard == []
+        assert compiled == []
         jax.jit(lambda x: x + 17)(1)
-    assert heard, "the listener hears nothing"
+    assert compiled, "the listener reports no compilation"
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_one_run_of_ten_is_ten_runs_of_one_bit_for_bit(setup, engine_of):
+def test_one_run_of_ten_equals_ten_runs_of_one(setup, engine_of):
     engine = engine_of(setup)
     expected = engine.run(engine.init(3), 10)
     state, parts = engine.init(3), []
@@ -79,7 +79,7 @@ def test_one_run_of_ten_is_ten_runs_of_one_bit_for_bit(setup, engine_of):
 
 @dataclasses.dataclass(frozen=True)
 class Reports:
-    """Every kind of metric, of a learner and of actors; a number of its own in each iteration."""
+    """Every kind of metric, from a learner and from actors."""
 
     def init(self, key):
         return {"n": jnp.int32(0), "x": jnp.zeros(4), "key": key}
@@ -103,7 +103,7 @@ class Reports:
 
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), Coarse()], ids=["one program", "coarse"])
-def test_metrics_keep_their_kinds_however_many_buffers_they_need(policy, n, devices, monkeypatch):
+def test_metrics_keep_their_dtypes_across_buffers(policy, n, devices, monkeypatch):
     for module in (metrics, many_programs):
         monkeypatch.setattr(module, "ROWS", 3)
     engine = fdg.compile(Reports(), policy, devices[:2])
@@ -112,7 +112,7 @@ def test_metrics_keep_their_kinds_however_many_buffers_they_need(policy, n, devi
     assert_same(plain(Reports(), start(), n), engine.run(start(), n))
 
 
-def test_agents_metrics_keep_their_kinds(devices, monkeypatch):
+def test_metrics_of_agents_keep_their_dtypes(devices, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", 3)
     engine = fdg.compile(Reports(), policies.GPUOnly(), devices[:2], num_seeds=4)
     _, found = engine.run(engine.init(0), 7)
@@ -121,8 +121,8 @@ def test_agents_metrics_keep_their_kinds(devices, monkeypatch):
         assert_same(expected, {name: x[:, agent] for name, x in found.items()})
 
 
-def test_metrics_can_be_used_together_with_anything(devices):
-    """Those of different groups with each other, and with the state, which lies on several devices."""
+def test_metrics_combine_with_other_arrays(devices):
+    """With metrics of another group, and with the state, which is on several devices."""
     engine = fdg.compile(Reports(), Coarse(), devices[:3])
     state, found = engine.run(engine.init(0), 2)
     assert found["mean"].tolist() == [1, 2]
@@ -140,18 +140,18 @@ def scalars(count, *lead):
         (scalars(10), 1024),
         (scalars(8, 32), 1024),  # 32 agents: a row of 1 KiB
         (scalars(8, 256), 512),  # 4 MiB in rows of 8 KiB
-        (scalars(8, 10**6), 16),  # no fewer, lest the devices wait for the host
+        (scalars(8, 10**6), 16),  # the minimum: with fewer, devices would wait for the host
     ],
 )
-def test_rows_of_a_buffer_by_their_size(shapes, expected):
+def test_rows_per_buffer(shapes, expected):
     assert rows_per_buffer(shapes) == expected
 
 
-# --- waiting ---
+# --- asynchronous runs ---
 
 
 class Busy:
-    """Iterations that take a while. (A program with callbacks would run before its call returned, on CPU.)"""
+    """Slow iterations. (With callbacks, a program would run before its call returned, on CPU.)"""
 
     def init(self, key):
         return jnp.eye(400)
@@ -175,11 +175,11 @@ def test_start_does_not_wait(devices):
 # --- effects ---
 
 
-class Diary:
-    """Writes down each iteration, in order."""
+class Recorder:
+    """Records each iteration, in order."""
 
     def __init__(self):
-        self.pages = []
+        self.recorded = []
 
     def init(self, key):
         return jnp.int32(0)
@@ -187,11 +187,11 @@ class Diary:
     def iterate(self, state):
         @fdg.fragment("environment", in_axes=None, out_axes=None)
         def write(n):
-            def page(n):
-                self.pages.append(int(n))
+            def record(n):
+                self.recorded.append(int(n))
                 return np.int32(n + 1)
 
-            return io_callback(page, jax.ShapeDtypeStruct((), jnp.int32), n, ordered=True)
+            return io_callback(record, jax.ShapeDtypeStruct((), jnp.int32), n, ordered=True)
 
         def twice(n, _):
             return write(n), None
@@ -200,30 +200,30 @@ class Diary:
         return n, {"n": n}
 
 
-@pytest.mark.parametrize("most", [2, 1024])
-def test_effects_keep_their_order_and_number(most, devices, monkeypatch):
-    monkeypatch.setattr(metrics, "ROWS", most)
-    algorithm = Diary()
+@pytest.mark.parametrize("rows", [2, 1024])
+def test_effects_keep_their_order_and_number(rows, devices, monkeypatch):
+    monkeypatch.setattr(metrics, "ROWS", rows)
+    algorithm = Recorder()
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     for n in (1, 3, 5):
-        algorithm.pages.clear()
+        algorithm.recorded.clear()
         _, found = engine.run(engine.init(0), n)
         jax.effects_barrier()
-        assert algorithm.pages == list(range(2 * n))
+        assert algorithm.recorded == list(range(2 * n))
         assert found["n"].tolist() == list(range(2, 2 * n + 1, 2))
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoPlaces:
+class TwoGroups:
     def place(self, devices):
         return {"environment": Group("ears", (0,)), "actor": Group("mouths", (1,))}
 
 
 class Talk:
-    """Effects in two groups that share no array, unordered ones; the second fails when it is told to."""
+    """Unordered effects in two groups that share no array; the second fails on request."""
 
     def __init__(self):
-        self.said, self.fails = [], False
+        self.log, self.fails = [], False
 
     def init(self, key):
         return jnp.int32(0), jnp.int32(0)
@@ -232,13 +232,13 @@ class Talk:
         shape = jax.ShapeDtypeStruct((), jnp.int32)
 
         def speak(n):
-            self.said.append("speak")
+            self.log.append("speak")
             return np.int32(n + 1)
 
         def hear(n):
             if self.fails:
                 raise ValueError("deaf")
-            self.said.append("hear")
+            self.log.append("hear")
             return np.int32(n + 1)
 
         mouth = fdg.fragment("actor", None, None)(lambda n: io_callback(speak, shape, n, ordered=False))
@@ -247,15 +247,15 @@ class Talk:
         return (spoken, heard), {"spoken": spoken, "heard": heard}
 
 
-def test_effects_of_a_run_come_after_those_of_the_last(devices):
-    """The token goes from run to run: on a CPU alone a call would wait anyway."""
-    algorithm, taken = Talk(), []
-    engine = fdg.compile(algorithm, TwoPlaces(), devices[:2])
+def test_effects_run_after_those_of_the_previous_run(devices):
+    """The token passes from run to run. (It is checked since calls on CPU would wait without it, too.)"""
+    algorithm, tokens = Talk(), []
+    engine = fdg.compile(algorithm, TwoGroups(), devices[:2])
     engine.compile()
     for program in engine.programs:
 
         def recording(*arguments, run=program.compiled):
-            taken.extend(int(x) for x in jax.tree.leaves(arguments) if x.dtype == jnp.uint32)
+            tokens.extend(int(x) for x in jax.tree.leaves(arguments) if x.dtype == jnp.uint32)
             return run(*arguments)
 
         program.compiled = recording
@@ -263,9 +263,9 @@ def test_effects_of_a_run_come_after_those_of_the_last(devices):
     for _ in range(3):
         state, _ = engine.start(state, 2)
     jax.block_until_ready(state)
-    assert set(taken) | {12} == set(range(13))  # two effects an iteration, each after the last
-    assert algorithm.said == ["speak", "hear"] * 6
-    # What failed is over: who starts anew does not wait for it.
+    assert set(tokens) | {12} == set(range(13))  # two effects per iteration, each after the previous one
+    assert algorithm.log == ["speak", "hear"] * 6
+    # A failed run is over: a new run does not wait for it.
     algorithm.fails = True
     with pytest.raises(fdg.FdgError, match="deaf"):
         engine.run(state, 1)

@@ -1,4 +1,4 @@
-"""Collectives read from HLO text, written by hand as XLA writes it."""
+"""Collectives read from HLO text, which is written by hand in XLA's format."""
 
 import pytest
 
@@ -67,8 +67,8 @@ backend_config={"known_trip_count":{"n":"3"}}
 LEARN = "jit(iterate)/jit(fdg:learner:learn)/while/jit(fdg:gradient:gradient)/add"
 
 
-def test_a_program():
-    """What a loop of 3 trips runs in one of 5, runs 15 times; a loop of unknown length has one trip."""
+def test_program():
+    """A loop of 5 trips within one of 3 runs 15 times; a loop of unknown length counts as one trip."""
     gradient = ("all-reduce", 30, ("learn", "gradient"), LEARN)  # 15 numbers of 2 bytes
     assert [(c.kind, c.bytes, c.calls, c.fragments, c.op_name) for c in read_collectives(PROGRAM)] == [
         ("all-to-all", 6 + 2 * 8, 1, (), ""),
@@ -110,10 +110,10 @@ def test_sizes(shape, size):
         ("true_computation=%inner, false_computation=%inner", 2),
         ("branch_computations={%inner, %inner, %inner}", 3),
         ("called_computations={inner}", 1),
-        ("control-predecessors={%inner}", 0),  # comes after it, and does not run it
+        ("control-predecessors={%inner}", 0),  # runs after it, but does not call it
     ],
 )
-def test_what_an_instruction_runs(attribute, names):
+def test_called_computations(attribute, names):
     text = (
         "%inner (x: f32[]) -> f32[] {\n  ROOT %r = f32[] reduce-scatter(%x)\n}\n\n"
         f"ENTRY %main (x: f32[]) -> f32[] {{\n  ROOT %r = f32[] call(%x), {attribute}\n}}\n"
@@ -121,7 +121,7 @@ def test_what_an_instruction_runs(attribute, names):
     assert read_collectives(text) == (Collective("reduce-scatter", 4, 1),) * names
 
 
-def test_a_fragment_that_is_called_within_itself_is_named_once():
+def test_fragment_called_within_itself_is_named_once():
     path = "jit(f)/jit(fdg:actor:act)/vmap(jit(fdg:actor:act))/jit(fdg:critic:value.2)/dot"
     text = (
         "ENTRY %main (x: f32[]) -> f32[] {\n"
@@ -131,5 +131,5 @@ def test_a_fragment_that_is_called_within_itself_is_named_once():
 
 
 @pytest.mark.parametrize("text", ["", "HloModule empty {\n}\n", "%alone (x: f32[]) -> f32[] {\n}\n"])
-def test_text_without_an_entry_has_none(text):
+def test_text_without_an_entry_has_no_collectives(text):
     assert read_collectives(text) == ()

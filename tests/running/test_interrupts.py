@@ -1,4 +1,4 @@
-"""Ctrl-C while arrays change hands: noted at first, delivered afterwards."""
+"""Ctrl-C within `DelayedInterrupt`: recorded at first, delivered on exit."""
 
 import signal
 
@@ -8,13 +8,13 @@ from fdg.running.interrupts import DelayedInterrupt
 
 
 @pytest.fixture(autouse=True)
-def _as_python_starts():
+def _default_handler():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_is_delivered_on_leaving():
+def test_first_interrupt_is_delivered_on_exit():
     done = []
     with pytest.raises(KeyboardInterrupt), DelayedInterrupt() as held:
         assert not held.is_pending()
@@ -24,7 +24,7 @@ def test_the_first_is_delivered_on_leaving():
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_second_is_delivered_at_once():
+def test_second_interrupt_is_delivered_at_once():
     done = []
     with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
         signal.raise_signal(signal.SIGINT)
@@ -33,13 +33,13 @@ def test_the_second_is_delivered_at_once():
     assert not done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_error_is_not_hidden_by_it():
+def test_error_is_not_hidden_by_an_interrupt():
     with pytest.raises(ValueError, match="ours"), DelayedInterrupt():
         signal.raise_signal(signal.SIGINT)
         raise ValueError("ours")
 
 
-def test_what_python_does_not_handle_stays_so():
+def test_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with DelayedInterrupt() as held:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""Lanes: groups whose programs call the host work at the same time, and end together."""
+"""Lanes: groups whose programs call the host run at the same time, and end together."""
 
 import dataclasses
 import signal
@@ -27,13 +27,13 @@ def _ctrl_c():
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))
-def test_a_random_schedule_ends_as_it_should(seed):
-    """More of them: `python -m tests.running.lanes`."""
+def test_random_schedules(seed):
+    """More schedules: `python -m tests.running.lanes`."""
     with switching(1e-6 if seed % 2 else None):
         try_one(seed, KINDS[seed])
 
 
-def test_time_does_not_matter(devices):
+def test_timing_does_not_change_results(devices):
     """More runs, and two processes: `python -m tests.running.sleeps`."""
     found = digests(1, 0.01, devices[:4], iterations=2, lags=(1,))
     assert len({*found["1"]}) == 1 and len(found["1"]) == 2
@@ -41,7 +41,7 @@ def test_time_does_not_matter(devices):
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """Acting and learning that call functions on the host."""
+    """An actor and a learner that call host functions."""
 
     act: object
     learn: object = None
@@ -77,33 +77,33 @@ class Calls:
         return {"weight": jnp.tanh(total), "walks": walks}, {"mean": jnp.mean(walks)}
 
 
-def as_given(x):
+def identity(x):
     return np.asarray(x)
 
 
-def test_two_groups_are_on_the_host_at_the_same_time(devices):
-    """With parameters of one iteration ago: acting of the next iteration meets learning of this one."""
-    iterations, meeting, acted, learned = 5, threading.Barrier(2), [], []
+def test_two_groups_call_the_host_at_the_same_time(devices):
+    """With a staleness of 1, acting of the next iteration overlaps with learning of this one."""
+    iterations, barrier, acted, learned = 5, threading.Barrier(2), [], []
 
     def act(x):
-        if acted:  # the first meets no learning
-            meeting.wait(30)
+        if acted:  # the first overlaps with no learning
+            barrier.wait(30)
         acted.append(threading.current_thread().name)
         return np.asarray(x)
 
     def learn(x):
-        if len(learned) < iterations - 1:  # nor the last any acting
-            meeting.wait(30)
+        if len(learned) < iterations - 1:  # the last overlaps with no acting
+            barrier.wait(30)
         learned.append(threading.current_thread().name)
         return np.asarray(x)
 
     engine = fdg.compile(Calls(act, learn), policies.SingleLearnerCoarse(staleness=1), devices[:2])
     _, metrics = engine.run(engine.init(0), iterations)
     assert len(acted) == len(learned) == iterations
-    plain = fdg.compile(
-        Calls(as_given, as_given), policies.SingleLearnerCoarse(actors=1, staleness=1), devices[:1]
+    reference = fdg.compile(
+        Calls(identity, identity), policies.SingleLearnerCoarse(actors=1, staleness=1), devices[:1]
     )
-    np.testing.assert_array_equal(metrics["mean"], plain.run(plain.init(0), iterations)[1]["mean"])
+    np.testing.assert_array_equal(metrics["mean"], reference.run(reference.init(0), iterations)[1]["mean"])
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lane ")]
 
 
@@ -113,44 +113,44 @@ COARSE = policies.SingleLearnerCoarse
 @pytest.mark.parametrize(
     ("algorithm", "policy", "wanted"),
     [
-        (Calls(as_given, as_given), COARSE(staleness=1), True),
-        # Micro-batches: the next is acted while this one is learned.
-        (Calls(None, as_given, trips=3), COARSE(), True),
-        (Calls(as_given, None, trips=3), COARSE(), False),  # which begins by itself once it is acted
-        # Everything waits for the host anyway.
-        (Calls(as_given, as_given), COARSE(), False),
-        (Calls(as_given), COARSE(staleness=1), False),
+        (Calls(identity, identity), COARSE(staleness=1), True),
+        # The actor runs a micro-batch while the learner runs the previous one.
+        (Calls(None, identity, trips=3), COARSE(), True),
+        (Calls(identity, None, trips=3), COARSE(), False),  # learning starts without the host
+        # All groups wait for the host anyway.
+        (Calls(identity, identity), COARSE(), False),
+        (Calls(identity), COARSE(staleness=1), False),
         (Calls(None), COARSE(staleness=1), False),
-        # Effects of two groups are in order.
-        (Calls(as_given, as_given, io_callback), COARSE(staleness=1), False),
+        # Effects of two groups are ordered.
+        (Calls(identity, identity, io_callback), COARSE(staleness=1), False),
     ],
 )
-def test_lanes_are_where_one_thread_keeps_a_group_waiting(algorithm, policy, wanted, devices):
+def test_lanes_are_used_if_one_thread_delays_a_group(algorithm, policy, wanted, devices):
     plan = fdg.place(algorithm, policy, 2)
     meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
     assert (lanes.lanes_of(plan.schedule, meshes) is not None) == wanted
 
 
-def test_what_is_promised_keeps_nothing_else():
-    """An array goes when its last reader has it, be others of the same program there for long."""
+def test_deferred_arrays_are_freed_separately():
+    """An array is freed after its last reader, even while others of the same program are alive."""
 
     class Array:
         pass
 
     made = [Array(), Array()]
     gone = weakref.ref(made[0])
-    with lanes.Lanes(["actors"]) as here:
-        first, second = here.defer("actors", lambda arrays: [made.pop(0), made.pop(0)], 2)([])
+    with lanes.Lanes(["actors"]) as running:
+        first, second = running.defer("actors", lambda arrays: [made.pop(0), made.pop(0)], 2)([])
         assert first.array() is gone()
         del first
         second.array()
-        (third,) = here.defer("actors", lambda arrays: [None], 1)([])
-        third.array()  # the lane has let go of what it did before
+        (third,) = running.defer("actors", lambda arrays: [None], 1)([])
+        third.array()  # the lane no longer holds its previous results
         assert gone() is None and second.array() is not None
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-3", "nan"])
-def test_a_time_limit_that_is_none_is_refused(given, monkeypatch):
+def test_invalid_time_limit(given, monkeypatch):
     monkeypatch.setenv(lanes.LIMIT, given)
     with pytest.raises(fdg.FdgError, match=f"FDG_HOST_TIMEOUT='{given}': give seconds above 0"):
         lanes.host_limit()

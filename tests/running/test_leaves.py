@@ -1,4 +1,4 @@
-"""States in which an array is there twice, by any name: memory cannot be donated twice."""
+"""States that contain an array twice: its memory cannot be donated twice."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from tests.conformance.comparison import assert_same, plain
 from tests.tiny import Pupil
 
 
-class Twins:
-    """A network and its target, walks and older walks, keys and keys to come."""
+class Aliased:
+    """A network and its target, walks and previous walks, keys and next keys: each pair is one array."""
 
     def init(self, key):
         w, x, keys = jnp.arange(3.0), jnp.ones((4, 3)), jax.random.split(key, 4)
@@ -47,36 +47,34 @@ def same_objects(state, shapes):
     return state
 
 
-def laid_out_together(state, shapes):
-    """On the devices, and still the same arrays."""
+def placed_once(state, shapes):
+    """On the devices, with one array for both leaves."""
     placed = {
         id(x): jax.device_put(x, s.sharding) for x, s in ((state[name], shapes[name]) for name in state)
     }
     return {name: placed[id(x)] for name, x in state.items()}
 
 
-def by_another_name(state, shapes):
-    """Other objects, in the memory of the first."""
-    state = laid_out_together(state, shapes)
-    again = {
+def other_objects(state, shapes):
+    """Other objects with the same memory."""
+    state = placed_once(state, shapes)
+    aliases = {
         name: jax.random.wrap_key_data(jax.random.key_data(state[name]))
         if name == "next"
         else jax.device_put(state[name], state[name].sharding, may_alias=True)
         for name in ("target", "before", "next")
     }
-    assert all(again[name] is not state[name] for name in ("next",))
-    return {**state, **again}
+    assert all(aliases[name] is not state[name] for name in ("next",))
+    return {**state, **aliases}
 
 
-@pytest.mark.parametrize(
-    "alias", [same_objects, laid_out_together, by_another_name], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("alias", [same_objects, placed_once, other_objects], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
     ("policy", "count"),
     [(policies.GPUOnly(), 1), (policies.GPUOnly(), 4), (policies.SingleLearnerCoarse(), 3)],
     ids=["one device", "four devices", "two groups"],
 )
-def test_an_array_that_is_there_twice(policy, count, alias, devices, engines):
+def test_state_with_aliases(policy, count, alias, devices, engines):
     engine = engines(policy, count)
     algorithm = engine.algorithm
     expected = plain(algorithm, algorithm.init(jax.random.key(1)), 3)
@@ -90,14 +88,14 @@ def engines(devices):
 
     def get(policy, count):
         if (policy, count) not in kept:
-            kept[policy, count] = fdg.compile(Twins(), policy, devices[:count])
+            kept[policy, count] = fdg.compile(Aliased(), policy, devices[:count])
         return kept[policy, count]
 
     return get
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_delayed_state_made_of_one_array(count, devices):
+def test_delayed_state_with_aliases(count, devices):
     engine = fdg.compile(Pupil(num_envs=6), policies.SingleLearnerCoarse(staleness=2), devices[:count])
     expected = engine.run(engine.init(0), 3)
     state = Pupil(num_envs=6).init(jax.random.key(0))
@@ -107,12 +105,12 @@ def test_a_delayed_state_made_of_one_array(count, devices):
     assert_same(expected, engine.run(DelayedState(state, (old, old)), 3), 1e-6)
 
 
-def test_only_what_is_there_twice_is_copied(devices):
+def test_only_aliases_are_copied(devices):
     spread = jax.sharding.NamedSharding(
         jax.sharding.Mesh(np.array(devices[:2]), ("x",)), jax.sharding.PartitionSpec()
     )
     a, b, empty = jnp.ones(3), jnp.ones(3), jnp.zeros(0)
-    in_part = jax.device_put(a, spread)  # its copy on the first device may be `a`
+    in_part = jax.device_put(a, spread)  # its shard on the first device may alias `a`
     c, d, e, f, g, h = without_aliases([a, b, a, in_part, empty, empty])
     assert c is a and d is b and e is not a and h is not g
     pointers = [shard.data.unsafe_buffer_pointer() for x in (c, d, e, f) for shard in x.addressable_shards]
@@ -122,7 +120,7 @@ def test_only_what_is_there_twice_is_copied(devices):
     assert f.sharding == spread
 
 
-def test_what_was_handed_out_is_known_and_not_kept():
+def test_returned_arrays_match_by_identity_and_are_not_kept():
     a, b = jnp.ones(3), jax.random.key(0)
     known = ReturnedArrays([a, b])
     assert known.matches([a, b])
@@ -132,8 +130,8 @@ def test_what_was_handed_out_is_known_and_not_kept():
     assert ReturnedArrays().matches([]) and not ReturnedArrays().matches([b])
 
 
-def test_numpy_arrays_are_left_alone(devices):
-    """The engine gives up its own copy, and not the caller's memory."""
+def test_numpy_arrays_are_not_donated(devices):
+    """The engine donates its copy, not the caller's memory."""
     engine = fdg.compile(Pupil(num_envs=6), policies.GPUOnly(), devices[:1])
     position = np.linspace(0, 1, 18, dtype=np.float32).reshape(6, 3)
     before = position.copy()
@@ -142,7 +140,7 @@ def test_numpy_arrays_are_left_alone(devices):
 
 
 class Narrow:
-    """Numbers of a dtype in the state, and between an actor and a learner."""
+    """Casts between a dtype of the state, and one between an actor and a learner."""
 
     def __init__(self, state, between):
         self.state, self.between = state, between
@@ -166,7 +164,7 @@ class Narrow:
         ("float8_e5m2", "float8_e4m3fn", policies.SingleLearnerCoarse(), None),
     ],
 )
-def test_elements_of_less_than_a_byte_stay_within_a_program(state, between, policy, refused, devices):
+def test_dtypes_of_less_than_a_byte_are_refused_outside_programs(state, between, policy, refused, devices):
     engine = fdg.compile(Narrow(state, between), policy, devices=devices[:2])
     if refused is None:
         after, _ = engine.run(engine.init(seed=0), iterations=2)

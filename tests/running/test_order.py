@@ -1,4 +1,4 @@
-"""Whether devices wait in one place at a time: HLO written by hand, and compiled programs."""
+"""Compiled programs in which devices wait in one collective at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from tests.running.order import is_in_order
 
 @fdg.fragment("learner", in_axes=(0, None), out_axes=None)
 def two_loops_and_a_sum(x, w):
-    """Nothing of which needs the others."""
+    """Two loops and a sum that do not depend on each other."""
 
     def trip(w, _):
         return w * 0.5 + jnp.mean(jnp.tanh(x * w)), jnp.var(x + w)
@@ -26,7 +26,7 @@ def two_loops_and_a_sum(x, w):
     return jnp.stack([first, second, jnp.mean(x)]), spread.sum()
 
 
-class Beside:
+class IndependentLoops:
     def init(self, key):
         return jax.random.normal(key, (8, 3)), jnp.arange(3.0)
 
@@ -38,7 +38,7 @@ class Beside:
 
 @fdg.fragment("learner", in_axes=(0, 0), out_axes=(None, None, 0))
 def keys_and_counts(keys, x):
-    """Exchanges of keys before a loop that begins with a count of zero, and in a loop of keys alone."""
+    """Exchanges of keys before a loop whose count starts at zero, and in a loop over keys only."""
 
     def is_low(carry):
         return (carry[0] < 3) & (jnp.mean(carry[1]) < 9)
@@ -53,8 +53,8 @@ class OfKeys:
         return jax.random.split(jax.random.key(3, impl="unsafe_rbg"), 8), jax.random.normal(key, (8, 3))
 
     def iterate(self, state):
-        whole, count, drawn = keys_and_counts(*state)
-        return (drawn, state[1] + jax.random.uniform(whole[0])), {"count": count}
+        shared, count, drawn = keys_and_counts(*state)
+        return (drawn, state[1] + jax.random.uniform(shared[0])), {"count": count}
 
 
 @fdg.fragment("actor", in_axes=(0, None, 0), out_axes=0)
@@ -83,7 +83,7 @@ def both(x, y):
 
 
 class OfCalls:
-    """A loop over gathered rows follows a call, whose other result alone depends on an earlier loop."""
+    """A loop over gathered rows follows a call; only the call's other result depends on an earlier loop."""
 
     def init(self, key):
         return jax.random.normal(key, (12,)), 5
@@ -96,7 +96,7 @@ class OfCalls:
 
 
 class OfLiterals:
-    """Loops that hand on a literal: the initial value of a carry, and the carry of an unrolled trip."""
+    """Loops that pass a literal through: the initial value of a carry, and the carry of an unrolled trip."""
 
     def init(self, key):
         return jax.random.normal(key, (8,)), 5
@@ -118,7 +118,7 @@ only_first.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), jnp.cos(primal
 
 
 class WithDeadLoop:
-    """Nothing reads what a loop over gathered rows makes, though it is an operand of a later call."""
+    """Nothing reads the results of a loop over gathered rows, although they are operands of a later call."""
 
     def init(self, key):
         return jax.random.normal(key, (12,)), 5
@@ -129,8 +129,8 @@ class WithDeadLoop:
         return (only_first(centred(x, count, x), summed), count), {"mean": jnp.mean(x)}
 
 
-@pytest.mark.parametrize("algorithm", [Beside(), OfKeys(), OfRows(), OfCalls()])
-def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeypatch):
+@pytest.mark.parametrize("algorithm", [IndependentLoops(), OfKeys(), OfRows(), OfCalls()])
+def test_loops_are_ordered_and_numbers_are_unchanged(algorithm, devices, monkeypatch):
     def compiled():
         return fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
 
@@ -138,15 +138,15 @@ def test_loops_are_put_in_order_and_the_numbers_stay(algorithm, devices, monkeyp
     assert is_in_order(engine)
     state, metrics = engine.run(engine.init(0), 3)
     monkeypatch.setattr(rewriting, "order_collectives", lambda jaxpr, *_: jaxpr)
-    before = compiled()
-    assert not is_in_order(before)
-    expected = before.run(before.init(0), 3)
+    unordered = compiled()
+    assert not is_in_order(unordered)
+    expected = unordered.run(unordered.init(0), 3)
     for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(expected), strict=True):
         is_key = jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
         np.testing.assert_array_equal(*map(jax.random.key_data, (a, b)) if is_key else (a, b))
 
 
-def test_loops_that_hand_on_literals_are_put_in_order(devices):
+def test_loops_that_pass_literals_through_are_ordered(devices):
     engine = fdg.compile(OfLiterals(), policies.GPUOnly(), devices[:2])
     assert is_in_order(engine) and not engine.unexplained()
 
@@ -157,16 +157,16 @@ def test_nothing_waits_for_dead_code(devices):
 
 
 @pytest.mark.parametrize("sign", [jnp.float32(jnp.nan), jnp.arange(4), jnp.array([True]), jnp.float32(-0.0)])
-def test_a_sign_changes_nothing(sign):
+def test_wait_for_returns_its_operand(sign):
     for x in jnp.array([-0.0, jnp.inf, 3.5]), jnp.arange(3), jnp.array([True, False]):
-        made = jax.jit(ordering.wait_for)(x, sign, jnp.ones((2, 3)))
-        assert made.dtype == x.dtype and made.tobytes() == x.tobytes()
+        result = jax.jit(ordering.wait_for)(x, sign, jnp.ones((2, 3)))
+        assert result.dtype == x.dtype and result.tobytes() == x.tobytes()
 
 
-def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
-    """PPO's losses and gradient travel in each update, what its advantages are standardised by before.
+def test_moments_of_minibatches_are_reduced_once_per_iteration(devices):
+    """PPO reduces losses and gradients in each update, and moments of its advantages before the updates.
 
-    Nothing else does, and nothing in the rollout: the plan predicts every byte.
+    It reduces nothing else, and nothing in the rollout: the plan predicts every byte.
     """
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(4,))
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
@@ -176,7 +176,7 @@ def test_moments_of_minibatches_are_exchanged_once_an_iteration(devices):
         m.bytes_per_iteration for m in engine.plan.movements if m.how
     )
     sums = [c for c in found if "gradient" in c.fragments]
-    often, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
-    assert len(often) == 1
-    assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which takes its own mean
+    per_update, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
+    assert len(per_update) == 1
+    assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which computes its own mean
     assert is_in_order(engine) and not engine.unexplained()

@@ -1,4 +1,4 @@
-"""Compiled programs are found again by the next process, and nothing goes wrong where they cannot be kept."""
+"""The cache of compiled programs: hits in the next process, and what happens if it cannot be written."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from fdg.commands.cli import guarded
 from fdg.errors import FdgError
 from fdg.running import program_cache
 
-# Runs something, and says how many programs it looked for, found, and where it keeps them.
+# Runs code, and prints its status, cache requests, cache hits, and the cache directory.
 COUNTED = """
 import collections, sys
 import jax
@@ -25,7 +25,7 @@ print(status, seen["compile_requests_use_cache"], seen["cache_hits"], jax.config
 TRAIN = """
 from fdg.commands.cli import train_main
 from fdg.training import loop
-loop.draw_learning_curve = lambda *_, **__: None  # which takes longer than all else
+loop.draw_learning_curve = lambda *_, **__: None  # is slow
 status = train_main(["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "16", *sys.argv[1:]])
 """
 ADD = """
@@ -36,7 +36,7 @@ status = jax.jit(lambda x: x + 1)(-1)
 
 
 def run(code, *words, **variables):
-    """Of a fresh process: exit status, programs looked for and found in the cache, and its directory."""
+    """Runs code in a new process: its status, cache requests, cache hits, cache directory, standard error."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -50,7 +50,7 @@ def run(code, *words, **variables):
     return int(status), int(requests), int(hits), directory, done.stderr
 
 
-def test_a_second_process_compiles_nothing(tmp_path):
+def test_second_process_compiles_nothing(tmp_path):
     cache = tmp_path / "cache"
     words = TRAIN, "--program-cache", str(cache), "--out"
     status, requests, _, directory, _ = run(*words, str(tmp_path / "first"))
@@ -59,36 +59,36 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert run(*words, str(tmp_path / "second"))[:3] == (0, requests, requests)
 
 
-def test_where_nothing_can_be_written_it_compiles_as_ever(tmp_path):
+def test_cache_is_off_if_it_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     assert run(ADD, XDG_CACHE_HOME=str(tmp_path / "file"))[2:] == (0, "None", "")
 
 
-def test_switched_off_and_elsewhere(tmp_path):
+def test_cache_off_and_other_directories(tmp_path):
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert run(ADD, "off", **cache)[2:4] == (0, "None")
     assert not (tmp_path / "cache").exists()
     other = str(tmp_path / "other")
     assert run(ADD, other, **cache)[2:4] == (0, other)
-    # JAX's own variables are heeded.
-    own = {"JAX_COMPILATION_CACHE_DIR": other, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    assert run(ADD, **own, **cache)[2:4] == (1, other)
+    # JAX's variables take precedence.
+    from_jax = {"JAX_COMPILATION_CACHE_DIR": other, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    assert run(ADD, **from_jax, **cache)[2:4] == (1, other)
     assert run(ADD, JAX_ENABLE_COMPILATION_CACHE="false", **cache)[2] == 0
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_directory_that_was_asked_for_and_cannot_be(tmp_path):
+def test_directory_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FdgError, match=r"--program-cache .*file.* is not writable: give another"):
         program_cache.keep_programs(str(tmp_path / "file"))
 
 
-def test_a_name_that_xla_cannot_read(tmp_path, monkeypatch):
-    """Of a folder on a disk of another encoding: refused where it was asked for, else nothing is kept."""
+def test_directory_that_is_not_utf8(tmp_path, monkeypatch):
+    """An error if a user gave it, otherwise there is no cache."""
     odd = os.fsdecode(b"caf\xe9")
     with pytest.raises(FdgError, match=r"--program-cache 'caf\\udce9' is not UTF-8"):
         program_cache.keep_programs(odd)
-    usual = jax.config.jax_compilation_cache_dir
+    before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", odd)
         with pytest.raises(FdgError, match=r"JAX_COMPILATION_CACHE_DIR='caf\\udce9' is not UTF-8"):
@@ -97,10 +97,10 @@ def test_a_name_that_xla_cannot_read(tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / odd))
         assert program_cache.keep_programs() is None and not list(tmp_path.iterdir())
     finally:
-        jax.config.update("jax_compilation_cache_dir", usual)
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_the_oldest_programs_go_first(tmp_path):
+def test_oldest_programs_are_removed_first(tmp_path):
     for age, name in enumerate(["new-cache", "middle-cache", "old-cache", "notes.txt"]):
         (tmp_path / name).write_bytes(b"x" * 100)
         os.utime(tmp_path / name, (1_000_000 - age, 1_000_000 - age))
@@ -111,13 +111,13 @@ def test_the_oldest_programs_go_first(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "below"), [("/somewhere", "/somewhere"), ("", "~/.cache"), ("relative", "~/.cache")]
 )
-def test_the_users_cache_directory(variable, below):
+def test_default_directory(variable, below):
     directory = program_cache.default_directory({"XDG_CACHE_HOME": variable})
     assert directory.is_relative_to(Path(below).expanduser() / "fdg" / "programs")
 
 
-def test_a_program_half_written_is_removed_and_said_in_one_line(tmp_path, capsys):
-    """JAX writes none that is there, and would warn of it at every start."""
+def test_corrupt_program_is_removed_with_a_warning(tmp_path, capsys):
+    """JAX does not overwrite an entry, and would warn at every start."""
     for name in ("jit_train-12-cache", "jit_train-ab-atime", "jit_train_all-34-cache"):
         (tmp_path / name).write_bytes(b"")
     before = jax.config.jax_compilation_cache_dir

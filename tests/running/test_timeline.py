@@ -1,4 +1,4 @@
-"""Busy time of groups, of runs that end when the test says so."""
+"""Busy time of groups, for runs whose end the test decides."""
 
 import subprocess
 import sys
@@ -19,17 +19,17 @@ TICK = 0.1  # seconds
 
 
 class Result:
-    """What a run makes: there after so many ticks, as an array of a device would be."""
+    """A result that is ready when the test calls `finish`, like an array on a device."""
 
     def __init__(self):
-        self._there = threading.Event()
+        self._ready = threading.Event()
 
     def block_until_ready(self):
-        self._there.wait()
+        self._ready.wait()
         return self
 
-    def comes(self):
-        self._there.set()
+    def finish(self):
+        self._ready.set()
 
 
 class Fails:
@@ -37,21 +37,21 @@ class Fails:
         raise RuntimeError("the device is gone")
 
 
-def start(timeline, group, *made_by):
-    run, done = timeline.start(group, made_by), Result()
+def start(timeline, group, *dependencies):
+    run, done = timeline.start(group, dependencies), Result()
     timeline.register(group, run, done)
     return run, done
 
 
 def wait(count):
-    """Sleeps; returns how many ticks that took, which are more on a busy machine."""
+    """Sleeps; returns the ticks that passed, which are more on a busy machine."""
     begun = time.perf_counter()
     time.sleep(count * TICK)
     return (time.perf_counter() - begun) / TICK
 
 
 def ticks(timeline):
-    """`settle`, in ticks."""
+    """`busy_at_end`, in ticks."""
     return {
         group: pytest.approx(seconds / TICK, abs=0.5) for group, seconds in timeline.busy_at_end().items()
     }
@@ -64,66 +64,66 @@ def timeline():
     return timeline
 
 
-def test_groups_that_run_at_the_same_time_are_both_busy(timeline):
+def test_concurrent_groups_are_both_busy(timeline):
     _, acted = start(timeline, "actors")
     _, learned = start(timeline, "learners")
     acting = wait(2)
-    acted.comes()
+    acted.finish()
     learning = acting + wait(1)
-    learned.comes()
+    learned.finish()
     assert ticks(timeline) == {"actors": acting, "learners": learning}
 
 
-def test_a_group_that_waits_for_another_is_idle(timeline):
-    """The learner has its runs at once, and begins when the actors are done."""
+def test_waiting_group_is_idle(timeline):
+    """The learner's runs are queued at once, and start when the actors finish."""
     run, acted = start(timeline, "actors")
     learning, learned = start(timeline, "learners", run, run, None)
-    _, learned_again = start(timeline, "learners", learning)  # a run of its own group: nothing to wait for
+    _, learned_again = start(timeline, "learners", learning)  # depends on a run of its own group
     acting = wait(3)
-    acted.comes()
+    acted.finish()
     first = wait(1)
-    learned.comes()
+    learned.finish()
     second = wait(1)
-    learned_again.comes()
+    learned_again.finish()
     assert ticks(timeline) == {"actors": acting, "learners": first + second}
 
 
-def test_runs_handed_over_together_are_not_counted_twice(timeline):
-    """A group works through them in order; nor does time between runs count."""
+def test_queued_runs_are_not_counted_twice(timeline):
+    """A group executes them in order; time between runs does not count either."""
     done = [start(timeline, "actors")[1] for _ in range(3)]
     acting = 0.0
     for one in done:
         acting += wait(1)
-        one.comes()
+        one.finish()
     wait(2)
     _, last = start(timeline, "actors")
     acting += wait(1)
-    last.comes()
+    last.finish()
     assert ticks(timeline) == {"actors": acting, "learners": 0}
     assert timeline.last_results() == [last]
 
 
-def test_a_run_that_fails_ends(timeline):
-    """Whoever waits for its results hears of it; the watch goes on."""
+def test_failed_run_ends(timeline):
+    """The timeline continues after it."""
     run = timeline.start("actors", [])
     timeline.register("actors", run, Fails())
     _, learned = start(timeline, "learners", run)
-    learned.comes()
+    learned.finish()
     assert ticks(timeline) == {"actors": 0, "learners": 0}
     assert run.dependencies == [] and run.is_finished.is_set()
 
 
-def test_of_many_short_iterations_a_few_are_watched():
-    """The first four, then one whenever watching all so far has taken no more than 1% of the time."""
-    watched = []
-    for i in range(100):  # of 10 ms each and 10 programs, which take 1 ms to watch
-        if may_watch(len(watched), 10, i * 0.01 + 1e-6):
-            watched.append(i)
-    assert watched == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
+def test_few_of_many_short_iterations_are_measured():
+    """The first four, then one whenever measuring has taken at most 1% of the time so far."""
+    measured = []
+    for i in range(100):  # of 10 ms and 10 programs, which take 1 ms to measure
+        if may_watch(len(measured), 10, i * 0.01 + 1e-6):
+            measured.append(i)
+    assert measured == [0, 1, 2, 3, 40, 50, 60, 70, 80, 90]
 
 
 class Slow:
-    """Acting and learning that take as long as they say, on any machine."""
+    """Acting and learning that take 2 ticks and 1 tick, on any machine."""
 
     def init(self, key):
         return {"weight": jnp.ones(4), "walks": jnp.zeros((2, 4))}
@@ -149,8 +149,8 @@ def sleep(x, seconds):
     return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def test_a_synchronous_group_idles_while_the_other_works(devices):
-    """Of 3 ticks an iteration actors work 2 and learners 1."""
+def test_synchronous_groups_idle_in_turn(devices):
+    """Of 3 ticks per iteration, actors are busy for 2 and learners for 1."""
     engine = fdg.compile(Slow(), policies.SingleLearnerCoarse(), devices[:2])
     engine.compile(6)
     state = engine.init(0)
@@ -168,7 +168,7 @@ def test_a_synchronous_group_idles_while_the_other_works(devices):
 
 
 class Fragile(Slow):
-    """Acting that fails in the third iteration."""
+    """Acting fails in the third iteration."""
 
     def __init__(self):
         self.calls = 0
@@ -193,33 +193,33 @@ class Fragile(Slow):
         return {"weight": learn(state["weight"], walks), "walks": walks}, {"mean": jnp.mean(walks)}
 
 
-def test_a_run_whose_program_fails_is_over_for_all_groups(devices):
-    """Who runs it hears of it, busy seconds do not wait for it, and another run can begin."""
+def test_failed_program_ends_the_run_for_all_groups(devices):
+    """The caller gets the error, `busy_seconds` does not wait for the run, and another run can start."""
     algorithm = Fragile()
     engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(), devices[:2])
     with pytest.raises(HostError, match=r"act.*the simulator is gone"):
         engine.run(engine.init(0), 6)
-    asked = threading.Thread(target=engine.busy_seconds, daemon=True)
-    asked.start()
-    asked.join(20)
-    assert not asked.is_alive()
+    reader = threading.Thread(target=engine.busy_seconds, daemon=True)
+    reader.start()
+    reader.join(20)
+    assert not reader.is_alive()
     _, metrics = engine.run(engine.init(0), 2)
     assert metrics["mean"].shape == (2,) and engine.busy_seconds().keys() == {"actors", "learners"}
 
 
-def test_a_run_begins_when_what_it_reads_is_known_to_be_there(timeline):
-    """Who watches the learners may be told first."""
+def test_run_starts_when_its_inputs_are_known_to_be_ready(timeline):
+    """The thread that watches the learners may be notified first."""
     acting, acted = start(timeline, "actors")
     _, learned = start(timeline, "learners", acting)
     time.sleep(TICK)
-    learned.comes()
+    learned.finish()
     time.sleep(TICK)
-    acted.comes()
+    acted.finish()
     assert ticks(timeline) == {"actors": 2, "learners": 0}
 
 
-def test_python_may_end_while_a_program_runs():
-    """A thread that still waited in XLA then would abort the process."""
+def test_python_exits_while_a_program_runs():
+    """A thread that still waits in XLA would abort the process."""
     code = """
 import time
 import jax, jax.numpy as jnp

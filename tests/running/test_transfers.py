@@ -1,4 +1,4 @@
-"""Moving arrays between groups of any sizes: the values, the bytes, and that nobody waits."""
+"""Transfers between groups of any sizes: values, bytes, and dispatch without waiting."""
 
 import math
 import re
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "key")
 
 
 def values(shape, dtype, start=0):
-    """Different in every element, as far as the dtype can tell them apart."""
+    """Different numbers in all elements, as far as the dtype allows."""
     numbers = np.arange(start, start + math.prod(shape)).reshape(shape)
     if dtype == "key":
         data = np.stack([numbers, numbers + 7], axis=-1).astype(np.uint32)
@@ -47,7 +47,7 @@ def make_mover(source, target, arrays, axes):
 
 
 def compiled(mover, arrays):
-    """A transfer with its programs compiled, the arrays, and the same on its source."""
+    """A transfer with its programs compiled, the arrays, and the arrays on its source."""
     placed = [
         jax.device_put(x, layout_sharding(mover.source, a))
         for x, (a, _) in zip(arrays, mover.layouts, strict=True)
@@ -75,14 +75,14 @@ def check(mover, arrays, placed):
 
 
 @pytest.mark.parametrize("m", range(1, 9))
-def test_from_any_number_of_devices_to_any_other(m, devices):
-    """Up to all eight, apart where there are enough and else sharing devices; 840 divides by all of them."""
+def test_any_numbers_of_devices(m, devices):
+    """Up to eight, separate devices if there are enough, else shared ones; all numbers divide 840."""
     array = values((2, 840), "int32")
     for n in range(1, 9):
         mover, placed = make_mover(devices[:m], devices[8 - n :], [array], [1])
         check(mover, [array], placed)
-        # As few programs as can be: none where each part of one side is made of whole parts of the other.
-        # One device may also fetch from one other what is committed to neither.
+        # As few programs as possible: none if each part of one side consists of complete parts of the other.
+        # One device may also fetch uncommitted arrays from another one.
         assert set(mover.programs) == {
             *(["fetch"] if m == n == 1 else []),
             *(["cut"] if math.lcm(m, n) > m else []),
@@ -91,8 +91,8 @@ def test_from_any_number_of_devices_to_any_other(m, devices):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
-    """Values, bytes and places are those of a copy, and the originals stay."""
+def test_one_device_fetches_uncommitted_arrays(dtype, devices):
+    """Values, bytes and placement are those of a copy, and the originals stay alive."""
     arrays = [values((6, 2), dtype), values((), dtype, 5)]
     meshes = [make_mesh(devices[i : i + 1]) for i in (0, 3)]
     layouts = [Layout.of_batch(x.shape, None, 1) for x in arrays]
@@ -103,17 +103,17 @@ def test_one_device_fetches_what_is_committed_to_no_other(dtype, devices):
     program.compile()
     mover.programs[name] = program
     with jax.default_device(devices[0]):
-        free = jax.jit(lambda: [values(x.shape, dtype, 5 * i) for i, x in enumerate(arrays)])()
-    assert not any(x.committed for x in free)
+        uncommitted = jax.jit(lambda: [values(x.shape, dtype, 5 * i) for i, x in enumerate(arrays)])()
+    assert not any(x.committed for x in uncommitted)
     for _ in range(2):
-        moved = check(mover, arrays, free)
-        assert not any(x.committed for x in moved) and not any(x.is_deleted() for x in free)
+        moved = check(mover, arrays, uncommitted)
+        assert not any(x.committed for x in moved) and not any(x.is_deleted() for x in uncommitted)
 
 
-def test_the_original_may_be_donated_on_a_shared_device(devices):
-    """Of a batch that is split, and of one that does not divide."""
+def test_original_may_be_donated_on_a_shared_device(devices):
+    """For a batch that is split, and for one that is not divisible."""
     for target in (devices[:2], devices[1:3], [devices[1], devices[0]], devices[:1]):
-        arrays = [jnp.arange(24.0), jnp.arange(7.0)]  # of which the second may be one of those placed
+        arrays = [jnp.arange(24.0), jnp.arange(7.0)]  # the second may be one of the placed arrays
         mover, placed = make_mover(devices[:2], target, arrays, [0, 0])
         moved = check(mover, arrays, placed)
         used = jax.jit(lambda x: jax.tree.map(lambda x: x * 0 - 1, x), donate_argnums=0)(placed)
@@ -124,8 +124,8 @@ def test_the_original_may_be_donated_on_a_shared_device(devices):
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 2), (2, 1), (2, 3)])
-def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
-    """Starting it takes a small part of the time that its input still takes to be there."""
+def test_transfer_does_not_wait_for_its_input(m, n, devices):
+    """Dispatch takes a small part of the time until the input is ready."""
     mover, (x,) = make_mover(devices[:m], devices[4 : 4 + n], [jnp.eye(96) * 0.1], [0])
     work = jax.jit(
         lambda x, rounds: jax.lax.fori_loop(0, rounds, lambda _, x: jnp.sin(x @ x), x),
@@ -133,7 +133,7 @@ def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
     )
     jax.block_until_ready(mover([work(x, 1)]))
     rounds, taken = 500, 0.0
-    while taken < 0.2:  # on any machine, long enough to tell
+    while taken < 0.2:  # long enough to measure on any machine
         rounds *= 2
         start = time.perf_counter()
         result = work(x, rounds)
@@ -147,13 +147,13 @@ def test_a_move_does_not_wait_for_what_it_moves(m, n, devices):
 
 def test_layouts():
     assert Layout.of_batch((6, 4), 0, 3).parts == (3, 1)
-    assert Layout.of_batch((6, 4), 1, 3).parts == (1, 1)  # does not divide: a copy on each
+    assert Layout.of_batch((6, 4), 1, 3).parts == (1, 1)  # not divisible: replicated
     assert Layout.of_batch((6, 4), None, 3).parts == (1, 1)
     assert moved_bytes(96, Layout.of_batch((6, 4), 0, 3)) == 96
     assert moved_bytes(96, Layout.of_batch((6, 4), None, 3)) == 288
 
 
-# --- layouts of several axes, by either way of moving ---
+# --- layouts of several axes, by both kinds of transfers ---
 
 MESHES = [((n, m) if m > 1 else (n,)) for n in (1, 2, 3, 4) for m in (1, 2, 4) if n * m <= 6]
 
@@ -167,7 +167,7 @@ def make_layout_mesh(devices, sizes):
 
 @st.composite
 def layouts(draw, mesh_sizes, rank):
-    """Which axes of a mesh split which dimension; each axis at most once, possibly none (copies)."""
+    """The mesh axes that split each dimension; each axis at most once, possibly none (replicated)."""
     names = ("batch", "model")[: len(mesh_sizes)]
     spec = [[] for _ in range(rank)]
     for name in draw(st.permutations(names)):
@@ -186,7 +186,7 @@ def crossings(draw):
         rank = draw(st.integers(0, 3))
         ends = [draw(layouts(sizes, rank)) for sizes in (source, target)]
         shape = [draw(st.integers(1, 2)) for _ in range(rank)]
-        for dimension in range(rank):  # of a size that divides at both ends
+        for dimension in range(rank):  # a size that is divisible on both meshes
             for spec, mesh in ends:
                 parts = Layout((1,) * rank, spec, mesh).parts[dimension]
                 shape[dimension] = math.lcm(shape[dimension], parts)
@@ -223,30 +223,30 @@ def test_from_any_layout_to_any_other(way, case):
     )
 
 
-def test_a_route_by_hand():
-    """[4, 6] from 2 x 3 parts (one a device) to columns in 2 (copies in each of 2 rows): by hand."""
+def test_route_by_hand():
+    """[4, 6] from 2 x 3 parts (one a device) to 2 parts of columns (replicated on 2 rows)."""
     mesh = (("batch", 2), ("model", 3))
     source = Layout((4, 6), (("batch",), ("model",)), mesh)
     target = Layout((4, 6), ((), ("model",)), (("batch", 2), ("model", 2)))
     assert source.part_of_device == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
     assert target.part_of_device == ((0, 0), (0, 1), (0, 0), (0, 1))
-    way = find_route(source, target)
-    assert (way.cuts, way.joins) == ((1, 2), (2, 3))  # 2 x 6 chunks in all
+    route = find_route(source, target)
+    assert (route.cuts, route.joins) == ((1, 2), (2, 3))  # 2 x 6 chunks in all
     left, right = (
         [(0, 0), (0, 1), (1, 0), (3, 0), (3, 1), (4, 0)],
         [(1, 1), (2, 0), (2, 1), (4, 1), (5, 0), (5, 1)],
     )
-    assert way.chunks == tuple(zip(left, right, left, right, strict=True))
+    assert route.chunks == tuple(zip(left, right, left, right, strict=True))
 
 
-def test_copies_at_the_source_are_asked_in_turn():
+def test_replicas_at_the_source_take_turns():
     source = Layout((2,), (), (("batch", 3),))
     target = Layout((2,), (("batch",),), (("batch", 2),))
     assert find_route(source, target).chunks == (((0, 0), (1, 1)),)
 
 
 def permutations(arrays, source, target, axes):
-    """How many collectives the compiled program of an exchange has."""
+    """The number of collectives in the compiled program of an exchange."""
     source, target = make_mesh(source), make_mesh(target)
     ends = [
         (Layout.of_batch(x.shape, axis, source.size), Layout.of_batch(x.shape, axis, target.size))
@@ -262,14 +262,14 @@ def permutations(arrays, source, target, axes):
     return len(re.findall(r"= .* collective-permute(?:-start)?\(", text))
 
 
-def test_what_goes_the_same_way_travels_together(devices):
-    """Twelve arrays of five types from two devices to two others: a collective for each width of numbers."""
+def test_arrays_of_one_width_share_a_collective(devices):
+    """Twelve arrays of six dtypes from two devices to two others: one collective for each width."""
     arrays = [values((4, 3 + i), dtype) for i, dtype in enumerate(2 * DTYPES)]
     assert permutations(arrays, devices[:2], devices[2:4], [0] * 12) == 3  # of 32, 16 and 8 bits
 
 
-def test_copies_spread_as_a_tree(devices):
-    """Who has parameters passes them on: to 1, 3 and 7 devices in 1, 2 and 3 rounds."""
+def test_broadcasts_form_a_tree(devices):
+    """Receivers pass copies on: to 1, 3 and 7 devices in 1, 2 and 3 rounds."""
     found = [permutations([values((3,), "int32")], devices[:1], devices[1:n], [None]) for n in (2, 4, 8)]
     assert found == [1, 2, 3]
     mover = Exchange(
@@ -280,8 +280,8 @@ def test_copies_spread_as_a_tree(devices):
     check(*compiled(mover, [values((5,), "int32")]))
 
 
-def test_a_device_that_sends_its_own_chunks_passes_none_on():
-    """Source 1 also receives; by hand, in the second round 0 and 2 send, 1 does not."""
+def test_device_that_sends_its_own_chunks_forwards_none():
+    """Source 1 also receives. By hand: in the second round 0 and 2 send, 1 does not."""
     assert broadcast_rounds([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)], frozenset([0, 1])) == [
         (0, 0, ((0, 1),)),
         (1, 0, ((0, 2),)),

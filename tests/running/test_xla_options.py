@@ -1,4 +1,4 @@
-"""Options for XLA's compiler: what it does not know never reaches it, and what the user says wins."""
+"""Options for XLA's compiler: unknown options are left out, and options given by the user take precedence."""
 
 import jax
 import pytest
@@ -12,14 +12,14 @@ from tests.tiny import Walk
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch):
+def _reset_options(monkeypatch):
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
     monkeypatch.setattr(xla_options, "_LOW_OPTIMIZATION", {})
     yield
     choose_xla_options(None)
 
 
-def test_a_preset_without_what_xla_does_not_know_and_what_the_user_set(monkeypatch):
+def test_preset_omits_unknown_options_and_those_of_the_user(monkeypatch):
     known = {"xla_gpu_triton_gemm_any": True, "xla_gpu_graph_min_graph_size": 2}
     monkeypatch.setattr(xla_options, "PRESETS", {"gpu": {**known, "xla_gpu_of_another_day": 1}})
     assert xla_options.xla_options("gpu") == {}
@@ -30,7 +30,7 @@ def test_a_preset_without_what_xla_does_not_know_and_what_the_user_set(monkeypat
     assert xla_options.xla_options("gpu") == {"xla_gpu_triton_gemm_any": True}
 
 
-def test_wide_vectors_unless_something_else_is_said(monkeypatch):
+def test_wide_vectors_by_default(monkeypatch):
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: True)
     wide = {"xla_cpu_prefer_vector_width": 512}
     assert xla_options.xla_options("cpu") == wide and xla_options.xla_options("gpu") == {}
@@ -43,7 +43,7 @@ def test_wide_vectors_unless_something_else_is_said(monkeypatch):
     assert xla_options.xla_options("cpu") == {}
 
 
-def test_programs_compile_on_the_first_level_unless_something_else_is_said(monkeypatch):
+def test_optimization_level_1_by_default(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(xla_options, "has_wide_vectors", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "")
@@ -62,7 +62,7 @@ def test_presets_are_known_to_the_installed_xla():
         assert xla_options.xla_options(platform) == preset
 
 
-def test_programs_are_compiled_with_them():
+def test_programs_are_compiled_with_the_options():
     compiled_with = []
     engine = fdg.compile(Walk(), policies.GPUOnly(), jax.devices()[:1])
     choose_xla_options("xla_cpu_emitter_verification_level=0")
@@ -81,18 +81,18 @@ def test_programs_are_compiled_with_them():
     assert compiled_with == [{"xla_cpu_emitter_verification_level": 0}]
 
 
-def test_a_failure_of_xlas_loops_is_got_round(monkeypatch):
+def test_fallback_to_the_older_emitter(monkeypatch):
     monkeypatch.setattr(program, "older_emitter_options", lambda platform: {"older": platform})
     lowered, tried = jax.jit(lambda x: x + 1).lower(1.0), []
 
     class Failing:
-        def __init__(self, says):
-            self.says = says
+        def __init__(self, message):
+            self.message = message
 
         def compile(self, compiler_options=None):
             tried.append(compiler_options or {})
             if "older" not in tried[-1]:
-                raise jax.errors.JaxRuntimeError(self.says)
+                raise jax.errors.JaxRuntimeError(self.message)
             return lowered.compile()
 
     assert program.compile_lowered(Failing("UNKNOWN: Unknown MLIR failure"), "cpu")(1.0) == 2.0
@@ -100,19 +100,19 @@ def test_a_failure_of_xlas_loops_is_got_round(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
         program.compile_lowered(Failing("RESOURCE_EXHAUSTED"), "cpu")
     monkeypatch.undo()
-    known = program.older_emitter_options("cpu")  # where the installed XLA has them still
+    known = program.older_emitter_options("cpu")  # if the installed XLA still has them
     assert known in ({}, {"xla_cpu_use_fusion_emitters": False}) and not program.older_emitter_options("gpu")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("fast", "'fast' is not NAME=VALUE"),
         ("xla_gpu_quick=true", "No such compile option: 'xla_gpu_quick'"),
         ("xla_gpu_enable_command_buffer=WARP", "not a valid enum value"),
     ],
 )
-def test_what_is_refused(text, says):
-    with pytest.raises(FdgError, match=says):
+def test_invalid_options(text, message):
+    with pytest.raises(FdgError, match=message):
         choose_xla_options(text)
         xla_options.xla_options("cpu")
