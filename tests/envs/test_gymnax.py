@@ -12,9 +12,9 @@ import envs
 from envs import from_gymnax
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-gymnax = Later("gymnax")  # draws with seaborn, which reads with pandas
+gymnax = LazyModule("gymnax")  # draws with seaborn, which reads with pandas
 MNIST = "gymnax.utils.load_mnist.load_mnist"
 
 LIMIT = 7  # truncates three times within a rollout
