@@ -475,7 +475,7 @@ def orders(names, aliases=()):
 
 def test_argument_order_of_user_functions():
     """Actors, recurrent networks, wrappers, problems and callbacks are checked before tracing."""
-    fix = "let it take these"
+    order, fix = "in this order", "let it take these"
     act = ("memory", "observation", "start", "keys", "greedy")
     for wrong in orders(act, {"observation": "obs", "keys": "rng"}):
         text = refused(lambda wrong=wrong: algos.Actor(lambda count: (), wrong))
@@ -484,7 +484,7 @@ def test_argument_order_of_user_functions():
     for wrong in orders(("parameters", "memory", "observation", "start"))[:-1]:
         network = algos.RecurrentNetwork(lambda key, observation: {}, lambda count: (), wrong)
         text = refused(lambda network=network: fdg.trace(small("recurrent_ppo", network=network)))
-        assert text.startswith("unroll of network takes (") and text.endswith("in this order")
+        assert text.startswith("unroll of network takes (") and text.endswith(order)
     for wrong in orders(("kept", "observation")):
         cls = type("Mine", (envs.Wrapper,), {"after": staticmethod(wrong)})
         assert "after of wrapper Mine takes (" in refused(lambda cls=cls: cls(ENV))

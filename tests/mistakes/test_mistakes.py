@@ -14,8 +14,8 @@ import policies
 from algos.values import Network
 from fdg.errors import FdgError, FdgWarning
 from tests.mistakes import algorithms as broken
-from tests.mistakes import environment_table
 from tests.mistakes import environments as faulty
+from tests.mistakes import environments_table
 from tests.mistakes.helpers import (
     ENV,
     SLOTS,
@@ -65,7 +65,7 @@ RESULTS = {
 }
 # (call, cause in the error message, fix in the error message)
 MISTAKES = {
-    **environment_table.MISTAKES,
+    **environments_table.MISTAKES,
     # hyperparameters
     "a list of widths": (lambda: ppo(hidden=[64, 64]), "hidden=[64, 64]", "write hidden=(64, 64)"),
     "a number as widths": (lambda: ppo(hidden=64), "a tuple of integers", "write hidden=(64,)"),
