@@ -2,8 +2,8 @@
 
 Changes tiny valid ones (five kinds of decoders, four of tokenizers, safetensors in one file or several, GGUF;
 exported policies) at random places, and passes them to every reader under the audit hook and limits of
-`driver`: 10 seconds each, 1 GB plus twenty times the file's size. Exit status 1 if a reader raises anything but
-`FdgError`. OUT/models.jsonl has one line per case, and an interrupted run resumes from it.
+`driver`: 10 seconds each, 1 GB plus twenty times the file's size. Exit status 1 if a reader raises anything
+but FdgError. OUT/models.jsonl has one line per case, and an interrupted run resumes from it.
 """
 
 import argparse

@@ -299,7 +299,7 @@ def test_units_of_settings_named_with_units():
 
 
 def without_unit(unit):
-    return f": write the number without_unit, without '{unit}'"
+    return f": write the number alone, without '{unit}'"
 
 
 def test_inconsistent_clusters():
