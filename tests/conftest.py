@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
         found, one = families.get(test, {}), {} if isinstance(one, str) else one
         listed = one.get("only", []) + one.get("but", [])
         if found and not narrowed and (missing := [name for name in listed if name not in found]):
-            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: those of {[*found]}")
+            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: give some of {[*found]}")
         for name, item in found.items():
             if name not in one["only"] if "only" in one else name in one.get("but", [name]):
                 item.add_marker(pytest.mark.whole)

@@ -383,7 +383,7 @@ def load_and_act(path: Path) -> None:
     policy(np.zeros((2, *shape), policy.facts["observation"]["dtype"]))
 
 
-def attempt(kind: str, number: int, seed: int, whole: bool = False) -> dict[str, Any]:
+def attempt(kind: str, number: int, seed: int, with_plan: bool = False) -> dict[str, Any]:
     """Passes one malformed folder or package to all its readers."""
     draw = random.Random(f"{seed} {kind} {number}")
     scratch = driver.scratch()
@@ -392,7 +392,7 @@ def attempt(kind: str, number: int, seed: int, whole: bool = False) -> dict[str,
         out.mkdir()
         changes = hostile_folder(draw, at) if kind == "folders" else hostile_package(draw, at)
         calls = {"load_exported": lambda: load_and_act(at)} if kind == "packages" else readers(at, out)
-        if whole and kind == "folders":
+        if with_plan and kind == "folders":
             calls["plan"] = lambda: plan(at)
         size = sum(
             one.stat().st_size for one in [at, *at.rglob("*")] if one.is_file() and not one.is_symlink()

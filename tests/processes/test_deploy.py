@@ -209,8 +209,8 @@ def test_kubernetes_detection(joined, monkeypatch, name):
     for method in (cluster._pod, cluster._job, cluster._controller, cluster._headless_svc):
         method.cache_clear()
     monkeypatch.setattr(cluster, "_namespace", lambda: "default")
-    asked = []
-    lookup = types.SimpleNamespace(gethostbyname=asked.append, gaierror=OSError)
+    hostnames = []
+    lookup = types.SimpleNamespace(gethostbyname=hostnames.append, gaierror=OSError)
     monkeypatch.setattr(k8s_cluster, "socket", lookup)
     monkeypatch.setattr(k8s_cluster, "time", types.SimpleNamespace(sleep=lambda seconds: None))
     for variable, value in {

@@ -71,9 +71,11 @@ def test_devices_as_ranges(devices, expected):
 
 
 def test_plan_repr_and_str():
-    whole, coarse = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
-    assert repr(whole).endswith("1 program>") and repr(coarse).endswith(f"{len(coarse.programs)} programs>")
-    assert len(coarse.programs) > 1 and walker().fragments[0].name in str(whole)
+    gpu_only, scattered = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
+    assert repr(gpu_only).endswith("1 program>") and repr(scattered).endswith(
+        f"{len(scattered.programs)} programs>"
+    )
+    assert len(scattered.programs) > 1 and walker().fragments[0].name in str(gpu_only)
 
 
 def test_quotes_are_escaped_in_label():
