@@ -55,15 +55,13 @@ def test_make_profile():
     fragments = place_fragments(plan)
     calls = {one.site.fragment.name: one.site.fragment.calls_per_iteration for one in fragments}
     acting, learning = plan.groups
-    iterations = SimpleNamespace(
-        samples=[5.0, 3.0, 4.0], busy_seconds={acting.name: 2.0, learning.name: 1.0}.get
-    )
+    runs = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_seconds={acting.name: 2.0, learning.name: 1.0}.get)
     alone = {name: SimpleNamespace(seconds=0.25) for name in ("act", "step")}
     products = {product: (0.5, "x @ w") for one in fragments for product in one.work.products}
     known = SimpleNamespace(
         products=products, memory_rate=7.0, seconds=lambda products: 0.125, memory_seconds=lambda size: 0.0625
     )
-    found = make_profile(plan, fragments, iterations, alone, {acting.name: known, learning.name: None})
+    found = make_profile(plan, fragments, runs, alone, {acting.name: known, learning.name: None})
     assert (found.iteration_s, found.usual_s, found.rounds, found.num_devices) == (3.0, 4.0, 3, 2)
     assert found.memory_rate == 7.0
     assert [(g.name, g.busy_s) for g in found.groups] == [(acting.name, 2.0), (learning.name, 1.0)]
@@ -77,9 +75,7 @@ def test_make_profile():
 
 def test_process_without_devices():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
-    iterations = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
-    found = make_profile(
-        plan, place_fragments(plan), iterations, {}, {"all": None, plan.groups[0].name: None}
-    )
+    runs = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
+    found = make_profile(plan, place_fragments(plan), runs, {}, {"all": None, plan.groups[0].name: None})
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)

@@ -71,11 +71,9 @@ def test_devices_as_ranges(devices, expected):
 
 
 def test_plan_repr_and_str():
-    gpu_only, scattered = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
-    assert repr(gpu_only).endswith("1 program>") and repr(scattered).endswith(
-        f"{len(scattered.programs)} programs>"
-    )
-    assert len(scattered.programs) > 1 and walker().fragments[0].name in str(gpu_only)
+    first, second = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
+    assert repr(first).endswith("1 program>") and repr(second).endswith(f"{len(second.programs)} programs>")
+    assert len(second.programs) > 1 and walker().fragments[0].name in str(first)
 
 
 def test_quotes_are_escaped_in_label():
