@@ -1,4 +1,4 @@
-"""Hearing JAX trace and compile."""
+"""Record JAX's trace and compile events."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ import jax
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-    """What JAX traces, lowers and compiles within the block, by its own events' names."""
+    """Yields a list of JAX's monitoring events for tracing, lowering and compilation within the block."""
     found: list[str] = []
 
-    def hear(name, *_, **__):
+    def record(name, *_, **__):
         if "compile" in name or "trace" in name:
             found.append(name)
 
-    jax.monitoring.register_event_duration_secs_listener(hear)
+    jax.monitoring.register_event_duration_secs_listener(record)
     try:
         yield found
     finally:
-        jax.monitoring.unregister_event_duration_listener(hear)
+        jax.monitoring.unregister_event_duration_listener(record)

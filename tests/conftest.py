@@ -1,4 +1,4 @@
-"""Eight host devices, strict shapes, a cache of programs: set here, before JAX starts its backends."""
+"""Eight host devices, strict rank promotion, a compilation cache: set before JAX starts its backends."""
 
 import collections
 import functools
@@ -13,12 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
-# Most programs here run for milliseconds and compile for seconds. A sixth of that is enough without LLVM's
-# optimisation, with the older code generator, which jaxlib 0.11 has no more (and refuses the flag), in one
-# piece instead of one a core, and without the lines of Python that operations stem from. A number of devices
-# given by the caller would contradict the one below.
+# Most test programs run for milliseconds and compile for seconds. These settings make compilation six times
+# faster: no LLVM optimisation, the older code generator (jaxlib 0.11 lacks it and refuses the flag), one
+# codegen split instead of one per core, no Python source locations. The caller's device count is dropped:
+# it would contradict the one below.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads (orthogonal starts) spin while they wait
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads (orthogonal initialisation) spin-wait
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
@@ -29,8 +29,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-# Temporary files in memory, where there is room: each checkpoint waits until the disk has its files, which is
-# half of the time of tests that train.
+# Temporary files are in memory if there is space: each checkpoint is synced to disk, which takes half of the
+# time of tests that train.
 if (
     "TMPDIR" not in os.environ
     and os.access("/dev/shm", os.W_OK)
@@ -38,13 +38,13 @@ if (
 ):
     os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
 
-# Compiling is most of what the tests do. What one has compiled, others find, also those that start processes,
-# and the next run too if a directory is given. (Who listens for compilations still hears a program that is
-# made again: it is traced and lowered before it is looked up.)
+# Compilation takes most of the test time. Workers and child processes share this cache, as does the next run
+# if the caller sets the directory. (Tests that count compilations still see a cached program's trace and
+# lowering events, which precede the cache lookup.)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _programs = tempfile.TemporaryDirectory(prefix="fdg-programs-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # to write less takes longer
+    _cache_directory = tempfile.TemporaryDirectory(prefix="fdg-programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache_directory.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a shorter minimum is slower
 
 import jax
 import pytest
@@ -54,20 +54,20 @@ import fdg
 from envs import registry
 from fdg.costs import machine
 
-# Traces are millions of small objects, most of which live: to look through them for garbage so often is a
+# Traces are millions of small, mostly live objects: garbage collection at the default frequency takes a
 # seventh of the time.
 gc.set_threshold(200_000, 50, 100)
 
-# Whoever starts the tests in the background of a shell has them, and what they start, ignore Ctrl-C.
+# A shell's background jobs, and their child processes, ignore SIGINT by default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 fdg.host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.devices()  # starts the backends: from here on no --devices flag that a test gives changes the number
+jax.devices()  # starts the backends: a test's later --devices flag cannot change the number of devices
 
 
-_KEPT_PROGRAMS = 1000  # of a megabyte or two each
+_KEPT_PROGRAMS = 1000  # one or two megabytes each
 
 _START_PROCESSES = (
     *("tests/processes/", "tests/training/", "tests/commands/", "tests/language/", "tests/test_"),
@@ -76,11 +76,11 @@ _START_PROCESSES = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--whole", action="store_true", help="also the tests that repeat what others have shown")
+    parser.addoption("--whole", action="store_true", help="also run the tests that other tests cover")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is marked `whole`, there or in `tests/whole.toml`, unless asked for."""
+    """Deselects tests marked `whole`, in code or in `tests/whole.toml`, unless `--whole` is given."""
     families = collections.defaultdict(dict)
     for item in items:
         name, _, parameters = item.nodeid.partition("[")
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
         found, one = families.get(test, {}), {} if isinstance(one, str) else one
         listed = one.get("only", []) + one.get("but", [])
         if found and not narrowed and (missing := [name for name in listed if name not in found]):
-            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: those of {[*found]}")
+            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: give some of {[*found]}")
         for name, item in found.items():
             if name not in one["only"] if "only" in one else name in one.get("but", [name]):
                 item.add_marker(pytest.mark.whole)
@@ -101,22 +101,22 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
-    # Modules whose few tests take long, since they start processes, go first: at the end one of them would
-    # have the other workers wait.
+    # Modules with slow tests, which start processes, run first: at the end, one of them would keep the other
+    # workers waiting.
     items.sort(key=lambda item: not item.nodeid.startswith(_START_PROCESSES))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forget_programs():
-    """Compiled programs of all modules would fill the memory; most of them compile the same small ones."""
+def _clear_programs():
+    """Clears JAX's caches when many programs are live: those of all modules would fill the memory."""
     yield
     if len(jax.devices()[0].client.live_executables()) > _KEPT_PROGRAMS:
         jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _rates_of_nobody():
-    """A calibration of the machine that the tests run on would have it choose policies of its own."""
+def _no_calibration():
+    """Hides the calibration of the test machine, which would change the policies that `auto` chooses."""
     real = machine.path_of
 
     def path_of(device_kind, environment=os.environ):
@@ -128,8 +128,8 @@ def _rates_of_nobody():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _where_programs_are_kept():
-    """A command that was given `--program-cache` within this process would decide it for all that follow."""
+def _restore_cache_config():
+    """Undoes `--program-cache`: a command that runs in this process sets it for all later tests."""
     names = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
     before = {name: getattr(jax.config, name) for name in names}
     yield
@@ -138,16 +138,16 @@ def _where_programs_are_kept():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_context():
-    """One of MLIR takes four milliseconds to make, and JAX makes one for each of thousands of programs."""
-    make = getattr(mlir, "make_ir_context", None)  # of JAX's inner parts: it may be gone in a later version
+def _shared_mlir_context():
+    """Reuses one MLIR context: creation takes 4 ms, and JAX creates one for each of thousands of programs."""
+    make = getattr(mlir, "make_ir_context", None)  # internal to JAX: later versions may lack it
     if make is None:
         yield
         return
     shared = functools.cache(make)
 
     def context():
-        # A program that is made while another is lowered would become a part of that one.
+        # A program lowered during another one's lowering needs a separate context.
         return shared() if mlir.ir.Context.current is None else make()
 
     with mock.patch.object(mlir, "make_ir_context", context):
@@ -155,8 +155,8 @@ def _one_context():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_environments():
-    """What one module registers under a name, pages of the documents among it, no other module finds."""
+def _restore_environments():
+    """Unregisters the environments that a module (or a documentation page) registers."""
     before = dict(registry._registered)
     yield
     registry._registered.clear()
@@ -165,17 +165,17 @@ def _own_environments():
 
 @pytest.fixture
 def curves() -> None:
-    """Who asks for it has its runs draw their learning curves."""
+    """Enables learning curve plots in runs of the test that requests it."""
 
 
 @pytest.fixture
 def predictions() -> None:
-    """Who asks for it has its runs say how long an iteration was predicted to take."""
+    """Enables the predicted iteration time in runs of the test that requests it."""
 
 
 @pytest.fixture(autouse=True)
 def _no_extras(request, monkeypatch):
-    """The picture of a run takes longer than the run, in most tests, and its prediction half as long."""
+    """Disables plots, which take longer than most tests' runs, and predictions, which take half as long."""
     if "curves" not in request.fixturenames and (loop := sys.modules.get("fdg.training.loop")):
         monkeypatch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
     if "predictions" not in request.fixturenames and (summary := sys.modules.get("fdg.training.summary")):
@@ -184,12 +184,12 @@ def _no_extras(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def devices() -> list[jax.Device]:
-    """Eight CPU devices, also on a machine whose default devices are accelerators."""
+    """Eight CPU devices, even if the default devices are accelerators."""
     return jax.devices("cpu")[:8]
 
 
 @pytest.fixture
 def host_devices(monkeypatch, devices) -> list[jax.Device]:
-    """Has commands find eight CPU devices, whatever the machine's default devices are."""
+    """Patches `jax.devices` to return eight CPU devices."""
     monkeypatch.setattr(jax, "devices", lambda backend=None: devices)
     return devices

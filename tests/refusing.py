@@ -1,4 +1,4 @@
-"""Calls and commands that refuse what they are given, as a user's mistake: in one line."""
+"""Assert that calls and commands fail with a one-line error message."""
 
 import contextlib
 
@@ -9,19 +9,19 @@ from fdg.errors import FdgError
 
 @contextlib.contextmanager
 def refuses(*words, match=None, kind=FdgError):
-    """What is done within has to fail, in one line that has these words, and `match`, a pattern."""
+    """The block must raise `kind` with a one-line message that has all `words` and matches `match`."""
     with pytest.raises(kind, match=match) as caught:
         yield
-    said = str(caught.value)
-    assert "\n" not in said, said
+    message = str(caught.value)
+    assert "\n" not in message, message
     for word in words:
-        assert word in said, said
+        assert word in message, message
 
 
 def refused(capsys, words, command):
-    """Runs a command that has to fail: the line that it says."""
+    """Runs a command that must fail, and returns its error line."""
     capsys.readouterr()
     assert command(words.split() if isinstance(words, str) else words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1, said
-    return said.strip()
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1, message
+    return message.strip()

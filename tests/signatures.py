@@ -1,7 +1,6 @@
-"""What everything public takes and with which defaults, as `signatures.json` has it.
+"""Arguments and defaults of the public interface, stored in `signatures.json`.
 
-Code that others have written rests on it. Whoever changes one on purpose runs `python -m tests.signatures`,
-and says so in CHANGELOG.md.
+After an intended change, run `python -m tests.signatures` and describe it in CHANGELOG.md.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ FILE = Path(__file__).parent / "signatures.json"
 
 
 def signatures() -> dict[str, dict[str, str]]:
-    """Defaults by argument ("needed" where there is none), by the name of a function or method."""
+    """Maps each function or method to its arguments' defaults ("needed" where there is none)."""
     found = {}
     for name in sorted(fdg.__all__):
         value = getattr(fdg, name)
@@ -23,28 +22,28 @@ def signatures() -> dict[str, dict[str, str]]:
             if not issubclass(value, Exception):
                 found.update({f"{name}.{key}": each for key, each in _methods(value)})
         elif callable(value):
-            found[name] = _taken(value)
+            found[name] = _arguments(value)
     return found
 
 
 def _methods(cls: type):
     if dataclasses.is_dataclass(cls):
-        yield "__init__", _taken(cls)
+        yield "__init__", _arguments(cls)
     for key, value in vars(cls).items():
         if inspect.isfunction(value) and not key.startswith("_"):
-            yield key, _taken(value)
+            yield key, _arguments(value)
 
 
-def _taken(function) -> dict[str, str]:
+def _arguments(function) -> dict[str, str]:
     parameters = inspect.signature(function).parameters.values()
     return {
-        one.name: "needed" if one.default is one.empty else _said(one.default)
+        one.name: "needed" if one.default is one.empty else _default_text(one.default)
         for one in parameters
         if one.name != "self"
     }
 
 
-def _said(default: object) -> str:
+def _default_text(default: object) -> str:
     plain = isinstance(default, str | bytes | int | float | tuple | type(None))
     return repr(default) if plain else type(default).__name__
 

@@ -1,4 +1,4 @@
-"""`fdg.agents`: an algorithm of several agents, compiled, nested, and as plain JAX."""
+"""`fdg.agents`: several agents of one algorithm, compiled, nested, and in plain JAX."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def assert_equal(a, b):
 
 
 def iterated(many, iterations):
-    """State and metrics by plain calls of `iterate`."""
+    """State and metrics of a `lax.scan` over `many.iterate`."""
 
     @jax.jit
     def run(starts):
@@ -43,7 +43,7 @@ def trained(engine, iterations):
 
 
 def test_num_seeds_means_agents(devices):
-    """The same plan, state and metrics, bit for bit, from the algorithm and from its graph."""
+    """`num_seeds=n` and `fdg.agents(algorithm, n)` have equal plans, states and metrics."""
     given = policies.GPUOnly(), devices[:2]
     engine = fdg.compile(fdg.agents(Pupil(), 4), *given)
     short = fdg.compile(Pupil(), *given, num_seeds=4)
@@ -53,8 +53,8 @@ def test_num_seeds_means_agents(devices):
     assert short.algorithm == fdg.agents(Pupil(), 4)
 
 
-def test_it_is_an_algorithm_in_plain_jax(devices):
-    """Its own `init` and `iterate` give what the engine does, and each agent's own."""
+def test_plain_jax(devices):
+    """Plain `init` and `iterate` match the engine, and each agent matches a run of a single agent."""
     many = fdg.agents(Descent(), 3)
     have = iterated(many, 4)
     state = have[0]
@@ -63,8 +63,8 @@ def test_it_is_an_algorithm_in_plain_jax(devices):
         assert_close(single_run(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
 
 
-def test_agents_of_agents(devices):
-    """Two times three, of six seeds."""
+def test_nested_agents(devices):
+    """Two times three agents use six consecutive seeds."""
     engine = fdg.compile(fdg.agents(fdg.agents(Descent(), 3), 2), policies.GPUOnly(), devices[:2])
     state, metrics = trained(engine, 2)
     assert state["x"].shape == (2, 3, 3) and metrics["loss"].shape == (2, 2, 3)
@@ -75,12 +75,12 @@ def test_agents_of_agents(devices):
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 2**32])
-def test_no_number_of_agents(n):
+def test_invalid_number_of_agents(n):
     with pytest.raises(fdg.FdgError, match=r"n=.*give"):
         fdg.agents(Pupil(), n)
 
 
-def test_what_is_not_its_own_is_the_algorithms():
+def test_attributes_delegate_to_algorithm():
     many = fdg.agents(Pupil(num_envs=4), 2)
     assert many.num_envs == 4 and many == Agents(Pupil(num_envs=4), 2) and hash(many) == hash(many)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
@@ -89,7 +89,7 @@ def test_what_is_not_its_own_is_the_algorithms():
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """An algorithm of a batch and a matrix, whose actor reads the rate."""
+    """State with a batch and a matrix; the actor reads `rate`."""
 
     rate: float = 0.1
 
@@ -110,18 +110,18 @@ class Reader:
         return m - self.rate * x.T @ seen / len(x)
 
 
-SPLIT = {
+SHARDED = {
     "fsdp": policies.GPUOnly(parameters="fsdp"),
     "rules": policies.GPUOnly(model_parallel=2, parameters=(("m", (None, "model")), ("", "batch"))),
 }
 
 
-@pytest.mark.parametrize("policy", SPLIT)
-def test_agents_are_split_as_one_is(policy, devices):
-    """Each device holds its part of every agent, and the numbers are those of agents that are whole."""
-    engine = fdg.compile(Reader(), SPLIT[policy], devices[:4], num_seeds=3)
+@pytest.mark.parametrize("policy", SHARDED)
+def test_sharded_agents(policy, devices):
+    """Each device holds a shard of every agent; results match those of one device."""
+    engine = fdg.compile(Reader(), SHARDED[policy], devices[:4], num_seeds=3)
     (leaf,) = engine.plan.sharded
-    (one,) = fdg.place(Reader(), SPLIT[policy], 4).sharded
+    (one,) = fdg.place(Reader(), SHARDED[policy], 4).sharded
     assert (leaf.position, leaf.layout.shape) == (one.position, (3, 4, 2))
     assert leaf.layout.spec == ((), *one.layout.spec) and "all 3 agents are vmapped" in str(engine.plan)
     state, metrics = trained(engine, 3)
@@ -130,8 +130,8 @@ def test_agents_are_split_as_one_is(policy, devices):
     assert_close((state, metrics), trained(fdg.compile(Reader(), policies.GPUOnly(), devices[:1], 3), 3))
 
 
-def test_a_stale_population_whose_agents_are_split(devices):
-    """What an actor reads is as old, whether agents are whole or split: a swept number is its newest."""
+def test_stale_sharded_population(devices):
+    """With `staleness=1`, a sweep on sharded agents matches one device (swept values are never stale)."""
     sweep = Sweep(Reader(), make_grid({"rate": [0.05, 0.1, 0.3, 0.5]}), exploit_every=2)
     found = []
     for count, fields in ((1, {}), (4, {"learners": 2, "parameters": "fsdp"})):
@@ -143,8 +143,8 @@ def test_a_stale_population_whose_agents_are_split(devices):
     assert_close(*found)
 
 
-def test_everything_that_takes_an_algorithm_takes_agents(tmp_path, devices):
-    """A choice of a policy, a run, a graph that was traced before, of all or of one."""
+def test_auto_fit_and_compile_accept_agents(tmp_path, devices):
+    """`auto`, `fit`, and `compile` with a graph of all agents or of one."""
     many = fdg.agents(Descent(), 2)
     choice = policies.auto(many, 1, policies=[policies.GPUOnly])
     short = policies.auto(Descent(), 1, policies=[policies.GPUOnly], num_seeds=2)
@@ -169,6 +169,6 @@ def test_everything_that_takes_an_algorithm_takes_agents(tmp_path, devices):
         (lambda: fdg.fit(fdg.agents(fdg.agents(Descent(), 3), 2)), "agents of agents"),
     ],
 )  # fmt: skip
-def test_numbers_that_contradict(call, words):
+def test_contradicting_numbers_of_agents(call, words):
     with pytest.raises(fdg.FdgError, match=words):
         call()

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that make figures: turns, ratios, tables. No trainer runs here."""
+"""Benchmark results: alternating rounds, ratios, tables. No training runs here."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from bench.peers.peers import PEERS
 from bench.peers.serve import Rounds
 from bench.peers.table import PAIRS
 
-# Speeds of the rounds that a driver claims, the first of which does not count; ours are thrice theirs.
+# A driver that reports made-up speeds; ours are three times theirs.
 DRIVER = """
 FACTOR = {factor}
 def prepare(config):
@@ -27,7 +27,7 @@ def prepare(config):
 
 @pytest.fixture
 def drivers(tmp_path, monkeypatch):
-    """Drivers named `ours` and `fake`, which take no time."""
+    """Drivers named `ours` and `fake`, which return at once."""
     for name, factor in {"ours": 3, "fake": 1}.items():
         (tmp_path / f"{name}.py").write_text(DRIVER.format(factor=factor))
     started = alternate.subprocess.Popen
@@ -40,27 +40,27 @@ def drivers(tmp_path, monkeypatch):
     monkeypatch.setattr(alternate.subprocess, "Popen", popen)
 
 
-def test_rounds_in_turns_and_the_first_does_not_count(drivers):
+def test_comparison_discards_first_round(drivers):
     pair = next(iter(PAIRS.values()))
     fake = dataclasses.replace(pair, driver="fake")
     result = alternate.compare(fake, None, rounds=3)
     assert result["ratio"] == pytest.approx(3.0)
     assert result["rounds"] == 3
-    # Rounds 1, 2, 3 take 2, 3, 4 seconds: the median is that of round 2.
+    # Rounds 1, 2, 3 take 2, 3, 4 seconds: round 2 is the median.
     assert result["ours"]["steps_per_s"] == pytest.approx(1000.0)
     assert result["theirs"]["steps_per_s"] == pytest.approx(1000 / 3)
     assert result["theirs"]["returned"] == 2.0
     assert result["theirs"]["compile_seconds"] == 2.0
 
 
-def test_a_driver_that_fails_says_why(drivers, tmp_path):
+def test_driver_error(drivers, tmp_path):
     (tmp_path / "fake.py").write_text("raise ValueError('no such environment')")
     fake = dataclasses.replace(next(iter(PAIRS.values())), driver="fake")
     with pytest.raises(alternate.DriverError, match="no such environment"):
         alternate.compare(fake, None, rounds=1)
 
 
-def test_every_pair_is_of_a_peer_and_has_a_driver():
+def test_pairs_have_peers_and_drivers():
     for pair in PAIRS.values():
         driver = (pair.driver or pair.peer).replace("-", "_")
         assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{driver}.py").exists(), pair.name
@@ -69,7 +69,7 @@ def test_every_pair_is_of_a_peer_and_has_a_driver():
     assert all(PEERS[pair.peer].is_checkout for pair in OF_CHECKOUTS)
 
 
-def test_tables_of_figures(tmp_path):
+def test_performance_table(tmp_path):
     side = {"steps_per_s": 1234.5, "compile_seconds": 2.0, "start_seconds": 4.0, "returned": None}
     figures = {
         "peer": "rejax",
@@ -85,7 +85,7 @@ def test_tables_of_figures(tmp_path):
     }
     path = tmp_path / "performance.json"
     results.keep("peers", "a pair", figures, path)
-    results.keep("peers", "a pair", {**figures, "ratio": 1.5}, path)  # in place of the first
+    results.keep("peers", "a pair", {**figures, "ratio": 1.5}, path)  # replaces the first
     assert len(json.loads(path.read_text())["peers"]) == 1
     text = performance.measured_text(results.read(path), [])
     row = next(line for line in text.splitlines() if line.startswith("| PPO CartPole-v1"))
@@ -94,7 +94,7 @@ def test_tables_of_figures(tmp_path):
     assert "`python -m fdg.train --env CartPole-v1 --num-envs N`" in text
 
 
-def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked():
+def test_rounds_of_one_training_call():
     rounds, trained = Rounds(), []
 
     def train():
@@ -110,8 +110,8 @@ def test_a_training_in_one_call_goes_round_by_round_and_raises_where_it_is_asked
         rounds.next(2)
 
 
-def test_what_runs_reached_as_cells(tmp_path):
-    """By hand: the middle half of 0, 2, 4 and 100 has a mean of 3; one seed is its own interval."""
+def test_outcome_cells(tmp_path):
+    """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value."""
     for evaluated, expected in (
         ({"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}, ("4", "26.5", "0.0, 100.0", "2 s")),
         ({"eval_return": 7.0}, ("1", "7.0", "7.0, 7.0", "2 s")),
@@ -125,7 +125,7 @@ def test_what_runs_reached_as_cells(tmp_path):
     assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
 
 
-def test_rounds_alternate_and_warm_up():
+def test_rounds_alternate_after_warm_up():
     order = []
     found = harness.in_turns(
         {"a": lambda i: order.append(f"a{i}") or i, "b": lambda i: order.append(f"b{i}")}, 2
@@ -134,7 +134,7 @@ def test_rounds_alternate_and_warm_up():
     assert harness.Spread.ratio([2.0, 6.0, 4.0, 8.0], [1.0, 2.0, 2.0, 2.0]) == harness.Spread(2.5, 2.0, 3.0)
 
 
-def test_a_table_of_cells_keeps_those_that_were_not_trained_again():
+def test_table_keeps_other_cells():
     document = bench_table.DOCUMENT
     _, text, _ = harness.split_at_marks(document, "bench.table --budget short")
     cells = bench_table.cells_in(text)

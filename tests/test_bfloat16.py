@@ -1,4 +1,4 @@
-"""Functions whose products take bfloat16: by hand, with gradients of their own, and what stays as it was."""
+"""`in_bfloat16`: products, gradients, custom gradients, and what it leaves unchanged."""
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,7 @@ from fdg.rowwise import rowwise
 
 
 def products(jaxpr):
-    """The operands' types of every product in a jaxpr, at any depth."""
+    """Operand dtypes of every product in a jaxpr, nested jaxprs included."""
     found = []
     for eqn in jaxprs.open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
@@ -33,8 +33,8 @@ def normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def test_a_layer_and_its_gradient_are_those_of_rounded_operands():
-    """Worked by hand: y = tanh(x) w; of the sum of y c, dw = tanh(x)' c and dx = (c w') (1 - tanh(x)^2)."""
+def test_layer_and_gradient_round_operands():
+    """NumPy reference: y = tanh(x) w; for sum(y c), dw = tanh(x)' c and dx = (c w') (1 - tanh(x)^2)."""
     x, w, c = normal(0, 5, 4), normal(1, 4, 3), normal(2, 5, 3)
 
     @jax.jit
@@ -46,19 +46,19 @@ def test_a_layer_and_its_gradient_are_those_of_rounded_operands():
     by_x, by_w = jax.jit(jax.grad(lambda x, w: jnp.sum(layer(x, w) * c), (0, 1)))(x, w)
     np.testing.assert_allclose(by_w, rounded(hidden).T @ rounded(c), atol=2e-6)
     np.testing.assert_allclose(by_x, rounded(c) @ rounded(w).T * (1 - hidden**2), atol=2e-6)
-    assert np.max(np.abs(layer(x, w) - hidden @ w)) > 1e-3, "the rounding must be there"
+    assert np.max(np.abs(layer(x, w) - hidden @ w)) > 1e-3, "operands must be rounded"
 
 
 @pytest.fixture(scope="module")
 def cell():
-    """Parameters of a GRU, and a sequence: memory, inputs, starts."""
+    """Parameters of a GRU, initial memory, and a sequence of inputs and episode starts."""
     memory, inputs = jnp.zeros((4, 5)), normal(1, 6, 4, 3)
     parameters = nn.GRUCell(5).init(jax.random.key(0), memory, inputs[0])["params"]
     return parameters, memory, inputs, jax.random.bernoulli(jax.random.key(2), 0.2, (6, 4))
 
 
-def stepped(parameters, memory, inputs, start):
-    """The same memories by a loop whose gradient is JAX's."""
+def scanned(parameters, memory, inputs, start):
+    """Reference for `gru_unroll`: a scan with JAX's own gradient."""
 
     def step(memory, row):
         inputs, start = row
@@ -70,16 +70,16 @@ def stepped(parameters, memory, inputs, start):
     return jax.lax.scan(step, memory, (inputs, start))[1]
 
 
-def test_a_gradient_that_somebody_wrote_is_in_bfloat16_too(cell):
+def test_custom_vjp_in_bfloat16(cell):
     def slope(unroll):
         return jax.grad(lambda parameters: jnp.sum(in_bfloat16(unroll)(parameters, *cell[1:]) ** 2))
 
     assert set(products(jax.make_jaxpr(slope(memories.gru_unroll))(cell[0]))) == {("bfloat16", "bfloat16")}
-    written, derived = (jax.jit(slope(unroll))(cell[0]) for unroll in (memories.gru_unroll, stepped))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), written, derived)
+    custom, reference = (jax.jit(slope(unroll))(cell[0]) for unroll in (memories.gru_unroll, scanned))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), custom, reference)
 
 
-def test_what_is_no_product_of_float32_arrays_stays():
+def test_other_products_are_unchanged():
     exact = jax.lax.Precision.HIGHEST
     x, n = normal(0, 2, 2), jnp.ones((2, 2), int)
 
@@ -89,20 +89,20 @@ def test_what_is_no_product_of_float32_arrays_stays():
     traced = jax.make_jaxpr(in_bfloat16(mixed))(x, n)
     assert products(traced) == [(kind, kind) for kind in ("float32", "int32", "float16")]
     relu = jax.make_jaxpr(in_bfloat16(jax.nn.relu))(x)
-    assert str(relu) == str(jax.make_jaxpr(jax.nn.relu)(x)), "a function without products is the same one"
+    assert str(relu) == str(jax.make_jaxpr(jax.nn.relu)(x)), "a function without products is unchanged"
 
 
 @pytest.mark.parametrize("setting", [None, "highest", "tensorfloat32", "bfloat16"])
-def test_an_explicit_precision_stays_under_a_default(setting):
-    """JAX writes the setting into every product; one with another precision is the user's."""
+def test_explicit_precision_is_kept(setting):
+    """JAX writes the default precision into every product; a different precision is the user's choice."""
     x, other = normal(0, 2, 2), "high" if setting == "highest" else "highest"
     both = in_bfloat16(lambda x: (jnp.matmul(x, x), jnp.matmul(x, x, precision=other)))
     with jax.default_matmul_precision(setting):
         assert products(jax.make_jaxpr(both)(x)) == [("bfloat16", "bfloat16"), ("float32", "float32")]
 
 
-def test_only_gradients_that_are_asked_for_are_computed():
-    """Of observations nobody asks for a gradient: a network's first layer has two products, not three."""
+def test_unused_gradients_are_not_computed():
+    """Without a gradient of the observations, a first layer has two products, not three."""
     images, kernel = normal(0, 2, 6, 6, 1), normal(1, 3, 3, 1, 2)
 
     def loss(kernel):
@@ -112,7 +112,7 @@ def test_only_gradients_that_are_asked_for_are_computed():
     assert len(products(jax.make_jaxpr(jax.grad(loss))(kernel))) == 2
 
 
-def test_rows_are_mapped_and_types_are_kept():
+def test_vmap_keeps_dtypes():
     x, w = normal(0, 3, 5, 4), normal(1, 3, 4, 2)
     one = in_bfloat16(lambda x, w: {"y": x @ w, "n": jnp.argmax(x, axis=-1)})
     both = jax.vmap(one)(x, w)
@@ -122,7 +122,7 @@ def test_rows_are_mapped_and_types_are_kept():
 
 
 @pytest.mark.parametrize("mark", [in_bfloat16, rowwise])
-def test_arguments_and_results_must_be_arrays(mark):
+def test_non_arrays_are_refused(mark):
     x = jnp.ones(3)
     for function, argument, said in (
         (lambda x: {"a": object()}, x, r"result\['a'\] is <object"),

@@ -1,4 +1,4 @@
-"""What the documents say is so: README's code and plan, and the notebooks from top to bottom."""
+"""Documentation matches the code: README, printed plans, notebooks, pages for users of other libraries."""
 
 import ast
 import builtins
@@ -16,10 +16,10 @@ import fdg
 import policies
 from docs import draw_policies
 from fdg.commands.cli import plan_main, train_main
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-nbformat, interactive = Later("nbformat"), Later("IPython.core.interactiveshell")
-pylab, capture = Later("IPython.core.pylabtools"), Later("IPython.utils.capture")
+nbformat, interactive = LazyModule("nbformat"), LazyModule("IPython.core.interactiveshell")
+pylab, capture = LazyModule("IPython.core.pylabtools"), LazyModule("IPython.utils.capture")
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -27,7 +27,7 @@ CODE = ("algos", "bench", "docs", "envs", "fdg", "policies", "tests", "tools")
 
 
 def test_readme_code_runs(capsys, monkeypatch, devices):
-    """The blocks in order, as one program, on one device."""
+    """Runs all blocks as one program on one device."""
     monkeypatch.setattr(jax, "devices", lambda backend=None: devices[:1])
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 2
@@ -38,36 +38,36 @@ def test_readme_code_runs(capsys, monkeypatch, devices):
     assert "FDG of Tiny" in capsys.readouterr().out
 
 
-def test_the_map_of_the_engine_names_its_rooms():
-    """Every folder of the engine, and every file that stands beside them."""
+def test_architecture_page_lists_all_modules():
+    """Every folder and top-level file of `fdg`."""
     named = set(re.findall(r"`(\w+\.py|\w+/)`", (ROOT / "docs" / "architecture.md").read_text()))
-    rooms = {f"{path.parent.name}/" for path in (ROOT / "fdg").glob("*/__init__.py")}
-    rooms |= {path.name for path in (ROOT / "fdg").glob("*.py") if path.name != "__init__.py"}
-    assert rooms <= named | {"algos/", "envs/"}, rooms - named
+    modules = {f"{path.parent.name}/" for path in (ROOT / "fdg").glob("*/__init__.py")}
+    modules |= {path.name for path in (ROOT / "fdg").glob("*.py") if path.name != "__init__.py"}
+    assert modules <= named | {"algos/", "envs/"}, modules - named
 
 
 @pytest.mark.parametrize("name", algos.names("environments"))
-def test_the_tests_of_an_algorithm_say_where_its_loss_comes_from(name):
+def test_algorithm_tests_cite_source_of_loss(name):
     tests = (ROOT / "tests" / "algos" / f"test_{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(tests))
     assert re.search(r"arXiv\s\d{4}\.\d{5}", docstring), "which paper"
     assert re.search(r"equation|section|algorithm \w?\d|appendix", docstring), "which line of it"
 
 
-def test_no_file_of_code_is_longer_than_500_lines():
-    """One that is, is more than one thing."""
+def test_files_have_at_most_500_lines():
+    """A longer file has more than one purpose."""
     files = [f for folder in CODE for f in (ROOT / folder).rglob("*.py")]
     lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
     assert len(files) > 500 and {f: n for f, n in lengths.items() if n > 500} == {}
 
 
-def test_readme_plan_is_the_printed_one():
+def test_readme_plan():
     plan = draw_policies.readme_plan()
     assert f"```\n{plan}\n```" in README, plan
 
 
-def test_the_plans_and_pictures_of_the_policies(capsys):
-    """`python -m docs.draw_policies` makes them again."""
+def test_policy_plans_and_drawings(capsys):
+    """`python -m docs.draw_policies` regenerates them."""
     text, commands = draw_policies.POLICIES.read_text(), 0
     for match, printed, drawing in draw_policies.shown(text):
         if match["text"] is not None:
@@ -76,7 +76,7 @@ def test_the_plans_and_pictures_of_the_policies(capsys):
             assert (ROOT / "docs" / match["picture"]).read_text() == drawing + "\n", match["picture"]
         if match["language"] == "sh":
             commands += 1
-            if commands == 1:  # the others are read in the same way
+            if commands == 1:  # the others are parsed the same way
                 assert plan_main(match["source"].split()[3:]) == 0
                 assert capsys.readouterr().out.endswith(f"\n\n{printed}\n")
     assert commands == 8
@@ -86,7 +86,7 @@ def test_the_plans_and_pictures_of_the_policies(capsys):
 
 @pytest.fixture
 def shell(monkeypatch, tmp_path, host_devices):
-    """IPython in this process: a kernel would import and compile everything anew."""
+    """An in-process IPython shell: a kernel would repeat all imports and compilations."""
     monkeypatch.setattr(fdg, "host_devices", lambda count: None)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     before = matplotlib.get_backend()
@@ -96,20 +96,20 @@ def shell(monkeypatch, tmp_path, host_devices):
     pylab.select_figure_formats(shell, {"png"})
     yield shell
     interactive.InteractiveShell.clear_instance()
-    vars(builtins).pop("__IPYTHON__", None)  # by which Jumanji would take this for a notebook
+    vars(builtins).pop("__IPYTHON__", None)  # Jumanji detects notebooks by this name
     plt.close("all")
     matplotlib.use(before)
 
 
-def run_notebook(shell, name, **instead):
-    """Runs the cells of a notebook in order: what they print, and the kinds of what they draw.
+def run_notebook(shell, name, **overrides):
+    """Runs the cells of a notebook in order; returns printed text and MIME types of displayed outputs.
 
-    Assignments in `instead` are made in place of the notebook's own of these names.
+    `overrides` replaces the notebook's assignments to these names.
     """
-    printed, drawn = [], set()
+    printed, mimes = [], set()
     for cell in nbformat.read(ROOT / "notebooks" / name, as_version=4).cells:
         source = cell.source
-        for assigned, value in instead.items():
+        for assigned, value in overrides.items():
             source = re.sub(rf"^{assigned} = .*$", f"{assigned} = {value}", source, flags=re.MULTILINE)
         if cell.cell_type != "code":
             continue
@@ -117,22 +117,22 @@ def run_notebook(shell, name, **instead):
             result = shell.run_cell(source)
             result.raise_error()
         printed.append(captured.stdout)
-        drawn |= {kind for output in captured.outputs for kind in output.data}
-        drawn |= set(shell.display_formatter.format(result.result)[0]) if result.result is not None else set()
-    return "\n".join(printed), drawn
+        mimes |= {kind for output in captured.outputs for kind in output.data}
+        mimes |= set(shell.display_formatter.format(result.result)[0]) if result.result is not None else set()
+    return "\n".join(printed), mimes
 
 
-def test_the_notebook_of_the_beginning_runs(shell):
-    """In fewer iterations; it says itself where numbers differ that should not."""
-    printed, drawn = run_notebook(shell, "quickstart.ipynb", ITERATIONS="3")
+def test_quickstart_notebook(shell):
+    """Runs with three iterations; the notebook itself compares the parameters of its runs."""
+    printed, mimes = run_notebook(shell, "quickstart.ipynb", ITERATIONS="3")
     assert printed.count("largest difference of any parameter") == 2
-    assert "image/svg+xml" in drawn
+    assert "image/svg+xml" in mimes
     assert plt.get_fignums()
 
 
 @pytest.mark.parametrize("name", ["cleanrl", "purejaxrl", "stable-baselines3", "trl"])
-def test_what_pages_for_users_of_other_libraries_call_ours_is_there(name, capsys):
-    """Flags in the columns of ours, and hyperparameters in their code."""
+def test_coming_from_pages_name_existing_flags_and_fields(name, capsys):
+    """Flags in fdg's table columns, and hyperparameters in code blocks."""
     text = (ROOT / "docs" / "coming-from" / f"{name}.md").read_text()
     code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     assert train_main(["--help"]) == 0

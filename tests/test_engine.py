@@ -1,4 +1,4 @@
-"""`Engine`: one executable, compiled once; donated state; programs that can be read."""
+"""`Engine`: seeds, state layout, donation, devices, programs, collectives, initialisation."""
 
 import re
 
@@ -21,7 +21,7 @@ def walker(devices):
     return engine
 
 
-def test_metrics_have_one_row_an_iteration(walker):
+def test_metrics_have_one_row_per_iteration(walker):
     state, metrics = walker.run(walker.init(0), 2)
     assert {name: (m.shape, m.dtype.name) for name, m in metrics.items()} == {
         "reward": ((2,), "float32"),
@@ -32,12 +32,12 @@ def test_metrics_have_one_row_an_iteration(walker):
 
 
 @pytest.mark.parametrize("seed", [jax.random.key(0), 1.5, None, 2**63])
-def test_a_seed_is_an_integer(seed, walker):
+def test_invalid_seed(seed, walker):
     with pytest.raises(FdgError, match=r"^init\(.*: give an integer below 2\*\*63, such as init\(0\)"):
         walker.init(seed)
 
 
-def test_the_state_is_laid_out_by_batch_axis(walker):
+def test_state_is_sharded_by_batch_axis(walker):
     state = walker.init(0)
     assert state.position.sharding.spec == jax.sharding.PartitionSpec("batch")
     assert state.weight.sharding.is_fully_replicated
@@ -46,7 +46,7 @@ def test_the_state_is_laid_out_by_batch_axis(walker):
     )
 
 
-def test_unless_told_otherwise_it_is_one_iteration(walker):
+def test_run_defaults_to_one_iteration(walker):
     state, metrics = walker.run(walker.init(0))
     also, pending = walker.start(walker.init(0))
     assert {name: len(m) for name, m in metrics.items()} == {"reward": 1, "bonus": 1, "alive": 1}
@@ -54,7 +54,7 @@ def test_unless_told_otherwise_it_is_one_iteration(walker):
     np.testing.assert_array_equal(also.position, state.position)
 
 
-def test_a_donated_state_is_refused(walker):
+def test_donated_state_is_refused(walker):
     state = walker.init(0)
     walker.run(state, 2)
     with pytest.raises(
@@ -63,7 +63,7 @@ def test_a_donated_state_is_refused(walker):
         walker.run(state, 2)
 
 
-def test_a_state_of_something_else_is_refused(walker):
+def test_foreign_state_is_refused(walker):
     state = walker.init(0)
     with pytest.raises(fdg.FdgError, match="not a state of Walker"):
         walker.run(tuple(state), 2)
@@ -72,14 +72,14 @@ def test_a_state_of_something_else_is_refused(walker):
 
 
 @pytest.mark.parametrize("iterations", [0, -1, 1.5])
-def test_iterations_are_counted_in_whole_numbers_above_zero(walker, iterations):
+def test_invalid_iterations(walker, iterations):
     for call in (lambda: walker.run(walker.init(0), iterations), lambda: walker.compile(iterations)):
         with pytest.raises(fdg.FdgError, match="at least 1"):
             call()
 
 
-def test_arrays_from_elsewhere_are_laid_out_first(walker):
-    """A restored checkpoint may come as NumPy arrays, or on one device."""
+def test_host_arrays_are_resharded(walker):
+    """A restored checkpoint may consist of NumPy arrays, or of arrays on one device."""
     expected, _ = walker.run(walker.init(1), 2)
     state = walker.init(1)
     host = state._replace(
@@ -89,14 +89,14 @@ def test_arrays_from_elsewhere_are_laid_out_first(walker):
     np.testing.assert_array_equal(np.asarray(expected.weight), np.asarray(actual.weight))
 
 
-def test_a_number_of_devices_takes_the_first_of_them(host_devices):
+def test_number_of_devices(host_devices):
     engine = fdg.compile(Walker(), policies.GPUOnly(), devices=2)
     assert list(engine.devices) == jax.devices()[:2]
     with pytest.raises(fdg.PlanError, match=r"devices=99: there are 8.*fdg.host_devices\(99\)"):
         fdg.compile(Walker(), policies.GPUOnly(), devices=99)
 
 
-def test_programs_can_be_read(walker):
+def test_program_attributes(walker):
     (program,) = walker.programs
     assert program.devices == walker.devices
     assert set(program.fragments) == {f.name for f in walker.plan.graph.fragments}
@@ -105,7 +105,7 @@ def test_programs_can_be_read(walker):
     assert cost["flops"] > 0 and cost["argument_bytes"] > 0
 
 
-# --- what the devices say to each other ---
+# --- collectives ---
 
 
 # ruff: noqa: E501
@@ -131,21 +131,21 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 """
 
 
-def test_reading_collectives_by_hand():
+def test_read_collectives():
     reduce, gather = read_collectives(HLO)
     assert (reduce.kind, reduce.bytes, reduce.calls) == ("all-reduce", 4 * 4 + 6 * 2, 5)
     assert reduce.fragments == ("learn", "grad")
     assert (gather.kind, gather.bytes, gather.calls, gather.fragments) == ("all-gather", 32, 1, ())
 
 
-def test_agents_never_talk(devices):
+def test_agents_need_no_collectives(devices):
     engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:4], num_seeds=4)
     assert engine.programs[0].collectives() == ()
     assert not re.search(r" all-reduce\(", engine.programs[0].hlo())
 
 
 class _CustomReduction:
-    """Its initial state holds a reduction of the batch by a user-defined function."""
+    """`init` reduces the batch by a user-defined function."""
 
     def init(self, key):
         x = jax.random.normal(key, (8,))
@@ -161,7 +161,7 @@ def _compounded(x):
 
 
 @pytest.mark.parametrize("agents", [None, 2, 4])
-def test_init_reduces_split_values_by_a_user_defined_function(agents):
+def test_init_with_custom_reduction(agents):
     engine = fdg.compile(_CustomReduction(), policies.GPUOnly(), devices=2, num_seeds=agents)
     state = engine.init(seed=0)
     expected = [_compounded(jax.random.normal(jax.random.key(i), (8,))) for i in range(agents or 1)]
@@ -169,7 +169,7 @@ def test_init_reduces_split_values_by_a_user_defined_function(agents):
 
 
 class _FromHost:
-    """Its initial state holds what the host returns, as a data set does."""
+    """`init` calls the host, as a data set does."""
 
     def init(self, key):
         data = jax.pure_callback(
@@ -183,7 +183,7 @@ class _FromHost:
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("agents", [None, 1, 2, 4])
-def test_init_of_any_number_of_agents_calls_the_host(agents, devices):
+def test_init_with_host_callback(agents, devices):
     engine = fdg.compile(_FromHost(), policies.GPUOnly(), devices=devices, num_seeds=agents)
     state, _ = engine.run(engine.init(seed=0), 3)
     expected = np.arange(8) if agents is None else np.tile(np.arange(8), (agents, 1))

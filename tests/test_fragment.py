@@ -1,4 +1,4 @@
-"""`fdg.fragment`: it declares and does not map, and every JAX transformation keeps it."""
+"""`fdg.fragment`: execution outside an engine, JAX transformations, batch axes, errors."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def scale(weight, x):
 
 
 def marks(function, *arguments):
-    """Roles and names of the fragment calls in a function's jaxpr, at any depth, with their borders' axes."""
+    """(role, name, batch axes) of all fragment calls in a function's jaxpr, nested ones included."""
     found = []
 
     def walk(jaxpr):
@@ -43,11 +43,11 @@ def jaxprs_of(eqn):
 X = jnp.arange(4.0)
 
 
-def test_outside_an_engine_it_simply_runs():
+def test_runs_outside_engine():
     np.testing.assert_allclose(scale(2.0, X), np.tanh(2.0 * np.arange(4.0)), rtol=1e-6)
 
 
-def test_under_jit_scan_and_nesting_it_stays_in_the_graph():
+def test_jit_scan_and_nesting():
     @fdg.fragment("learner", in_axes=(None, 0))
     def outer(weight, x):
         return jax.lax.scan(lambda c, _: (scale(weight, c), None), x, None, length=3)[0]
@@ -58,8 +58,8 @@ def test_under_jit_scan_and_nesting_it_stays_in_the_graph():
     ]
 
 
-def test_under_vmap_the_batch_axis_moves():
-    """vmap over a new leading axis: what was batch axis 0 is now axis 1."""
+def test_vmap_moves_batch_axis():
+    """vmap over a new leading axis moves batch axis 0 to 1."""
     mapped = jax.vmap(scale, in_axes=(None, 0))
     assert marks(mapped, 2.0, jnp.ones((5, 4))) == [("actor", "scale", [None, 1, 1])]
     behind = jax.vmap(scale, in_axes=(None, 1), out_axes=1)
@@ -67,7 +67,7 @@ def test_under_vmap_the_batch_axis_moves():
     np.testing.assert_allclose(mapped(2.0, jnp.ones((5, 4))), jnp.tanh(jnp.full((5, 4), 2.0)), rtol=1e-6)
 
 
-def test_under_grad_the_backward_pass_is_the_same_fragment():
+def test_backward_pass_is_same_fragment():
     def loss(weight, x):
         return jnp.sum(scale(weight, x))
 
@@ -75,10 +75,10 @@ def test_under_grad_the_backward_pass_is_the_same_fragment():
     names = {(role, name) for role, name, _ in marks(jax.grad(loss), 0.5, X)}
     assert names == {("actor", "scale")}
     backward = marks(jax.grad(loss), 0.5, X)[-1]
-    assert backward[2] == [0, None]  # the cotangent comes in split, the weight's gradient goes out shared
+    assert backward[2] == [0, None]  # the input cotangent is split, the weight's gradient is not
 
 
-def test_keys_integers_and_booleans_pass():
+def test_keys_integers_and_booleans():
     @fdg.fragment("environment")
     def mixed(keys, count, flag):
         return keys, count + 1, ~flag
@@ -89,7 +89,7 @@ def test_keys_integers_and_booleans_pass():
     assert out[1].dtype == jnp.int32 and out[2].dtype == jnp.bool_
 
 
-def test_a_method_leaves_its_object_out_of_in_axes():
+def test_in_axes_of_method_exclude_self():
     @dataclasses.dataclass(frozen=True)
     class Scaler:
         factor: float
@@ -102,7 +102,7 @@ def test_a_method_leaves_its_object_out_of_in_axes():
     assert Scaler(3.0).apply(X, 1.0).tolist() == [1.0, 4.0, 7.0, 10.0]
 
 
-def test_a_method_of_an_object_that_does_not_hash_says_so():
+def test_method_of_unhashable_object():
     @dataclasses.dataclass
     class Mutable:
         factor: float
@@ -124,7 +124,7 @@ def test_axes_are_pytree_prefixes():
     assert marks(prefixed, tree) == [("learner", "prefixed", [None, 1, 1, 1, 1, None])]
 
 
-def test_keyword_arguments_are_split_along_axis_0():
+def test_keyword_arguments_use_axis_0():
     @fdg.fragment("actor", in_axes=None)
     def keyword(weight, *, x):
         return weight * x
@@ -132,29 +132,29 @@ def test_keyword_arguments_are_split_along_axis_0():
     assert marks(lambda w, x: keyword(w, x=x), 2.0, X) == [("actor", "keyword", [None, 0, 0])]
 
 
-def refuse(in_axes, out_axes, arguments, *words, result=lambda *a: a[-1]):
+def assert_refused(in_axes, out_axes, arguments, *words, result=lambda *a: a[-1]):
     wrong = fdg.fragment("actor", in_axes, out_axes, name="wrong")(result)
     with refuses(*("'wrong' (actor)", *words), kind=fdg.GraphError):
         wrong(*arguments)
 
 
-def test_mistakes_name_fragment_values_and_fix():
-    refuse(1, 0, (X,), "in[0]", "batch axis 1", "shape (4,)", "use an axis below 1")
-    refuse((0, 0), 0, (X,), "names 2 arguments", "called with 1", "give one axis")
-    refuse((0, 0), 0, (X, jnp.ones(5)), "differ in size", "in[0]: 4", "in[1]: 5", "set in_axes")
-    refuse(0, 1, (X,), "out", "batch axis 1")
-    refuse("0", 0, (X,), "axis '0'", "use an integer")
-    refuse(({"a": 0},), 0, (X,), "not a pytree prefix", "give one axis")
-    refuse(0, 0, (X,), "differ in size", "out: 2", result=lambda x: x[:2])
+def test_invalid_axes():
+    assert_refused(1, 0, (X,), "in[0]", "batch axis 1", "shape (4,)", "use an axis below 1")
+    assert_refused((0, 0), 0, (X,), "names 2 arguments", "called with 1", "give one axis")
+    assert_refused((0, 0), 0, (X, jnp.ones(5)), "differ in size", "in[0]: 4", "in[1]: 5", "set in_axes")
+    assert_refused(0, 1, (X,), "out", "batch axis 1")
+    assert_refused("0", 0, (X,), "axis '0'", "use an integer")
+    assert_refused(({"a": 0},), 0, (X,), "not a pytree prefix", "give one axis")
+    assert_refused(0, 0, (X,), "differ in size", "out: 2", result=lambda x: x[:2])
 
 
 @pytest.mark.parametrize("word", ["actor:critic", "", "two\nlines", "\x1b[31mred"])
-def test_role_and_name_are_words(word):
+def test_invalid_role(word):
     with pytest.raises(fdg.GraphError, match="words without ':'"):
         fdg.fragment(word)(lambda x: x)
 
 
-@pytest.mark.parametrize("odd", ["3", 3, max, dict])
-def test_only_a_function_with_a_signature_is_marked(odd):
+@pytest.mark.parametrize("value", ["3", 3, max, dict])
+def test_non_functions_are_refused(value):
     with pytest.raises(fdg.GraphError, match="it has no signature: give a function"):
-        fdg.fragment("actor")(odd)
+        fdg.fragment("actor")(value)

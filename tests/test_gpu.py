@@ -1,4 +1,4 @@
-"""The measurements of a GPU, rehearsed on the CPU: nothing measured is lost, nothing is measured twice."""
+"""The GPU benchmark, run on the CPU: results are stored at once and never measured twice."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def part_of(*rows, calls=None):
-    """A part whose measurements take no time, and count how often they are made."""
+    """A part with instant measurements, which counts the calls of each row."""
     calls = {} if calls is None else calls
 
     def figures(row):
@@ -32,13 +32,13 @@ def part_of(*rows, calls=None):
     )
 
 
-def test_what_is_measured_is_kept_at_once_and_not_measured_again(tmp_path):
+def test_results_are_stored_and_reused(tmp_path):
     calls, path = {}, record_of(tmp_path, 1)
     part = part_of("a", "b", "c", calls=calls)
 
     def fails_at_b(one, limit):
         kept = json.loads(path.read_text())["measured"] if path.exists() else {}
-        assert len(kept) == sum(calls.values())  # all so far is on the disk
+        assert len(kept) == sum(calls.values())  # all earlier results are on disk
         if one.row == "b":
             raise FailedError("out of memory")
         return measure_here(one, limit)
@@ -52,8 +52,8 @@ def test_what_is_measured_is_kept_at_once_and_not_measured_again(tmp_path):
     assert "failed" not in "\n".join(markdown(part, 1, tmp_path))
 
 
-def test_what_there_is_no_time_for_is_left_out_and_said_to_be(tmp_path, monkeypatch):
-    clock = iter(range(0, 1000, 7))  # each look takes seven seconds: a from 7 to 21, b has two left
+def test_measurements_beyond_time_limit_are_skipped(tmp_path, monkeypatch):
+    clock = iter(range(0, 1000, 7))  # 7 s per call: a runs from 7 to 21, b has 2 s left
     monkeypatch.setattr(measuring.time, "monotonic", lambda: float(next(clock)))
     record = Record(record_of(tmp_path, 1))
     limits = []
@@ -66,7 +66,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said_to_be(tmp_path, monkeypa
     assert not Record(record_of(tmp_path, 1)).content["left out"]
 
 
-def test_a_rehearsal_and_measurements_are_not_mixed(tmp_path):
+def test_rehearsal_record_is_refused(tmp_path):
     path = record_of(tmp_path, 1)
     Record(path, tiny=True).keep("measured", "a", {})
     with pytest.raises(FdgError, match="a rehearsal, and this is measurements"):
@@ -77,14 +77,14 @@ def test_a_rehearsal_and_measurements_are_not_mixed(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 7])
-def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
+def test_full_sizes_parse(number, tmp_path):
     from fdg.commands.parse import parse
 
     for one in PARTS[number].measurements(Settings(tmp_path)):
         what, *_ = (*getattr(one.measure, "args", ()), None)
         if (
             getattr(one.measure, "func", None) is measure_training and "playground" not in one.row
-        ):  # which this environment lacks
+        ):  # not installed here
             assert parse(what, "test", "").num_iterations > 10, one.name
         elif isinstance(what, Pair):
             job = parse(what.our_flags, "test", "")
@@ -93,7 +93,7 @@ def test_full_sizes_are_read_by_the_command_line(number, tmp_path):
             assert what.build()[0].num_envs >= 128, one.name
 
 
-def test_the_wheels_are_the_tested_versions():
+def test_wheels_match_constraints():
     def pins(path):
         lines = (line.split("#")[0].strip() for line in (ROOT / path).read_text().splitlines())
         return dict(line.split("==") for line in lines if "==" in line)
@@ -103,9 +103,9 @@ def test_the_wheels_are_the_tested_versions():
 
 
 @pytest.mark.parametrize("number", PARTS)
-def test_the_page_has_a_place_for_every_part(number, tmp_path):
-    heading, _, said, *_ = markdown(PARTS[number], number, tmp_path)
+def test_gpu_page_has_every_part(number, tmp_path):
+    heading, _, status, *_ = markdown(PARTS[number], number, tmp_path)
     page = (ROOT / "docs" / "gpu.md").read_text()
-    assert said == NOT_MEASURED and heading in page
+    assert status == NOT_MEASURED and heading in page
     names = [one.name for one in PARTS[number].measurements(Settings(tmp_path))]
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""Files of others: regular ones only, and JSON within bounds."""
+"""Untrusted files: only regular files are opened, and JSON is bounded."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from fdg.errors import FdgError
 from fdg.reading import json_object, open_regular, read_bytes, read_json
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
+def test_only_regular_files_are_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
     os.mkdir("directory")
@@ -29,7 +29,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
         ):
             open_regular(name)
     (tmp_path / "file").write_bytes(b'{"a": 1}')
-    os.symlink("file", "link")  # as caches have them
+    os.symlink("file", "link")  # caches contain symbolic links
     assert read_json("link") == {"a": 1}
     with pytest.raises(FdgError, match="is larger than 0 MiB, the limit"):
         read_bytes("file", 7)
@@ -54,20 +54,20 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
         (b"", "is not JSON"),
     ],
 )
-def test_json_out_of_bounds_is_one_line(content, message):
+def test_json_out_of_bounds(content, message):
     with pytest.raises(FdgError, match=f"^some.json: .*{re.escape(message)}") as error:
         json_object(content, "some.json")
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
-def test_what_is_within_bounds_is_read():
+def test_json_within_bounds():
     deepest = b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}"
     assert json_object(b"\xef\xbb\xbf" + deepest, "x").keys() == {"a"}
     content = b'{"a": 9223372036854775807, "b": -1.5e308, "c": "\\ud83d\\ude00 1e999"}'
     assert json_object(content, "x") == {"a": 2**63 - 1, "b": -1.5e308, "c": "\U0001f600 1e999"}
 
 
-def test_numbers_of_any_size_are_floats_where_each_is_checked_later():
+def test_any_number_reads_large_numbers_as_floats():
     content = b'{"a": 1000000000000000019884624838656, "b": [-Infinity, 1e999], "c": 1' + b"0" * 5000 + b"}"
     found = json_object(content, "x", any_number=True)
     assert found == {"a": 1e30, "b": [-math.inf, math.inf], "c": math.inf} and type(found["a"]) is float

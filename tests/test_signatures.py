@@ -1,9 +1,9 @@
-"""The public interface stays what others rest on."""
+"""The public interface is the one in `signatures.json`."""
 
 import json
 
 from tests.signatures import FILE, signatures
 
 
-def test_what_is_public_takes_what_it_took():
+def test_public_signatures():
     assert signatures() == json.loads(FILE.read_text())

@@ -1,4 +1,4 @@
-"""The documentation site: the code of its pages runs and prints what they say; commands are commands."""
+"""The documentation site: code blocks print the shown output, commands parse, formulas and links work."""
 
 import re
 import shlex
@@ -16,21 +16,21 @@ DOCUMENTS = sorted(path for path in pages.DOCS.rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda path: path.stem)
-def test_the_code_of_a_page_runs_and_prints_what_it_says(page):
+def test_code_of_page(page):
     assert pages.differences(page, train=pages.trains(page)) == []
 
 
-def test_a_page_that_prints_something_else_is_found(tmp_path):
+def test_differing_output_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n```python\nprint(4)\n```\n")
     assert pages.differences(page, train=False) == ["page.md:2 prints\n2\n"]
 
 
-def test_the_commands_of_the_pages_are_commands():
-    """Those of `train` and `plan` that need no earlier run: every flag is one, and takes its value."""
+def test_commands_parse():
+    """All `train` and `plan` commands that need no earlier run or optional package."""
     documents = [
         path for path in DOCUMENTS if path.name not in ("results.md", "performance.md")
-    ]  # of the past
+    ]  # commands of past versions
     lines = {
         line.strip()
         for document in documents
@@ -41,17 +41,17 @@ def test_the_commands_of_the_pages_are_commands():
     for line in lines:
         command = re.match(r"\S*python -m (fdg\.train|fdg\.plan)\b", line)
         words = shlex.split(line[command.end() :], comments=True) if command else []
-        if command is None or _needs_more_than_the_words(words):
+        if command is None or _needs_other_files_or_packages(words):
             continue
         try:
             parse(words if "--devices" in words else [*words, "--devices", "1"], command[1], "")
-        except fdg.FdgError as error:  # of a directory that only stands for one
+        except fdg.FdgError as error:  # a placeholder for a directory
             assert "no such" in str(error), line
         seen += 1
     assert seen > 20
 
 
-def _needs_more_than_the_words(words: list[str]) -> bool:
+def _needs_other_files_or_packages(words: list[str]) -> bool:
     elsewhere = {
         "--resume",
         "--from",
@@ -72,8 +72,8 @@ def _needs_more_than_the_words(words: list[str]) -> bool:
     )
 
 
-def test_every_formula_can_be_drawn():
-    """No command is left as text in the MathML, which is how an unknown one shows."""
+def test_formulas_render():
+    """The MathML has no backslash: unknown commands would stay as text."""
     formulas = []
     for document in DOCUMENTS:
         text = re.sub(r"^```.*?^```|`[^`\n]*`", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -84,14 +84,14 @@ def test_every_formula_can_be_drawn():
         assert "\\" not in convert(formula), formula
 
 
-def test_links_out_of_the_folder_lead_to_pages_of_the_site():
+def test_links_out_of_docs():
     assert site_hooks._page_of("CONTRIBUTING.md") == "contributing.md"
     assert site_hooks._outside("decisions/001-x.md", "../../fdg/engine.py") == "fdg/engine.py"
     assert site_hooks._outside("how-to/policy.md", "../policies.md#staleness") is None
     assert site_hooks._outside("index.md", "https://arxiv.org/abs/2210.00882") is None
 
 
-def test_every_algorithm_is_described():
+def test_every_algorithm_is_documented():
     overview = (pages.DOCS / "algorithms.md").read_text()
     of_text = (pages.DOCS / "rlhf.md").read_text() if (pages.DOCS / "rlhf.md").exists() else ""
     for name in algos.names():
@@ -99,8 +99,8 @@ def test_every_algorithm_is_described():
 
 
 @pytest.mark.parametrize("page", sorted((pages.DOCS / "algorithms").glob("*.md")), ids=lambda path: path.stem)
-def test_the_page_of_an_algorithm_has_formulas_its_source_and_its_curve(page):
-    """The curve where there is a picture of one: `python -m bench.learning` makes them."""
+def test_algorithm_page_has_formulas_source_and_curve(page):
+    """The page shows the learning curve if its image exists (from `python -m bench.learning`)."""
     text = page.read_text()
     source = algos.get(page.stem).__module__.replace(".", "/")
     assert "$$" in text and f"{source}.py" in text
@@ -109,7 +109,7 @@ def test_the_page_of_an_algorithm_has_formulas_its_source_and_its_curve(page):
     assert curve or not list((pages.DOCS / "images" / "learning").glob(f"{page.stem}-*.png"))
 
 
-def test_the_skeletons_of_contributing_run():
+def test_contributing_skeletons():
     text = (pages.DOCS.parent / "CONTRIBUTING.md").read_text()
     names: dict = {}
     exec("from fdg.batch.rules.result import *; import envs; from envs import *", names)
@@ -125,6 +125,6 @@ def test_the_skeletons_of_contributing_run():
     assert {*names["RULES"]} == {"tile"}
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_version():
     text = (pages.DOCS.parent / "CITATION.cff").read_text()
     assert f"\nversion: {fdg.__version__}\n" in text

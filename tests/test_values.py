@@ -1,4 +1,4 @@
-"""Settings and plans are values: nobody can change them, so they can be compared, hashed and kept."""
+"""Settings and plans are frozen dataclasses; policies compare and hash by their fields."""
 
 import dataclasses
 import importlib
@@ -11,13 +11,13 @@ import algos
 import fdg
 import policies
 
-# Those that are filled, or rewritten, while something is worked out.
-WORKING = {"_Transfer", "Recorder", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
-WORKING |= {"Versioned", "_StartedProcess", "Program", "_Session", "_Search"}
+# Mutable by design: filled or rewritten during a computation.
+MUTABLE = {"_Transfer", "Recorder", "Scope", "Operation", "Loop", "Region", "Opened", "Block", "Rewritten"}
+MUTABLE |= {"Versioned", "_StartedProcess", "Program", "_Session", "_Search"}
 
 
 def classes(package):
-    """(name, class) of the dataclasses of a package."""
+    """Yields (name, class) of all dataclasses in a package."""
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for name, value in vars(module).items():
@@ -29,13 +29,13 @@ def classes(package):
 ALL = dict(item for package in (algos, policies, fdg) for item in classes(package))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name.split(".")[-1] not in WORKING])
-def test_it_cannot_be_changed(name):
+@pytest.mark.parametrize("name", [name for name in ALL if name.split(".")[-1] not in MUTABLE])
+def test_dataclass_is_frozen(name):
     assert ALL[name].__dataclass_params__.frozen
 
 
 @pytest.mark.parametrize("name", sorted(n for n in ALL if n.startswith("policies.")))
-def test_policies_compare_and_hash_by_their_fields(name):
+def test_policies_compare_and_hash_by_fields(name):
     fields = [f for f in dataclasses.fields(ALL[name]) if f.default is not dataclasses.MISSING]
     a, b = ALL[name](), ALL[name]()
     assert a == b and hash(a) == hash(b) and len(fields) == len(dataclasses.fields(ALL[name]))

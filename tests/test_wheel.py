@@ -1,4 +1,4 @@
-"""A built wheel trains outside the checkout, with nothing of the checkout in reach."""
+"""A built wheel trains outside the checkout, without access to it."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-# One process for all: what was imported from where, and a training.
+# One process prints where each package was imported from, and trains.
 _TRAINS = """
 import sys, fdg, policies, algos, envs, fdg.__main__
 print([module.__file__ for module in (fdg, policies, algos, envs)])
@@ -18,14 +18,14 @@ sys.exit(fdg.__main__.main(sys.argv[1:]))
 
 
 def _libraries():
-    """Folders of installed packages; a checkout that is found by a `.pth` file is none of them."""
+    """Folders of installed packages; a checkout added by a `.pth` file is excluded."""
     return [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_path("purelib")]
 
 
-def test_a_wheel_trains_by_itself(tmp_path):
-    """Unpacked; it finds this environment's libraries, but for fdg: without `site`, no `.pth` is read.
+def test_wheel_trains(tmp_path):
+    """Unpacks the wheel and uses this environment's libraries without fdg: `-S` skips `.pth` files.
 
-    `python -m tools.empty_environment` installs it and the libraries.
+    `python -m tools.empty_environment` tests a full installation.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"

@@ -1,4 +1,4 @@
-"""An algorithm of a user's own, small enough to compile at once, with a state of every kind of array."""
+"""Small user-defined algorithms that compile quickly; `Walk` has every kind of array in its state."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import fdg
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """Random walks of `num_envs` numbers; nothing is learned, and every array of the state changes."""
+    """`num_envs` random walks: no learning, and every array of the state changes."""
 
     num_envs: int = 8
     scale: float = dataclasses.field(default=0.1, metadata={"help": "of one step"})
@@ -24,7 +24,7 @@ class Walk:
 
     def __post_init__(self):
         if self.num_envs < 1:
-            raise ValueError(f"num_envs={self.num_envs} must be above zero")  # no FdgError: a user's own file
+            raise ValueError(f"num_envs={self.num_envs} must be above zero")  # user code: no FdgError
 
     def init(self, key):
         return {
@@ -46,7 +46,7 @@ class Walk:
             "flips": ~state["flips"],
             "nested": [(jnp.mean(walks).astype(jnp.bfloat16),), state["nested"][1]],
         }
-        # No episode ends in the odd iterations.
+        # Episodes end in even iterations only.
         return state, {
             "episode_return": jnp.where(count % 2 == 0, jnp.mean(walks), jnp.nan),
             "episodes": (count % 2 == 0).astype(jnp.float32),
@@ -63,7 +63,7 @@ class Walk:
 
 @dataclasses.dataclass(frozen=True)
 class Pupil:
-    """Acts, learns in updates of its own, and evaluates: a fragment of every role that a policy places."""
+    """Acts, learns with nested updates, and evaluates: one fragment of every role that a policy places."""
 
     num_envs: int = 8
     num_updates: int = 2
@@ -121,7 +121,7 @@ class Pupil:
 
 
 class Silent:
-    """No dataclass, no split batch, no metrics, no evaluation: the least that an algorithm may be."""
+    """A minimal algorithm: no dataclass, no batch axis, no metrics, no evaluation."""
 
     steps_per_iteration = 1
 
@@ -138,7 +138,7 @@ def _increment(x):
 
 @dataclasses.dataclass(frozen=True)
 class Continuous:
-    """Cannot act in discrete environments."""
+    """Refuses environments with discrete actions."""
 
     env: Any
     action_spaces: ClassVar[tuple[type, ...]] = (envs.Box,)
@@ -153,7 +153,7 @@ class Continuous:
 
 @dataclasses.dataclass(frozen=True)
 class Endless:
-    """Does not say how far an iteration gets; `rate` has no default."""
+    """Lacks `steps_per_iteration`; `rate` has no default."""
 
     rate: float
 

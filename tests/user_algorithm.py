@@ -1,8 +1,8 @@
-"""Algorithms and environments as a user would write them: plain objects in a file of their own.
+"""Algorithms and environments as users write them: plain objects.
 
-`Walker` has what a compiler could trip over: a role that no policy names, nested fragments, a fragment
-called with two shapes, a batch on another axis than 0, state that no fragment touches, and integers,
-booleans and keys in the state. `Gardener` has the control flow that a compiler could trip over.
+`Walker` has edge cases of data: a role that no policy names, nested fragments, a fragment called with two
+shapes, a batch on another axis than 0, state that no fragment uses, and integers, booleans and keys in the
+state. `Gardener` has edge cases of control flow.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def learn(weight, momentum, positions, scores):
 
 
 class Walker:
-    """No base class, no registration."""
+    """An algorithm without base class or registration."""
 
     def __init__(self, num_envs=B):
         self.num_envs = num_envs
@@ -108,14 +108,14 @@ class Walker:
         return State(weight, momentum, *last, key, state.label, state.iteration + 1), metrics
 
 
-# --- a second one: no loop is simple ---
+# --- Gardener: unusual loops ---
 
 SEASONS, DAYS, PLANTS = 2, 3, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Garden:
-    """Plants that grow with water; the environment's own interface, made up here."""
+    """Plants that grow with water, with an environment interface of this file."""
 
     rate: float = 0.2
 
@@ -126,7 +126,7 @@ class Garden:
     @fdg.fragment("environment")
     def grow(self, height, soil, water, keys):
         weather = jax.vmap(lambda key: jax.random.uniform(key, (PLANTS,)))(keys)
-        sensitivity = jnp.asarray(SENSITIVITY)  # captured from outside, in a fragment
+        sensitivity = jnp.asarray(SENSITIVITY)  # a constant captured in a fragment
         height = height + self.rate * (water[:, None] * sensitivity[None] + weather - height)
         return height, (soil + 1) % 3, jnp.sum(height, axis=1), height[:, 0] > 0.5
 
@@ -184,9 +184,9 @@ _priced.defvjp(lambda weight, height: (_priced(weight, height), None), lambda _,
 class Gardener:
     """Fragments of every role in nested, reversed and single-trip loops, in calls of all kinds.
 
-    Its iteration also has: keys stacked by a loop, two carries that start from one array, a carry that passes
-    through, constants captured in and between fragments, one array as two leaves of the state, a
-    leaf as metric, a number as result.
+    Its iteration also has: keys stacked by a loop, two carries initialised by one array, an unchanged carry,
+    constants captured in and between fragments, one array as two leaves of the state, a leaf as metric,
+    a Python number as result.
     """
 
     num_envs: int = 12
@@ -209,10 +209,10 @@ class Gardener:
         }
 
     def iterate(self, state):
-        prices = jnp.asarray(PRICES)  # captured, between fragments
+        prices = jnp.asarray(PRICES)  # a constant captured between fragments
 
         def day(carry, number):
-            height, soil, ripe, keys, harvest, weight = carry  # `weight` passes through
+            height, soil, ripe, keys, harvest, weight = carry  # `weight` is an unchanged carry
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
             water = pour(weight, height, soil)
             height, soil, harvest, ripe = self.garden.grow(height, soil, water, keys)
@@ -230,7 +230,7 @@ class Gardener:
             return surprise(expect(state["weight"], height), target), target
 
         @jax.jit
-        def appraise(weight, height):  # a call around fragments of several groups
+        def appraise(weight, height):  # a call of fragments on several groups
             return surprise(expect(weight, height * prices[None]), taste(height, height[:, 0]))
 
         garden = state["height"], state["soil"], state["ripe"], state["keys"]
@@ -238,7 +238,7 @@ class Gardener:
         (weight, garden, total, best), harvests = jax.lax.scan(
             season, (state["weight"], garden, nothing, nothing), jnp.arange(SEASONS)
         )
-        # One trip, of fragments on several groups; the keys of each trip are stacked.
+        # A loop of one trip, with fragments on several groups; its keys are stacked.
         last, (heights, keys) = jax.lax.scan(day, (*garden, nothing, weight), jnp.arange(1))
         rows = jnp.concatenate([heights, heights * 0.5 + best[None, :, None]])
         target, targets = jax.lax.scan(back, harvests[-1], rows, reverse=True)

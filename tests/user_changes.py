@@ -1,4 +1,4 @@
-"""What users change in an algorithm, by public names alone; docs/how-to/change.md shows the same."""
+"""Changes that users make to algorithms, with public names only; docs/how-to/change.md shows the same."""
 
 import dataclasses
 from collections import namedtuple
@@ -42,7 +42,7 @@ def with_forward_model(env):
     )
 
 
-# --- another advantage: one step ---
+# --- another advantage estimator: one-step TD ---
 
 
 class OneStep(algos.PPO):
@@ -51,7 +51,7 @@ class OneStep(algos.PPO):
         return target - value, target
 
 
-# --- another optimiser; a part of the parameters frozen ---
+# --- another optimiser: frozen critic ---
 
 
 def frozen_critic(step_size):
@@ -74,7 +74,7 @@ class Shared(nnx.Module):
         return self.policy(hidden), self.value(hidden)[:, 0]
 
 
-# --- a bonus of one's own, for any algorithm: with a memory, and without ---
+# --- a custom bonus for any algorithm: with and without state ---
 
 
 def counted(counts, step):
@@ -96,7 +96,7 @@ def curious(base):
     return Curious
 
 
-# --- a replay of one's own, for any algorithm: it keeps the signs of rewards ---
+# --- a custom replay buffer for any algorithm: it stores the signs of rewards ---
 
 
 def signs(spec):
@@ -108,7 +108,7 @@ def signs(spec):
     return kept._replace(add=add)
 
 
-# --- exploration of one's own, for any algorithm: an action is repeated now and then ---
+# --- custom exploration for any algorithm: sticky actions ---
 
 
 def repeated(last, policy, start, keys, progress):
@@ -120,7 +120,7 @@ def repeated(last, policy, start, keys, progress):
 sticky = algos.Explorer(init=jnp.zeros_like, apply=repeated)
 
 
-# --- a normaliser of one's own, for any algorithm: by the largest component so far ---
+# --- a custom normaliser for any algorithm: division by the largest component so far ---
 
 by_largest = algos.Normalizer(
     init=lambda space: jnp.ones(space.shape),
@@ -131,7 +131,7 @@ by_largest = algos.Normalizer(
 )
 
 
-# --- exploration of one's own: a cosine in place of a line ---
+# --- a custom epsilon schedule: cosine instead of linear ---
 
 
 class Cosine(Exploration):
@@ -144,7 +144,7 @@ class CosineDQN(algos.DQN):
     exploration = Cosine()
 
 
-# --- a histogram among the metrics ---
+# --- a histogram in the metrics ---
 
 
 class Histogram(algos.PPO):
@@ -154,7 +154,7 @@ class Histogram(algos.PPO):
         return loss, {**metrics, **{f"advantage_{i}": n.astype(float) for i, n in enumerate(counts)}}
 
 
-# --- a coefficient that adapts: PPO with a KL penalty ---
+# --- an adaptive coefficient: PPO with a KL penalty ---
 
 State = namedtuple("State", [*on_policy.State._fields, "penalty"])
 Acted = namedtuple("Acted", ["log_prob", "value", "policy", "penalty"])

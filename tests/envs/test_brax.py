@@ -14,9 +14,9 @@ import envs
 from envs import from_brax
 from envs.quiet import quietly
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-brax_envs = Later("brax.envs")
+brax_envs = LazyModule("brax.envs")
 
 LIMIT = 7  # steps per episode: truncates three times within a rollout
 

@@ -10,9 +10,9 @@ from envs import from_envpool, host
 from fdg.errors import FdgError, HostError, UnknownNameError
 from tests.envs.conformance import assert_conforms
 from tests.envs.test_gymnasium import NUM_ENVS, STEPS, random_rollout
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-envpool = Later("envpool")
+envpool = LazyModule("envpool")
 
 
 @pytest.fixture(autouse=True)

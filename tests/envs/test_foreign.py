@@ -12,11 +12,11 @@ from envs import host
 from fdg.errors import FdgError
 from tests.envs import thermostat
 from tests.envs.conformance import assert_conforms
-from tests.later import Later
+from tests.lazy_module import LazyModule
 from tests.refusing import refuses
 
 HERE, HOST = "tests.envs.foreign_envs", "tests.envs.thermostat"
-gymnax, theirs = Later("gymnax"), Later(HERE)
+gymnax, theirs = LazyModule("gymnax"), LazyModule(HERE)
 
 
 def repeat_action(env, action, steps=4):

@@ -11,9 +11,9 @@ import envs
 from envs import from_jaxmarl
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-jaxmarl, baselines = Later("jaxmarl"), Later("jaxmarl.wrappers.baselines")
+jaxmarl, baselines = LazyModule("jaxmarl"), LazyModule("jaxmarl.wrappers.baselines")
 
 LIMIT = 7  # steps per episode: truncates three times within a rollout
 SHORT = {"max_steps": LIMIT - 1}

@@ -11,9 +11,9 @@ from envs.contract import random_actions
 from envs.quiet import relaxed_checks
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms
-from tests.later import Later
+from tests.lazy_module import LazyModule
 
-jaxmarl = Later("jaxmarl")
+jaxmarl = LazyModule("jaxmarl")
 
 
 def test_names_match_jaxmarl():

@@ -1,1 +1,1 @@
-"""Hostile files: what another's file may make a command do, which is nothing but to refuse it or to work."""
+"""Hostile files: commands must refuse them or work as usual, without side effects."""

@@ -1,8 +1,8 @@
-"""`python -m tests.hostile --count 2000 --seed 0`: hostile run directories through every command.
+"""`python -m tests.hostile --count 2000 --seed 0`: passes hostile run directories to every command.
 
-Each directory goes through some of the commands, in a process of many, under the audit hook of `driver`; each
-50th also through one in a process of its own. Results are lines of OUT/results.jsonl, where a run that was
-stopped continues. Exit status 1 if a file did what no option allows.
+Each directory goes through some of the commands in one worker process, under the audit hook of `driver`; each
+50th also through a command in a new process. OUT/results.jsonl has one line per directory, and an interrupted
+run resumes from it. Exit status 1 if a command did anything that no option allows.
 """
 
 import argparse
@@ -18,20 +18,20 @@ from typing import Any
 
 from tests.hostile import driver
 
-HANG = 400.0  # seconds after which a process that does not answer is killed
+HANG = 400.0  # seconds until a process that hangs is killed
 
 
 def main() -> int:
-    """Starts processes that try directories, and another wherever one was lost; prints a table."""
+    """Starts a worker process that tries directories, restarts it after a crash, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--first", type=int, default=0, help="number of the first directory")
     parser.add_argument(
-        "--processes", type=int, default=50, help="each so many-th has a process of its own too"
+        "--processes", type=int, default=50, help="also try each N-th directory in a new process"
     )
-    parser.add_argument("--each", type=int, default=2, help="commands that each goes through, drawn")
-    parser.add_argument("--only", default="", help="commands, with commas (default: all)")
+    parser.add_argument("--each", type=int, default=2, help="random commands per directory")
+    parser.add_argument("--only", default="", help="comma-separated commands (default: all)")
     parser.add_argument("--out", type=Path, default=Path("hostile-out"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
-    """What is done with a hostile run directory, by name; it may write to `out` and the directory alone."""
+    """Calls on a hostile run directory, by command; they may write only to `out` and the directory."""
     import fdg
     from fdg.commands import cli, using
 
@@ -87,7 +87,7 @@ def commands(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-WORDS = {
+COMMAND_LINES = {
     "load": ["-c", "import fdg, sys; fdg.load(sys.argv[1])", "DIR"],
     "evaluate": ["-m", "fdg.evaluate", "DIR", "--out", "OUT/e.jsonl"],
     "export": ["-m", "fdg.export", "DIR", "--out", "OUT/x.jax"],
@@ -108,12 +108,12 @@ COMPILING = (
     "train --config",
     "train --from",
     "train --resume",
-)  # drawn less often
+)  # slow, so drawn less often
 
 
 def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) -> dict[str, Any]:
-    """A command in a process of its own, in a folder with the modules that hostile files name."""
-    words = [word.replace("DIR", str(path)).replace("OUT", str(out)) for word in WORDS[command]]
+    """Runs a command in a new process, in a folder with the modules that hostile files name."""
+    words = [word.replace("DIR", str(path)).replace("OUT", str(out)) for word in COMMAND_LINES[command]]
     root = str(Path(__file__).parents[2])
     faults: list[str] = []
     try:
@@ -141,7 +141,7 @@ def in_process(command: str, path: Path, out: Path, mark: Path, folder: Path) ->
 
 
 def work(given: argparse.Namespace, out: Path) -> int:
-    """Tries directories one after the other; a line for each in `results.jsonl`."""
+    """Tries directories one by one, and writes a line per directory to `results.jsonl`."""
     import faulthandler
     import importlib.util
 
@@ -151,13 +151,13 @@ def work(given: argparse.Namespace, out: Path) -> int:
     from tests.hostile import directories
 
     fdg.host_devices(2)
-    jax.devices()  # starts the backends: from here on no file changes their number
+    jax.devices()  # starts the backends: no file can change the number of devices
     for package in (
         "matplotlib.pyplot",
         "orbax.checkpoint",
         "gymnasium",
         "optuna",
-    ):  # not half-way, by a limit
+    ):  # a time limit must not interrupt these imports
         importlib.util.find_spec(package.partition(".")[0]) and importlib.import_module(package)
     runs = directories.train_all(out / "runs")
     for number in range(given.first, given.first + given.count):
@@ -174,7 +174,7 @@ def work(given: argparse.Namespace, out: Path) -> int:
             faulthandler.dump_traceback_later(HANG, exit=True)
             kept = shutil.copytree(path, folder / "kept")
             tries: dict[str, Any] = {}
-            names = [name for name in given.only.split(",") if name] or list(WORDS)
+            names = [name for name in given.only.split(",") if name] or list(COMMAND_LINES)
             draw = random.Random(number)
             often = [name for name in names for _ in range(1 if name in COMPILING else 3)]
             while len(tries) < min(given.each, len(names)):
@@ -196,7 +196,7 @@ def work(given: argparse.Namespace, out: Path) -> int:
                     shutil.rmtree(path)
                     shutil.copytree(kept, path)
             if given.processes and number % given.processes == 0:
-                command = random.Random(number).choice(list(WORDS))
+                command = random.Random(number).choice(list(COMMAND_LINES))
                 tries["process"] = in_process(command, path, write, mark, here)
             faulthandler.cancel_dump_traceback_later()
             with (out / "results.jsonl").open("a") as file:
@@ -213,16 +213,16 @@ def work(given: argparse.Namespace, out: Path) -> int:
 
 
 def _next(results: Path, first: int) -> int:
-    """The number to try next."""
+    """The number of the next directory."""
     lines = results.read_text().splitlines() if results.exists() else []
     return max([first, *(json.loads(line)["number"] + 1 for line in lines)])
 
 
 def _settings(out: Path) -> dict[str, str]:
-    """Where programs and fonts are kept, so that writing there is no fault; and how to compile quickly."""
+    """Environment variables: cache folders, where writes are allowed, and settings for fast compilation."""
     names = {"JAX_COMPILATION_CACHE_DIR": "xla", "XDG_CACHE_HOME": "cache", "MPLCONFIGDIR": "mpl"}
     caches = {name: os.environ.get(name) or str(out / folder) for name, folder in names.items()}
-    quick = "--xla_backend_optimization_level=0"  # programs run for milliseconds, and compile for seconds
+    quick = "--xla_backend_optimization_level=0"  # programs run for milliseconds but compile for seconds
     return {
         **caches,
         "MPLBACKEND": "agg",

@@ -1,4 +1,4 @@
-"""Hostile run directories: real ones, changed at random places by what an attacker or a disk would write."""
+"""Hostile run directories: real ones with random changes, as by an attacker or a faulty disk."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from tests.hostile import driver
 from tests.hostile.payloads import EVIL, FIELDS, payload, value
 
 SMALL = "--devices 1 --eval-episodes 0 --num-envs 4 --hidden 4 --total-steps"
-# Real runs that hostile ones are made of, by name.
+# Commands of the real runs that hostile directories start from.
 RUNS = {
     "ppo": f"--algo ppo --num-steps 4 --num-minibatches 2 --num-epochs 1 {SMALL} 32",
     "memory": f"--algo ppo --memory gru --num-steps 4 --num-minibatches 2 --num-epochs 1 {SMALL} 32",
@@ -26,11 +26,11 @@ RUNS = {
     " --num-prompts 2 --group-size 2 --num-minibatches 1 --devices 1 --eval-episodes 2 --total-steps 8",
     "search": f"--algo a2c --optuna 2 --search num_steps=2,4 {SMALL} 32",
 }
-QUICK = ("ppo", "sweep")  # those that the suite makes
+QUICK = ("ppo", "sweep")  # the runs that the test suite trains
 
 
 def train_all(folder: Path, names: Sequence[str] = tuple(RUNS)) -> dict[str, Path]:
-    """Trains the real runs below a folder."""
+    """Trains the real runs in subfolders of `folder`."""
     made = {}
     for name in names:
         made[name] = folder / name
@@ -43,7 +43,7 @@ def train_all(folder: Path, names: Sequence[str] = tuple(RUNS)) -> dict[str, Pat
 
 
 def plant(folder: Path, mark: Path) -> None:
-    """Puts the modules into a folder that hostile files name; an import or call of one makes `mark`."""
+    """Writes the modules that hostile files name; an import or call of one creates the file `mark`."""
     (folder / "evilpkg").mkdir()
     for file in ("evilmod.py", "evilpkg/__init__.py", "evilpkg/sub.py", "evil.py"):
         (folder / file).write_text(EVIL.format(mark=mark))
@@ -52,17 +52,17 @@ def plant(folder: Path, mark: Path) -> None:
 def hostile(
     runs: dict[str, Path], folder: Path, number: int, seed: int, mark: Path
 ) -> tuple[Path, list[str]]:
-    """Makes a hostile run directory.
+    """Creates a hostile run directory.
 
     Args:
-      runs: real ones.
-      folder: where it is made, as `run`.
-      number: which; the same number of the same seed is the same directory.
-      seed: of all of them.
+      runs: real run directories.
+      folder: parent of the new directory `run`.
+      number: with `seed`, determines the directory.
+      seed: of all directories.
       mark: a file that payloads would write.
 
     Returns:
-      The directory, and what was changed in it.
+      The directory, and descriptions of its changes.
     """
     draw = random.Random(f"{seed}-{number}")
     name = draw.choice(list(runs))
@@ -94,7 +94,7 @@ def _config(path: Path, draw: random.Random, mark: Path) -> str:
         return "config.json: left"
     new = value(draw, mark)
     kind = draw.random()
-    if kind < 0.4:  # what names something
+    if kind < 0.4:  # fields with names
         names = [("algo",), ("env",), ("policy",), ("hyperparameters", draw.choice(FIELDS))]
         place = draw.choice(names)
     elif kind < 0.65:
@@ -169,7 +169,7 @@ def _summary(path: Path, draw: random.Random, mark: Path) -> str:
 
 
 def _checkpoint(path: Path, draw: random.Random, mark: Path) -> str:
-    """Something in a checkpoint, sealed again, as its author can."""
+    """Changes a checkpoint and updates its checksums, as an attacker can."""
     folders = [one for one in (path / "checkpoints").glob("*") if one.name.isdecimal()]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     if not files:
@@ -211,8 +211,8 @@ def _seal(folder: Path) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != "manifest.json"
     }
-    said = json.dumps({"iteration": int(folder.name), "files": files}, indent=1) + "\n"
-    (folder / "manifest.json").write_text(said)
+    manifest = json.dumps({"iteration": int(folder.name), "files": files}, indent=1) + "\n"
+    (folder / "manifest.json").write_text(manifest)
 
 
 def _journal(path: Path, draw: random.Random, mark: Path) -> str:

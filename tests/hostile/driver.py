@@ -1,11 +1,11 @@
-"""Runs a call under an audit hook and limits, and lists what it did that no option allows.
+"""Runs a call under an audit hook and limits, and lists actions that no option allows.
 
     found = attempt(lambda: fdg.load(path), writable=[out])
     assert not found.faults, found
 
-A fault is: an import of a module of `FOREIGN`, or of a file outside of this repository and what is installed;
-a process, a socket, a library or code from such a file; a write, a removal or a renaming outside of
-`writable`; an exception that is no `FdgError`; more time or memory than allowed.
+A fault is: an import of a module in `FOREIGN`, or of a file outside this repository and the installed
+packages; a process, a socket, a library or code from such a file; a write, removal or renaming outside
+`writable`; an exception other than `FdgError`; more time or memory than allowed.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from typing import Any
 
 from fdg.errors import FdgError, FdgWarning
 
-SECONDS = 60.0  # that a call may take
-MEMORY = 1 << 30  # bytes that a call may add to the size of its files
-FOREIGN = ("evilmod", "evilpkg", "evil")  # modules that hostile files name; they lie in the current folder
+SECONDS = 60.0  # time limit of a call
+MEMORY = 1 << 30  # memory limit in bytes, in addition to the size of the files
+FOREIGN = ("evilmod", "evilpkg", "evil")  # modules in the current folder that hostile files name
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _INSTALLED = tuple(
@@ -42,13 +42,13 @@ _INSTALLED = tuple(
         _REPOSITORY,
     }
 )
-# What may be started: `git describe`, the workers of Gymnasium, and `uname` by `platform.processor`.
+# Allowed processes: `git describe`, Gymnasium's workers, and `uname` (from `platform.processor`).
 _OURS = ("git", "gymnasium_worker.py", "uname")
-# What libraries of known environments do whenever they are imported: glfw (of MuJoCo) asks a library for its
-# version in a process, and urllib3 (of Jumanji) binds a socket to see whether the system has IPv6.
+# Actions of environment libraries on import: glfw (of MuJoCo) queries a library's version in a process, and
+# urllib3 (of Jumanji) binds a socket to test for IPv6.
 _ON_IMPORT = {"subprocess.Popen": "glfw/library.py", "socket.bind": "urllib3/util/connection.py"}
-_MADE_ON_IMPORT = ("/tmp/envpool-jumanji-matplotlib",)  # by EnvPool
-_SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # where libraries of the system are
+_MADE_ON_IMPORT = ("/tmp/envpool-jumanji-matplotlib",)  # by EnvPool's import
+_SYSTEM = ("/usr/lib", "/lib", "/etc/ld")  # folders of system libraries
 _PROCESSES = (
     "subprocess.Popen",
     "os.system",
@@ -62,7 +62,7 @@ _SOCKETS = (
     *("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"),
     *("urllib.Request", "http.client.connect", "ftplib.connect", "smtplib.connect", "webbrowser.open"),
 )
-# Of each event, which of its arguments are paths that are written to.
+# Per event, the indices of arguments that are paths written to.
 _WRITES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown"), (0,)),
     **dict.fromkeys(("os.utime", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), (0,)),
@@ -72,21 +72,21 @@ _WRITES = {
     ),
     **dict.fromkeys(("shutil.rmtree", "shutil.chown", "tempfile.mkdtemp", "tempfile.mkstemp"), (0,)),
 }
-# Those whose last arguments are descriptors of the folders that paths are relative to.
+# Events whose last arguments are descriptors of the folders that paths are relative to.
 _RELATIVE = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @dataclasses.dataclass
 class Found:
-    """What a call did.
+    """The observed behaviour of a call.
 
     Attributes:
-      faults: what no option allows, one line each.
-      status: what a command returned; None for an error, or another call.
-      said: the last line of the error, or of standard error.
-      seconds: how long it took.
-      grown: bytes that it added at its peak.
+      faults: actions that no option allows, one line each.
+      status: the call's return value, or exit status; None after an error.
+      said: the error message, or the last line of standard error.
+      seconds: the time taken.
+      grown: bytes of memory added, at the peak.
     """
 
     faults: list[str] = dataclasses.field(default_factory=list)
@@ -97,7 +97,7 @@ class Found:
 
 
 class TookTooLong(BaseException):
-    """No `Exception`, so that what is tried does not catch it."""
+    """Not an `Exception`, so that the call does not catch it."""
 
 
 @dataclasses.dataclass
@@ -117,13 +117,13 @@ def attempt(
     seconds: float = SECONDS,
     memory: int = MEMORY,
 ) -> Found:
-    """Runs a call and says what it did.
+    """Runs a call and reports its behaviour.
 
     Args:
-      call: of a command's `main`, or anything; what it prints is kept.
-      writable: folders and files that it may write to, beside the cache of programs and `/dev/null`.
-      seconds: that it may take.
-      memory: bytes that it may add.
+      call: a command's `main`, or any function; its output is captured.
+      writable: folders and files that it may write to, in addition to the caches and `/dev/null`.
+      seconds: time limit.
+      memory: limit of added memory, in bytes.
     """
     global _watch
     _hook()
@@ -178,7 +178,7 @@ def attempt(
 
 
 def report(rows: Sequence[dict[str, Any]]) -> int:
-    """Prints a table of what was tried, and everything that went wrong; the exit status."""
+    """Prints a table of all tries and a list of all faults; returns the exit status."""
     tried: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         for name, found in row["tries"].items():
@@ -203,13 +203,13 @@ def report(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of each value within a value of JSON, the keys that lead to it."""
+    """The paths (tuples of keys) of all values nested in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, item in inner for place in ((*at, key), *places(item, (*at, key)))]
 
 
 def files_size(*paths: str | Path) -> int:
-    """Bytes of all files in folders."""
+    """Total size in bytes of all files in folders."""
     return sum(one.stat().st_size for path in paths for one in Path(path).rglob("*") if one.is_file())
 
 
@@ -263,13 +263,13 @@ def _fault(event: str, arguments: tuple[Any, ...], watch: _Watch) -> str | None:
     if event == "open":
         path, mode, flags = arguments
         nameless = isinstance(flags, int) and flags & os.O_TMPFILE == os.O_TMPFILE
-        if nameless or (isinstance(path, str) and os.path.isdir(path)):  # as `tempfile.TemporaryFile` opens
+        if nameless or (isinstance(path, str) and os.path.isdir(path)):  # as in `tempfile.TemporaryFile`
             return None
         writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
         return _written(event, path, watch) if writes else None
     for i in _WRITES.get(event, ()):
         path = arguments[i] if i < len(arguments) else None
-        if event in _RELATIVE and isinstance(path, str | bytes):  # to a folder that is open
+        if event in _RELATIVE and isinstance(path, str | bytes):  # relative to an open folder
             at = arguments[-2 + i] if len(_WRITES[event]) == 2 else arguments[-1]
             folder = os.readlink(f"/proc/self/fd/{at}") if isinstance(at, int) and at >= 0 else os.getcwd()
             path = os.path.join(folder, os.fsdecode(path))
@@ -284,7 +284,7 @@ def _is_ours(event: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def _written(event: str, path: Any, watch: _Watch) -> str | None:
-    if not isinstance(path, str | bytes | os.PathLike):  # a descriptor, which was opened before
+    if not isinstance(path, str | bytes | os.PathLike):  # a descriptor that was opened before
         return None
     real = os.path.realpath(os.fsdecode(path))
     return (
@@ -306,7 +306,7 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Interrupts the main thread after so many seconds in which it waits, or works: not those of others."""
+    """Interrupts the main thread after `seconds`, unless it waits for a core that other processes use."""
 
     begun, worked = time.monotonic(), time.process_time()
 
@@ -314,7 +314,7 @@ def _limited(seconds: float) -> Iterator[None]:
         share = (time.process_time() - worked) / (time.monotonic() - begun)
         if time.process_time() - worked > seconds or share < 0.02:
             raise TookTooLong
-        signal.setitimer(signal.ITIMER_REAL, seconds / 2)  # other processes have the cores
+        signal.setitimer(signal.ITIMER_REAL, seconds / 2)  # other processes use the cores
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -329,7 +329,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _resident(reset: bool = False) -> int:
-    """Bytes of this process in memory; `reset` lets its peak begin again."""
+    """Resident memory of this process in bytes; `reset` also resets its peak."""
     if reset:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -349,5 +349,5 @@ def _status(name: str) -> int:
 
 
 def scratch(prefix: str = "fdg-hostile-") -> Path:
-    """A new folder, whose path has no link in it."""
+    """A new temporary folder, with a path without symbolic links."""
     return Path(tempfile.mkdtemp(prefix=prefix)).resolve()

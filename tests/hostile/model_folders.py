@@ -1,9 +1,9 @@
 """`python -m tests.hostile.model_folders --folders 600 --packages 400`: malformed checkpoints and packages.
 
-Tiny valid ones (five kinds of decoders, four of tokenizers, safetensors in one file or several, GGUF;
-exported policies), changed at random places, through every function that reads them, under the audit hook and
-limits of `driver`: 10 seconds each, 1 GB above twenty times the file's size. Exit status 1 if anything but an
-`FdgError` came of it. A line for each in OUT/models.jsonl; a run that is stopped continues where it was.
+Changes tiny valid ones (five kinds of decoders, four of tokenizers, safetensors in one file or several, GGUF;
+exported policies) at random places, and passes them to every reader under the audit hook and limits of
+`driver`: 10 seconds each, 1 GB plus twenty times the file's size. Exit status 1 if a reader raises anything
+but FdgError. OUT/models.jsonl has one line per case, and an interrupted run resumes from it.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
 from tests.hostile.valid_models import FAMILIES, TOKENIZERS, valid_folder, valid_gguf, valid_package
 
-with contextlib.suppress(ImportError):  # before the audit hook looks
+with contextlib.suppress(ImportError):  # before the audit hook is active
     importlib.import_module("gguf.quants")
 
 SECONDS = 10.0
-# -- what is done to them
+# -- changes
 
 _DEEP = object()
 _VALUES: list[Any] = [
@@ -59,7 +59,7 @@ def _dumped(value: Any) -> str:
 
 
 def changed_json(draw: random.Random, content: bytes) -> tuple[bytes, str]:
-    """JSON with another value somewhere, or without one, or with one twice, or no longer JSON."""
+    """JSON with a value replaced, removed or repeated, or content that is no longer JSON."""
     found = json.loads(content)
     places = sorted(driver.places(found), key=len)
     near = [place for place in places if len(place) < 3] or [()]
@@ -99,7 +99,7 @@ def _flipped(
 
 
 def changed_bytes(draw: random.Random, content: bytes, header: int) -> tuple[bytes, str]:
-    """A binary file that is cut, longer, or has other bytes, mostly in its header."""
+    """A binary file that is truncated, extended, or has changed bytes, mostly in its header."""
     how = draw.choice(["cut", "longer", "flip", "flip", "number", "number"])
     match how:
         case "cut":
@@ -114,7 +114,7 @@ def changed_bytes(draw: random.Random, content: bytes, header: int) -> tuple[byt
 
 
 def changed_safetensors(draw: random.Random, content: bytes) -> tuple[bytes, str]:
-    """A file whose header contradicts itself, whose numbers are not finite, or whose bytes are others."""
+    """A file with an inconsistent header, numbers that are not finite, or changed bytes."""
     length = int.from_bytes(content[:8], "little")
     how = draw.choice(["bytes", "header", "json", "nan"])
     if how == "bytes":
@@ -125,12 +125,12 @@ def changed_safetensors(draw: random.Random, content: bytes) -> tuple[bytes, str
         return content[:at] + value + content[at + 4 :], how
     header = json.loads(content[8 : 8 + length])
     if how == "json":
-        new, said = changed_json(draw, content[8 : 8 + length])
+        new, note = changed_json(draw, content[8 : 8 + length])
     else:
         names = [name for name in header if name != "__metadata__"]
         entry, other = header[draw.choice(names)], header[draw.choice(names)]
         field = draw.choice(["dtype", "shape", "data_offsets", "data_offsets", "twice"])
-        said = field
+        note = field
         match field:
             case "dtype":
                 entry[field] = draw.choice(["F16", "I64", "F8_E4M3", "F99", "", 3])
@@ -141,11 +141,11 @@ def changed_safetensors(draw: random.Random, content: bytes) -> tuple[bytes, str
             case "twice":
                 header["again"] = dict(entry)
         new = json.dumps(header).encode()
-    return struct.pack("<Q", len(new)) + new + content[8 + length :], f"{how} {said}"
+    return struct.pack("<Q", len(new)) + new + content[8 + length :], f"{how} {note}"
 
 
 def misplace(draw: random.Random, path: Path) -> str:
-    """Puts something that is no regular file, or a link, in the place of a file."""
+    """Replaces a file by a link, an empty file, or something that is not a regular file, or removes it."""
     kind = draw.choice(["fifo", "directory", "device", "dangling", "loop", "socket", "empty", "link", "gone"])
     kept = path.with_name("elsewhere")
     path.rename(kept)
@@ -163,7 +163,7 @@ def misplace(draw: random.Random, path: Path) -> str:
         case "socket":
             with socket.socket(socket.AF_UNIX) as one:
                 here = os.getcwd()
-                os.chdir(path.parent)  # a socket's path is short
+                os.chdir(path.parent)  # a socket's path must be short
                 one.bind(path.name)
                 os.chdir(here)
         case "empty":
@@ -204,7 +204,7 @@ TOKENIZER_PARTS: list[tuple[str, Callable[[], Any]]] = [
 
 
 def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
-    """A folder with one to three things wrong; what they are."""
+    """Creates a folder with one to three faults; returns their descriptions."""
     family, kind = draw.choice(list(FAMILIES)), draw.choice(TOKENIZERS)
     sharded, dtype = draw.random() < 0.4, draw.choice(["float32", "bfloat16", "float16"])
     valid_folder(folder, family, kind, sharded, dtype, adapters=True)
@@ -215,38 +215,38 @@ def hostile_folder(draw: random.Random, folder: Path) -> list[str]:
         if draw.random() < 0.15:
             done.append(f"{path.name}: {misplace(draw, path)}")
             continue
-        content, said = path.read_bytes(), ""
+        content, note = path.read_bytes(), ""
         if not content:
             continue
         if path.suffix == ".gguf":
-            content, said = changed_bytes(draw, content, 1500)
+            content, note = changed_bytes(draw, content, 1500)
         elif path.suffix == ".safetensors":
-            with contextlib.suppress(ValueError, LookupError):  # what an earlier change has left
-                content, said = changed_safetensors(draw, content)
+            with contextlib.suppress(ValueError, LookupError):  # invalid after an earlier change
+                content, note = changed_safetensors(draw, content)
         elif path.suffix == ".json":
             try:
                 found = json.loads(content)
                 assert isinstance(found, dict)
-            except (ValueError, RecursionError, AssertionError):  # by an earlier change
+            except (ValueError, RecursionError, AssertionError):  # invalid after an earlier change
                 continue
             special = draw.random() < 0.4
             if special and path.name == "tokenizer_config.json":
-                found["chat_template"] = said = draw.choice(TEMPLATES)
+                found["chat_template"] = note = draw.choice(TEMPLATES)
             elif special and path.name == "tokenizer.json":
-                said, made = draw.choice(TOKENIZER_PARTS)
-                found[said] = made()
+                note, made = draw.choice(TOKENIZER_PARTS)
+                found[note] = made()
             elif special and path.name == "config.json":
-                said = draw.choice(["num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads"])
-                found[said] = draw.choice([10**9, 2**31 - 1, 0, -1, 10**12])
+                note = draw.choice(["num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads"])
+                found[note] = draw.choice([10**9, 2**31 - 1, 0, -1, 10**12])
             elif special and path.name.endswith("index.json") and "weight_map" in found:
-                said = draw.choice(["../../x", "/etc/passwd", "config.json", "model.gguf", "", "..", "a\0b"])
-                found["weight_map"][draw.choice(list(found["weight_map"]))] = said
-            if said:
+                note = draw.choice(["../../x", "/etc/passwd", "config.json", "model.gguf", "", "..", "a\0b"])
+                found["weight_map"][draw.choice(list(found["weight_map"]))] = note
+            if note:
                 content = json.dumps(found).encode()
             else:
-                content, said = changed_json(draw, content)
+                content, note = changed_json(draw, content)
         path.write_bytes(content)
-        done.append(f"{path.name}: {said}"[:200])
+        done.append(f"{path.name}: {note}"[:200])
     return done
 
 
@@ -259,7 +259,7 @@ def _packed(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> byte
 
 
 def hostile_package(draw: random.Random, path: Path) -> list[str]:
-    """An exported policy with something wrong; what it is."""
+    """Creates an exported policy with a fault; returns its description."""
     kind = draw.choice(["ppo", "memory"])
     content = valid_package(kind)
     with zipfile.ZipFile(io.BytesIO(content)) as package:
@@ -267,43 +267,43 @@ def hostile_package(draw: random.Random, path: Path) -> list[str]:
     how = draw.choice(
         ["bytes", "bytes", "facts", "facts", "facts", "member", "memory", "zip", "zip", "file", "call"]
     )
-    said = ""
+    note = ""
     match how:
         case "bytes":
-            content, said = changed_bytes(draw, content, len(content))
+            content, note = changed_bytes(draw, content, len(content))
         case "facts":
-            members["policy.json"], said = changed_json(draw, members["policy.json"])
+            members["policy.json"], note = changed_json(draw, members["policy.json"])
             content = _packed(members)
         case "member":
-            said = draw.choice(list(members))
-            members[said] = changed_bytes(draw, members[said], len(members[said]))[0]
+            note = draw.choice(list(members))
+            members[note] = changed_bytes(draw, members[note], len(members[note]))[0]
             content = _packed(members)
         case "memory":
-            said = draw.choice(["shape", "pickle", "many", "empty", "huge"])
+            note = draw.choice(["shape", "pickle", "many", "empty", "huge"])
             file = io.BytesIO()
             arrays: Any = {
                 "shape": [np.zeros((3, 4))], "pickle": [np.array([{}], object)], "many": [np.zeros(1)] * 500,
                 "empty": [np.zeros((0, 4), np.float32)], "huge": [np.zeros(1)],
-            }[said]  # fmt: skip
+            }[note]  # fmt: skip
             np.savez(file, *arrays)
             members["memory.npz"] = (
                 file.getvalue().replace(b"(1,)", b"(9" + b"9" * 12 + b",)")
-                if said == "huge"
+                if note == "huge"
                 else file.getvalue()
             )
             content = _packed(members)
         case "zip":
-            said = draw.choice(
+            note = draw.choice(
                 ["bomb", "lying bomb", "encrypted", "lzma", "more", "less", "twice", "long name"]
             )
-            content = _odd_zip(draw, members, said)
+            content = _odd_zip(draw, members, note)
         case "call":
-            members["policy.jax"] = _calling()
+            members["policy.jax"] = _program_with_custom_call()
             content = _packed(members)
     path.write_bytes(content)
     if how == "file":
-        said = misplace(draw, path)
-    return [f"{kind} {how}: {said}"[:200]]
+        note = misplace(draw, path)
+    return [f"{kind} {how}: {note}"[:200]]
 
 
 def _odd_zip(draw: random.Random, members: dict[str, bytes], how: str) -> bytes:
@@ -330,15 +330,15 @@ def _odd_zip(draw: random.Random, members: dict[str, bytes], how: str) -> bytes:
     while at >= 0 and how in ("encrypted", "lying bomb"):
         if how == "encrypted":
             changed[at + 8] |= 1
-        else:  # says that it inflates to 1000 bytes
+        else:  # claims to inflate to 1000 bytes
             changed[at + 24 : at + 28] = struct.pack("<I", 1000)
         at = content.find(b"PK\x01\x02", at + 1)
     return bytes(changed)
 
 
 @functools.cache
-def _calling() -> bytes:
-    """A program that calls something of the process by its name."""
+def _program_with_custom_call() -> bytes:
+    """A program that calls a function of the process by name."""
     name = "xla_ffi_python_cpu_callback"
     shape = jax.ShapeDtypeStruct((4,), np.float32)
     checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
@@ -347,11 +347,11 @@ def _calling() -> bytes:
     )
 
 
-# -- what reads them
+# -- readers
 
 
 def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
-    """Each function that reads a folder."""
+    """All functions that read a folder, by name."""
 
     def words() -> None:
         tokenizer = HuggingFaceTokenizer(str(folder))
@@ -370,30 +370,30 @@ def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-def planned(folder: Path) -> int:
-    """The command line, which reads all of it."""
+def plan(folder: Path) -> int:
+    """Runs `fdg plan`, which reads the complete folder."""
     words = f"--algo grpo --env text:addition --max-response 4 --devices 1 --model {folder}"
     return plan_main(words.split())
 
 
-def acted(path: Path) -> None:
-    """Loads a package, and acts where it can be loaded."""
+def load_and_act(path: Path) -> None:
+    """Loads a package and, if that succeeds, acts with it."""
     policy = fdg.load_exported(path)
     shape = policy.facts["observation"]["shape"][1:]
     policy(np.zeros((2, *shape), policy.facts["observation"]["dtype"]))
 
 
-def attempt(kind: str, number: int, seed: int, whole: bool = False) -> dict[str, Any]:
-    """One malformed folder or package, through all that reads it."""
+def attempt(kind: str, number: int, seed: int, with_plan: bool = False) -> dict[str, Any]:
+    """Passes one malformed folder or package to all its readers."""
     draw = random.Random(f"{seed} {kind} {number}")
     scratch = driver.scratch()
     try:
         at, out = scratch / "model", scratch / "out"
         out.mkdir()
         changes = hostile_folder(draw, at) if kind == "folders" else hostile_package(draw, at)
-        calls = {"load_exported": lambda: acted(at)} if kind == "packages" else readers(at, out)
-        if whole and kind == "folders":
-            calls["plan"] = lambda: planned(at)
+        calls = {"load_exported": lambda: load_and_act(at)} if kind == "packages" else readers(at, out)
+        if with_plan and kind == "folders":
+            calls["plan"] = lambda: plan(at)
         size = sum(
             one.stat().st_size for one in [at, *at.rglob("*")] if one.is_file() and not one.is_symlink()
         )
@@ -414,14 +414,12 @@ def _warm(out: Path) -> Path:
 
 
 def main() -> int:
-    """Tries all in a process that is started again where one was lost; prints a table."""
+    """Tries all cases in a worker process, restarts it after a crash, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folders", type=int, default=600)
     parser.add_argument("--packages", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--plans", type=int, default=20, help="each so many-th folder goes through `fdg.plan` too"
-    )
+    parser.add_argument("--plans", type=int, default=20, help="also pass each N-th folder to `fdg.plan`")
     parser.add_argument("--out", type=Path, default=Path("hostile-out"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -458,7 +456,7 @@ def main() -> int:
 
 
 def environment_of(out: Path) -> dict[str, str]:
-    """Where programs are kept, so that writing there is no fault."""
+    """Environment variables: the compilation cache, where writes are allowed, and Rust's backtraces."""
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(out.resolve() / "xla")
     return {"JAX_COMPILATION_CACHE_DIR": cache, "RUST_BACKTRACE": "0"}
 

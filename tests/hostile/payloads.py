@@ -1,4 +1,4 @@
-"""What hostile files say: names of what must not run, in many spellings, and values of wrong kinds."""
+"""Contents of hostile files: names of code that must not run, in many spellings, and invalid values."""
 
 import json
 import random
@@ -87,7 +87,7 @@ _VALUES: tuple[Any, ...] = (
     *({"evilmod:thing": 1}, [0] * 1000, {"__class__": "evilmod:Algo"}, {"py/object": "evilmod.Algo"}),
     *({"$ref": "MARK"}, {"entry_point": "evilmod:thing"}, [10**9]),
 )
-# Fields that a file may not have now, and that some code may look at.
+# Fields that some code may read, even if the file lacks them.
 FIELDS = tuple(
     """
     network actor_network critic_network memory model reward_model decoder env env_workers algo policy
@@ -102,7 +102,7 @@ FIELDS = tuple(
 
 
 def payload(draw: random.Random, mark: Path) -> str:
-    """A string that should name nothing, or something that must not run."""
+    """A string that names nothing, or code that must not run."""
     name = draw.choice(_NAMES)
     made = draw.choice(
         (
@@ -141,7 +141,7 @@ def value(draw: random.Random, mark: Path) -> Any:
     return json.loads(json.dumps(draw.choice(_VALUES)).replace("MARK", str(mark)))
 
 
-# Chat templates that loop, grow, reach out or are none.
+# Chat templates that loop, grow, access Python internals or files, or are invalid.
 _DOUBLED = "{% for i in range(50) %}{% set ns.x = _ %}{% endfor %}{{ ns.x }}"
 TEMPLATES = (
     "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,

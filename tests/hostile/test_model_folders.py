@@ -1,4 +1,4 @@
-"""A few malformed checkpoints and packages; more of them: `python -m tests.hostile.model_folders`."""
+"""A few malformed checkpoints and packages; `python -m tests.hostile.model_folders` tries more."""
 
 import json
 import random
@@ -17,12 +17,12 @@ from tests.hostile import driver, model_folders, valid_models
     ("kind", "number"),
     [*(("folders", i) for i in range(1000, 1007)), *(("packages", i) for i in range(1000, 1004))],
 )
-def test_whatever_is_wrong_is_one_line(kind, number):
+def test_malformed_input_is_refused_in_one_line(kind, number):
     row = model_folders.attempt(kind, number, seed=1)
     assert not [found["faults"] for found in row["tries"].values() if found["faults"]], row
 
 
-def test_each_try_can_fail(monkeypatch):
+def test_driver_finds_faults(monkeypatch):
     def careless(folder):
         raise KeyError("num_hidden_layers")
 
@@ -34,7 +34,7 @@ def test_each_try_can_fail(monkeypatch):
 
 
 HUGE = ("1000000000000000019884624838656", "Infinity", "-1" + "0" * 400, "1e999", "NaN")
-# What Transformers 4 and 5 write where there is no limit, no value, or code of the model's own.
+# What Transformers 4 and 5 write for no limit, no value, or custom model code.
 UNUSED = {
     "tokenizer_config.json": (
         '"model_max_length": HUGE, "extra_special_tokens": ["<s>"], "use_default_system_prompt": null',
@@ -52,7 +52,7 @@ USED = (
 
 
 def _with(folder, name, more):
-    """Adds to a JSON object of a folder, before its own keys, of which one of the same name goes."""
+    """Adds keys in front of a folder's JSON object; existing keys of the same name are removed."""
     file = folder / name
     own = json.loads(file.read_text()) if file.exists() else {}
     own = {key: value for key, value in own.items() if f'"{key}":' not in more}
@@ -66,7 +66,7 @@ def _read(folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_numbers_that_are_not_used_may_have_any_size(seed, tmp_path):
+def test_unused_numbers_may_have_any_size(seed, tmp_path):
     draw = random.Random(seed)
     family, kind = draw.choice(list(valid_models.FAMILIES)), draw.choice(valid_models.TOKENIZERS)
     valid_models.valid_folder(tmp_path / "valid", family, kind, sharded=False, dtype="float32")

@@ -1,4 +1,4 @@
-"""Tiny valid checkpoints, tokenizers and exported policies, of which `model_folders` makes malformed ones."""
+"""Tiny valid checkpoints, tokenizers and exported policies, which `model_folders` corrupts."""
 
 import dataclasses
 import functools
@@ -67,7 +67,7 @@ def _tokenizer(kind: str) -> tokenizers.Tokenizer:
 def valid_folder(
     folder: Path, family: str, kind: str, sharded: bool, dtype: str, adapters: bool = False
 ) -> None:
-    """A checkpoint as Hugging Face's library writes it; perhaps with adapters as PEFT writes them."""
+    """Writes a checkpoint as Hugging Face's library does, optionally with adapters as PEFT does."""
     weights.save(folder, *_parameters(family), shard_bytes=4000 if sharded else 1 << 30, dtype=dtype)
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"] = {
@@ -98,7 +98,7 @@ def _save_adapters(folder: Path, family: str) -> None:
 
 
 def valid_gguf(path: Path, family: str) -> None:
-    """A file as llama.cpp writes it, with a byte-level tokenizer of three tokens."""
+    """Writes a file as llama.cpp does, with a byte-level tokenizer of three tokens."""
     c = _parameters(family)[0].config
     arch = {"biased": "llama", "mistral": "llama"}.get(family, family)
 
@@ -142,7 +142,7 @@ def valid_gguf(path: Path, family: str) -> None:
 
 @functools.cache
 def valid_package(kind: str) -> bytes:
-    """What `run.export` writes."""
+    """The bytes of a file that `run.export` writes."""
     made = {"ppo": small(), "memory": small("recurrent_ppo", memory_size=4)}[kind]
     folder = driver.scratch()
     try:

@@ -1,4 +1,4 @@
-"""Algorithms with a mistake each; `Counter` has none."""
+"""Algorithms with one mistake each; `Counter` is valid."""
 
 import dataclasses
 import random
@@ -12,7 +12,7 @@ import fdg
 
 
 class Counter:
-    """Nothing marked, no base class."""
+    """A valid algorithm without fragments or base class."""
 
     steps_per_iteration = 1
 
@@ -25,22 +25,22 @@ class Counter:
 
 
 def counter(**methods):
-    """`Counter` with other methods."""
+    """`Counter` with replaced methods."""
     return type("Counter", (Counter,), methods)
 
 
-def holding(**more):
-    """`Counter` whose first state has more."""
+def with_state(**more):
+    """`Counter` with more values in its initial state."""
     return counter(init=lambda self, key: {**Counter().init(key), **more})
 
 
-def giving(iterate):
-    """`Counter` whose iteration gives something else."""
+def with_iterate(iterate):
+    """`Counter` with another `iterate(state)`."""
     return counter(iterate=lambda self, state: iterate(state))
 
 
 class ForChoices(Counter):
-    """Asks the actions of whatever environment it gets for their number."""
+    """Reads `action_space.n` of any environment."""
 
     def __init__(self, env):
         self.env = env
@@ -49,7 +49,7 @@ class ForChoices(Counter):
         return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}
 
 
-class AsksForAnotherName(Counter):
+class ReadsMissingField(Counter):
     def iterate(self, state):
         return super().iterate({"count": state["step"]})
 
@@ -59,7 +59,7 @@ class AddsUnlikeShapes(Counter):
         return {**state, "xs": state["xs"] + jnp.zeros(3)}, {}
 
 
-class AsksIf(Counter):
+class BranchesOnTracer(Counter):
     def iterate(self, state):
         if state["count"] > 3:
             state = {**state, "count": jnp.int32(0)}
@@ -78,7 +78,7 @@ class TakesAFloat(Counter):
         return state, {"loss": float(state["xs"].mean())}
 
 
-class AsksNumPy(Counter):
+class CallsNumPy(Counter):
     def iterate(self, state):
         return state, {"loss": np.sort(state["xs"])[0]}
 
@@ -98,7 +98,7 @@ class RangesOverATracer(Counter):
         return state, {"loss": sum(range(state["count"]))}
 
 
-class CountsOnItself(Counter):
+class CountsInSelf(Counter):
     def __init__(self):
         self.n = 0
 
@@ -107,7 +107,7 @@ class CountsOnItself(Counter):
         return super().iterate(state)
 
 
-class KeepsATracer(Counter):
+class StoresATracer(Counter):
     def iterate(self, state):
         self.last = state["count"]
         return super().iterate(state)
@@ -155,7 +155,7 @@ class DrawsFromAConstant(Draws):
 
 
 class DrawsByCount(Draws):
-    """Without a mistake: the key is folded with a number that changes."""
+    """Valid: the key is folded with a number that changes."""
 
     def iterate(self, state):
         key = jax.random.fold_in(state["key"], state["count"])
@@ -190,7 +190,7 @@ class DrawsWithPython(Counter):
 
 @dataclasses.dataclass(frozen=True)
 class WithFragment:
-    """Its fragment is a method, so it has to hash."""
+    """Its fragment is a method, so the object must be hashable."""
 
     widths: Any = (1, 2)
     role: str = "actor"
@@ -206,13 +206,13 @@ class WithFragment:
         return xs + len(self.widths)
 
 
-class Thawed(WithFragment):
+class Unhashable(WithFragment):
     def __eq__(self, other):
         return self is other
 
 
 class OfRole:
-    """One fragment, of any role."""
+    """One fragment with a given role."""
 
     def __init__(self, role):
         self.role = role

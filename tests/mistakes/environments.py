@@ -1,4 +1,4 @@
-"""Environments with a mistake each; `Corridor` has none."""
+"""Environments with one mistake each; `Corridor` and `Batch` are valid."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -32,17 +32,17 @@ class TakesTheActionAlone(Corridor):
         return 0.0
 
 
-class GivesFour(Corridor):
+class StepReturnsFour(Corridor):
     def step(self, key, state, action):
         return super().step(key, state, action)[:4]
 
 
-class GivesSix(Corridor):
+class StepReturnsSix(Corridor):
     def step(self, key, state, action):
         return *super().step(key, state, action), 0.5
 
 
-class GivesADict(Corridor):
+class StepReturnsDict(Corridor):
     def step(self, key, state, action):
         return dict(enumerate(super().step(key, state, action)))
 
@@ -53,17 +53,17 @@ class NoReward(Corridor):
         return state, observation, None, *flags
 
 
-class ObservesAlone(Corridor):
+class ResetGivesOne(Corridor):
     def reset(self, key):
         return super().reset(key)[1]
 
 
-class ObservationAndInfo(Corridor):
+class ResetReturnsInfo(Corridor):
     def reset(self, key):
         return super().reset(key)[1], {}
 
 
-class Nameless:
+class WithoutName:
     observation_space = Corridor.observation_space
     action_space = Corridor.action_space
     max_episode_steps = None
@@ -75,7 +75,7 @@ class Nameless:
         return Corridor().step(key, state, action)
 
 
-class Motionless:
+class WithoutStep:
     name, max_episode_steps = "motionless", None
     observation_space, action_space = Corridor.observation_space, Corridor.action_space
 
@@ -84,7 +84,7 @@ class Motionless:
 
 
 class Counts(Corridor):
-    """Counts its steps outside of its state, and starts again where an episode does."""
+    """Counts its steps in an attribute, which `reset` sets to zero."""
 
     t = 0
 
@@ -102,7 +102,7 @@ class Counts(Corridor):
 
 @dataclasses.dataclass(frozen=True)
 class Holds(Counts):
-    """Changes what it holds in place."""
+    """Mutates its field in place."""
 
     held: Any = dataclasses.field(default_factory=lambda: [0], compare=False)
 
@@ -129,7 +129,7 @@ class KeepsTheState(Counts):
 
 
 class Noisy(Corridor):
-    """Its noise is the same at every step."""
+    """Adds the same noise at every step."""
 
     def step(self, key, state, action):
         noise = jax.random.normal(jax.random.key(0))
@@ -138,7 +138,7 @@ class Noisy(Corridor):
 
 @dataclasses.dataclass(frozen=True)
 class Wider(envs.Wrapper):
-    """Shows more than its space says."""
+    """Returns observations wider than its space."""
 
     def begin(self, observation):
         return (), jnp.concatenate([observation, observation], axis=-1)
@@ -154,12 +154,12 @@ class WiderLater(Wider):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShowsAlone(envs.Wrapper):
+class BeginReturnsObservation(envs.Wrapper):
     def begin(self, observation):
         return observation
 
 
-class SpaceOfAnotherPackage(Corridor):
+class ForeignSpace(Corridor):
     @dataclasses.dataclass(frozen=True)
     class Discrete:
         n: int
@@ -171,7 +171,7 @@ class SpaceAsANumber(Corridor):
     action_space = 2
 
 
-class LimitOfHalfAStep(Corridor):
+class HalfStepLimit(Corridor):
     max_episode_steps = 2.5
 
 
@@ -181,12 +181,12 @@ class NumberedName(Corridor):
 
 @dataclasses.dataclass(frozen=True)
 class HoldsAList(Corridor):
-    """Does not hash."""
+    """Unhashable."""
 
     lengths: Any = dataclasses.field(default_factory=lambda: [3])
 
 
-class AsksTheState(Corridor):
+class BranchesOnState(Corridor):
     def step(self, key, state, action):
         if state > 3:
             return super().reset(key)
@@ -194,13 +194,13 @@ class AsksTheState(Corridor):
 
 
 def parameters(slippery: bool = False, size: int = 3, scale: "float" = 1.0, loud=False, layout=3):
-    """Takes options of several kinds, one that its annotation does not tell."""
+    """Takes options of several types; `layout` has no annotation, and its default is not its only type."""
     return Corridor()
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batched environment by hand."""
+    """A valid batched environment, written without `envs.vectorize`."""
 
     name: ClassVar[Any] = "batch"
     observation_space: ClassVar[Any] = Corridor.observation_space
@@ -214,30 +214,30 @@ class Batch:
         return envs.vectorize(Corridor()).step(keys, state, action)
 
 
-class BatchOfPairs(Batch):
+class StepReturnsPair(Batch):
     def step(self, keys, state, action):
         state, step = super().step(keys, state, action)
         return state, (step.observation, step.reward, step.done)
 
 
-class StepAlone(Batch):
+class StepReturnsNoState(Batch):
     def step(self, keys, state, action):
         return super().step(keys, state, action)[1]
 
 
-class RewardsOfWholeNumbers(Batch):
+class IntegerRewards(Batch):
     def step(self, keys, state, action):
         state, step = super().step(keys, state, action)
         return state, step._replace(reward=step.reward.astype("int32"))
 
 
-class OneFlagForAll(Batch):
+class ScalarFlag(Batch):
     def step(self, keys, state, action):
         state, step = super().step(keys, state, action)
         return state, step._replace(terminated=jnp.any(step.terminated))
 
 
-class ForgetsTheBatch(Batch):
+class ObservationWithoutBatch(Batch):
     def reset(self, keys):
         state, observation = super().reset(keys)
         return state, observation[0]

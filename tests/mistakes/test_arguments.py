@@ -1,7 +1,7 @@
-"""Every public function, given something wrong for each of its arguments: one line that says which one.
+"""Every public function names an invalid argument in a one-line error.
 
-`fdg.__all__` and the signatures say what there is to try; what is right for an argument stands here by its
-name, apart from the annotations that the functions themselves go by.
+The functions come from `fdg.__all__`, their arguments from signatures. `VALID` says by argument name which
+values are valid, independently of the annotations that the functions check.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from fdg.training import evaluation, exporting, fit, playing, run, sweeping
 from tests import tiny
 from tests.stream import test_engine
 
-ODD = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
-ODD += [len, int, np.zeros(2), 10**30, "x" * 3000]
+VALUES = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
+VALUES += [len, int, np.zeros(2), 10**30, "x" * 3000]
 INTEGERS = "total_steps seed num_seeds eval_every eval_episodes checkpoint_every exploit_every trials rounds"
 INTEGERS += " n count model agent episodes fps max_steps iterations limit_mb"
 SWITCHES = "resume tensorboard progress live_plot halving trust exact whole_along_batch apart optional greedy"
 TEXTS = "out start_from wandb mlflow path directory role name format a b run"
-RIGHT = {
+VALID = {
     **dict.fromkeys(INTEGERS.split(), lambda v: type(v) is int and abs(v) < 10**18),
     **dict.fromkeys(SWITCHES.split(), lambda v: type(v) is bool),
     **dict.fromkeys(TEXTS.split(), lambda v: isinstance(v, str) and "\0" not in v),
@@ -37,7 +37,7 @@ RIGHT = {
     **dict.fromkeys(("stop_at", "stop_after"), lambda v: (type(v) is int and v < 10**18) or v == 1.5),
     "devices": lambda v: (type(v) is int and v == 3) or v in ([], (1,), {}),
     "function": callable,
-    "in_axes": lambda v: True,  # of a call
+    "in_axes": lambda v: True,  # checked at the call
     "out_axes": lambda v: True,
     "parameters": lambda v: v in (None, [], {}),
     "policy": lambda v: False,
@@ -59,28 +59,28 @@ RIGHT = {
 }
 
 
-def right(name, value, default):
+def is_valid(name, value, default):
     if isinstance(value, np.ndarray):
         return name.endswith("_axes")
-    return (value is None and default is None) or RIGHT[name](value)
+    return (value is None and default is None) or VALID[name](value)
 
 
-class Reached(Exception):
-    """All arguments were taken."""
+class Accepted(Exception):
+    """All arguments passed the checks."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_done():
-    def reached(*_, **__):
-        raise Reached
+def _stop_after_checks():
+    def accept(*_, **__):
+        raise Accepted
 
     with (
-        mock.patch.object(fit, "carry_out", reached),
-        mock.patch.object(sweeping, "carry_out_search", reached),
-        mock.patch.object(evaluation, "evaluate", reached),
-        mock.patch.object(playing, "play", reached),
-        mock.patch.object(exporting, "export", reached),
-        mock.patch.object(run, "Acting", reached),
+        mock.patch.object(fit, "carry_out", accept),
+        mock.patch.object(sweeping, "carry_out_search", accept),
+        mock.patch.object(evaluation, "evaluate", accept),
+        mock.patch.object(playing, "play", accept),
+        mock.patch.object(exporting, "export", accept),
+        mock.patch.object(run, "Acting", accept),
     ):
         yield
 
@@ -88,7 +88,7 @@ def _nothing_is_done():
 WALK = tiny.Walk()
 GRAPH = fdg.trace(WALK)
 PPO = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=2, hidden=(4,), total_steps=160)
-# What else a call takes, for each name of `fdg.__all__`; None for what users do not call.
+# Valid arguments of each name in `fdg.__all__`; None for names that users do not call.
 CALLS = {
     "trace": {},
     "place": {"algorithm": GRAPH, "policy": policies.GPUOnly(), "devices": 1},
@@ -115,26 +115,26 @@ CALLS = {
     ),
     **dict.fromkeys(["FdgError", "FdgWarning", "GraphError", "PlanError", "RunError", "UnknownNameError"]),
 }
-OF_RUN = ("actor", "acting", "evaluate", "play", "export")
-OF_ENGINE = ("init", "run", "start")
+RUN_METHODS = ("actor", "acting", "evaluate", "play", "export")
+ENGINE_METHODS = ("init", "run", "start")
 
 
-def what_is_wrong(function, given, name, value, may_be_taken):
-    """None where a wrong argument got the line that it deserves."""
+def fault(function, given, name, value, may_be_valid):
+    """What is wrong with the error for this value of argument `name`, or None."""
     try:
         function(**{**given, name: value})
-    except (FdgError, Reached) as error:
+    except (FdgError, Accepted) as error:
         text = str(error)
-        if isinstance(error, Reached):
-            return None if may_be_taken else "it is taken"
+        if isinstance(error, Accepted):
+            return None if may_be_valid else "it is accepted"
         if "\n" in text or len(text) > 1100:
-            return f"no line: {text:.200}"
+            return f"not one short line: {text:.200}"
         shown = type(value).__name__ if not isinstance(value, type) else value.__name__
         named = any(word in text for word in (name, function.__name__, shown, repr(value)[:20], "'a'"))
-        return None if named or may_be_taken else f"it is not named: {text}"
+        return None if named or may_be_valid else f"it is not named: {text}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return None if may_be_taken else "it is taken"
+    return None if may_be_valid else "it is accepted"
 
 
 def faults(function, given):
@@ -142,37 +142,37 @@ def faults(function, given):
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        for value in ODD:
-            taken = right(parameter.name, value, parameter.default)
-            wrong = what_is_wrong(function, given, parameter.name, value, taken)
+        for value in VALUES:
+            valid = is_valid(parameter.name, value, parameter.default)
+            wrong = fault(function, given, parameter.name, value, valid)
             if wrong:
                 found[f"{function.__name__}({parameter.name}={value!s:.20})"] = wrong
     return found
 
 
-def test_every_public_name_is_tried():
+def test_calls_cover_all_public_names():
     assert set(CALLS) == set(fdg.__all__)
 
 
 @pytest.mark.parametrize("name", [name for name, given in CALLS.items() if given is not None])
-def test_a_wrong_argument_is_named(name, tmp_path, monkeypatch, devices):
+def test_invalid_argument(name, tmp_path, monkeypatch, devices):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fdg.running.program_cache.jax.config.update", lambda *_: None)
     assert faults(getattr(fdg, name), CALLS[name]) == {}
 
 
-@pytest.mark.parametrize("method", OF_RUN)
-def test_a_wrong_argument_of_a_run_is_named(method):
+@pytest.mark.parametrize("method", RUN_METHODS)
+def test_invalid_argument_of_run_method(method):
     assert faults(getattr(fdg.Run(PPO, None, 0), method), {}) == {}
 
 
-def test_a_wrong_argument_of_an_engine_is_named(devices):
+def test_invalid_argument_of_engine_method(devices):
     engine = fdg.compile(WALK, policies.GPUOnly(), devices[:1])
     with (
-        mock.patch.object(engine, "_make_leaves", side_effect=Reached),
+        mock.patch.object(engine, "_make_leaves", side_effect=Accepted),
         mock.patch.object(engine._execution, "compile"),
     ):
-        for method in OF_ENGINE:
+        for method in ENGINE_METHODS:
             assert faults(getattr(engine, method), {} if method == "init" else {"state": None}) == {}
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_argument_of_an_engine_is_named(devices):
     + [pytest.param(name, marks=pytest.mark.whole) for name in policies.names() if name[:3] != "sin"]
     + [pytest.param("single_learner_fine", marks=pytest.mark.whole)],
 )
-def test_a_wrong_field_of_a_policy_is_named(name):
+def test_invalid_policy_field(name):
     kind = policies.Auto if name == "Auto" else policies.get(name)
     graph = fdg.trace(tiny.Pupil())
 
@@ -192,27 +192,27 @@ def test_a_wrong_field_of_a_policy_is_named(name):
     place.__name__ = kind.__name__
     found = {}
     for field in dataclasses.fields(kind):
-        for value in ODD:
-            wrong = what_is_wrong(place, {}, field.name, value, True)
+        for value in VALUES:
+            wrong = fault(place, {}, field.name, value, True)
             if wrong:
                 found[f"{field.name}={value!s:.20}"] = wrong
     assert found == {}
 
 
 @pytest.mark.parametrize("number", [np.int64(3), np.array(3)])
-def test_numbers_of_numpy_are_numbers(number):
-    with pytest.raises(Reached):
+def test_numpy_integers_are_accepted(number):
+    with pytest.raises(Accepted):
         fdg.fit(WALK, total_steps=64, seed=number)
     with pytest.raises(FdgError, match=r"fit\(total_steps=64\.0\): give an integer or None: write 64$"):
         fdg.fit(WALK, total_steps=64.0)
 
 
-def test_what_is_said_of_flags_is_said_of_arguments():
+def test_invalid_value_has_same_error_as_flag():
     with pytest.raises(FdgError, match=r"^num_seeds=0: it must be at least 1$"):
         fdg.fit(WALK, total_steps=64, num_seeds=0)
 
 
-def test_protocols_and_type_variables_are_not_looked_at():
+def test_protocols_and_type_variables_are_not_checked():
     class Speaks(Protocol):
         def say(self) -> str: ...
 
@@ -222,13 +222,13 @@ def test_protocols_and_type_variables_are_not_looked_at():
         check_arguments(act, {"who": who, "what": what, "often": often})
         return what
 
-    # Annotations of a function within a function are found in no module.
+    # Annotations that name local classes cannot be resolved in the module.
     act.__annotations__.update(who=Speaks, what=kind, often=kind | None)
     assert act(3, "x", 2) == "x"
 
 
-# Of each package, what a user makes or calls with arguments by name.
-CALLED = {
+# Names per package that users call with keyword arguments.
+PUBLIC = {
     fdg: "FDG Edge Group Plan Profile Run agents compile host_devices place search sweep fit load trace",
     algos: "Actor Bonus Explorer Network Normalizer PPO RecurrentNetwork ReplayBuffer SelfPlay get make",
     algos.networks: "convolutional gru lstm mlp simba transformer",
@@ -242,9 +242,9 @@ CALLED = {
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [(package, name) for package, names in CALLED.items() for name in names.split()]
+    ("package", "name"), [(package, name) for package, names in PUBLIC.items() for name in names.split()]
 )
-def test_an_unknown_argument_of_whatever_is_public(package, name):
+def test_unknown_argument(package, name):
     with pytest.raises(FdgError) as caught:
         getattr(package, name)(nonsense=1)
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""Families of mistakes: what is tried of each are all members that a table or a class has, or random ones."""
+"""Families of mistakes: each test tries all members of a table or class, or random ones."""
 
 import dataclasses
 import errno
@@ -57,8 +57,8 @@ def refused(do, kind=FdgError):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_flags_know_the_settings_that_pages_for_users_of_other_libraries_name(page):
-    """By our name, which the page has too, or by what to do in their place."""
+def test_flags_know_names_of_other_libraries(page):
+    """Each setting on a `coming-from` page maps to fdg's name on that page, or to a fix."""
     none = "brax chosen completion config messages prompt rejected vmap check_env".split()
     words = r"`(?:--)?([a-z][a-z0-9_-]*|[A-Z][A-Z_]*)(?:=[^`]*)?`"
     found = []
@@ -77,7 +77,7 @@ def test_flags_know_the_settings_that_pages_for_users_of_other_libraries_name(pa
     assert len(found) >= 5
 
 
-def test_other_names_of_flags_say_what_there_is():
+def test_fixes_of_aliases_name_existing_flags():
     by_alias = [alias for names in aliases.ALIASES.values() for alias in names]
     assert aliases.ALIASES.keys() <= FIELDS and len(set(by_alias)) == len(by_alias)
     written = {option for algo in algos.names() for option in parser_of(algo).options()}
@@ -97,13 +97,13 @@ def test_other_names_of_flags_say_what_there_is():
         ("dqn", "--start-e 0.9", "epsilon_start", 0.9),
     ],
 )
-def test_names_that_mean_the_same_are_taken(algo, words, field, value):
+def test_aliases_are_accepted(algo, words, field, value):
     from fdg.commands.flags import normalise
 
     assert parser_of(algo).parse_strictly(normalise(words.split()))[field] == value
 
 
-def test_an_algorithm_that_is_another_with_settings_names_them():
+def test_variant_names_algorithm_and_settings():
     for name, found in aliases.VARIANTS.items():
         text = refused(lambda name=name: algos.get(name.replace("-", "_")))
         if isinstance(found, str):
@@ -115,7 +115,7 @@ def test_an_algorithm_that_is_another_with_settings_names_them():
         assert parsed == settings and len(words) == 2 * len(settings)
 
 
-def test_a_class_of_an_algorithm_that_is_another_with_settings():
+def test_class_of_variant():
     assert refused(lambda: algos.DDQN, NoAttributeError).endswith(": --algo dqn --double true")
     assert not hasattr(algos, "Nothing")
 
@@ -123,7 +123,7 @@ def test_a_class_of_an_algorithm_that_is_another_with_settings():
 # --- words of a command line ---
 
 
-def test_words_that_a_flag_does_not_take():
+def test_invalid_flag_values():
     parser = parser_of()
     for action in parser._actions:
         if action.nargs is None and action.type is not None and action.option_strings:
@@ -184,8 +184,8 @@ def test_numbers_with_suffixes_and_units():
         assert kinds.as_number(word, kind) == ""
     for word in ("5e5", "500_000", "500000", "5E5", "500000.0"):
         assert parser_of().parse_strictly(["--total-steps", word])["total_steps"] == 500_000
-    said = refused(lambda: parser_of().parse_strictly(["--total-steps", "500k"]))
-    assert said == "--total-steps: '500k' is not an integer: write 500_000 or 5e5"
+    text = refused(lambda: parser_of().parse_strictly(["--total-steps", "500k"]))
+    assert text == "--total-steps: '500k' is not an integer: write 500_000 or 5e5"
     assert "write 500_000 or 5e5" in refused(lambda: fdg.fit(small(), total_steps="500k"))
     assert "write 4_000 or 4e3" in refused(lambda: small(num_envs="4k"))
 
@@ -213,19 +213,19 @@ def test_methods_of_other_libraries():
     assert "unknown argument of evaluate 'env'" in refused(lambda: algorithm.evaluate(env=ENV))
 
 
-def test_arguments_in_the_place_of_others():
+def test_exchanged_arguments():
     algorithm, policy = small(), policies.GPUOnly()
     for do in (lambda: fdg.compile(policy, algorithm), lambda: fdg.place(policy, algorithm)):
         assert refused(do).endswith("is an algorithm, not a policy: exchange the two arguments")
     assert "is a policy, not an algorithm" in refused(lambda: fdg.trace(policy))
     file = Path("cluster.toml")
     for devices in (str(file), file):
-        said = refused(lambda devices=devices: fdg.place(algorithm, policy, devices))
-        assert "give a number (8) or a list" in said and "fdg plan --cluster FILE" in said
+        text = refused(lambda devices=devices: fdg.place(algorithm, policy, devices))
+        assert "give a number (8) or a list" in text and "fdg plan --cluster FILE" in text
     assert "did you mean 'devices'?" in refused(lambda: fdg.place(algorithm, policy, num_devices=2))
 
 
-def test_long_values_are_cut_wherever_they_stand():
+def test_long_values_are_truncated():
     value = repr(small()) + repr({f"key_{i}": list(range(i)) for i in range(30)})
     for message in (f"{value} is no policy: write this", f"give another (not {value}): write this"):
         text = str(FdgError(message))
@@ -234,18 +234,18 @@ def test_long_values_are_cut_wherever_they_stand():
     assert str(FdgError("x(" * 4000)) and str(FdgError("f([)]" * 99))
 
 
-def test_graphs_and_plans_do_not_change():
+def test_graphs_and_plans_are_frozen():
     graph = fdg.trace(small())
     for value, word, field in (
         (graph, "graph", "name"),
         (fdg.place(graph, policies.GPUOnly(), 1), "plan", "idle"),
     ):
-        said = refused(lambda value=value, field=field: setattr(value, field, ()))
-        assert f"does not change: write {word} = dataclasses.replace({word}, {field}=())" in said
+        text = refused(lambda value=value, field=field: setattr(value, field, ()))
+        assert f"does not change: write {word} = dataclasses.replace({word}, {field}=())" in text
 
 
 @pytest.mark.parametrize("value", [small(), *(policies.get(name)() for name in policies.names())], ids=repr)
-def test_values_do_not_change(value):
+def test_algorithms_and_policies_are_frozen(value):
     for field in (field for field in dataclasses.fields(value) if field.init):
         now = getattr(value, field.name)
         text = refused(
@@ -255,7 +255,7 @@ def test_values_do_not_change(value):
     assert "unknown field of" in refused(lambda: setattr(value, "nothing", 1), AttributeError)
 
 
-def test_values_of_ones_own_do_not_change():
+def test_user_algorithm_is_frozen():
     @dataclasses.dataclass(frozen=True)
     class Mine(algos.PPO):
         rate: float = 0.1
@@ -265,21 +265,21 @@ def test_values_of_ones_own_do_not_change():
     assert dataclasses.replace(mine, rate=1.0).rate == 1.0
 
 
-def test_a_read_only_file_system_is_called_one(tmp_path, monkeypatch):
+def test_read_only_file_system(tmp_path, monkeypatch):
     from fdg.training.run_directory import check_free
 
-    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, whom no mode keeps out
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root can write despite file modes
     assert f"no permission to write in {tmp_path}" in refused(
         lambda: check_writable(tmp_path / "policy.onnx")
     )
     monkeypatch.setattr(os, "statvfs", lambda *_: SimpleNamespace(f_flag=os.ST_RDONLY))
     for check in (check_writable, check_free):
-        said = refused(lambda check=check: check(tmp_path / "new" / "policy.onnx"))
-        assert said.endswith(f"{os.strerror(errno.EROFS)}: give another path")
+        text = refused(lambda check=check: check(tmp_path / "new" / "policy.onnx"))
+        assert text.endswith(f"{os.strerror(errno.EROFS)}: give another path")
 
 
-def test_units_of_numbers_whose_names_have_one():
-    """`5ms` of `latency_ms` is 5, and `5us` of it 0.005; a unit that nothing is known of is named."""
+def test_units_of_settings_named_with_units():
+    """`latency_ms` suggests 5 for `5ms` and 0.005 for `5us`; unknown units are named."""
     rng, seconds = random.Random(1), {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
     for _ in range(200):
         number, given, own = rng.randint(1, 999), rng.choice([*seconds]), rng.choice(["ns", "us", "ms"])
@@ -288,21 +288,21 @@ def test_units_of_numbers_whose_names_have_one():
         assert written == pytest.approx(number * seconds[given] / seconds[own], rel=1e-5)
     for unit in ("mJ", "mm2", "euros", "req"):
         number = f"{rng.randint(1, 999)} {unit}"
-        assert kinds.as_number(number, float, "price") == ("" if unit == "mm2" else alone(unit))
+        assert kinds.as_number(number, float, "price") == ("" if unit == "mm2" else without_unit(unit))
     assert kinds.as_number("3 uJ", float, "energy_uj") == ": write 3"
     spec = {"task": [{"name": "a", "space": "resnet9"}], "specs": {"latency_ms": "5ms"}}
     assert refused(lambda: reading.from_dict(spec)).endswith(
         "latency_ms is '5ms'; give a number above 0: write 5"
     )
-    said = refused(lambda: envs.make("gymnasium:CartPole-v1", timeout="2min"))
-    assert said.endswith("timeout='2min' must be a number: write 120")
+    text = refused(lambda: envs.make("gymnasium:CartPole-v1", timeout="2min"))
+    assert text.endswith("timeout='2min' must be a number: write 120")
 
 
-def alone(unit):
+def without_unit(unit):
     return f": write the number alone, without '{unit}'"
 
 
-def test_clusters_whose_numbers_do_not_agree():
+def test_inconsistent_clusters():
     rng = random.Random(2)
     for _ in range(200):
         hosts, each, devices = rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 40)
@@ -327,36 +327,36 @@ def corridor(**members):
 
 
 @pytest.mark.parametrize("names", [*itertools.permutations(("key", "state", "action"))], ids="-".join)
-def test_arguments_of_step_in_another_order(names):
-    """By the names that they have, also in the words of other libraries."""
+def test_step_arguments_in_another_order(names):
+    """Also with argument names of other libraries."""
     for spelled in ({}, {"key": "rng", "state": "env_state"}, {"key": "_key", "action": "actions"}):
         exec(f"def step(self, {', '.join(spelled.get(name, name) for name in names)}): ...", made := {})
         if names == ("key", "state", "action"):
             assert corridor(step=made["step"])
         else:
-            said = refused(lambda made=made: corridor(step=made["step"]))
-            assert said.endswith("is called with (key, state, action): let it take these, in this order")
+            text = refused(lambda made=made: corridor(step=made["step"]))
+            assert text.endswith("is called with (key, state, action): let it take these, in this order")
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["init", "apply"])
-def test_arguments_of_a_network_in_another_order(first):
+def test_network_arguments_in_another_order(first):
     init, apply = (lambda key, observation: {}), (lambda parameters, observation: None)
     wrong = Network(lambda obs, key: {}, apply) if first else Network(init, lambda observation, params: None)
-    said = refused(lambda: fdg.trace(small(network=wrong)))
-    assert f"{'init' if first else 'apply'} of network takes (" in said and "in this order" in said
+    text = refused(lambda: fdg.trace(small(network=wrong)))
+    assert f"{'init' if first else 'apply'} of network takes (" in text and "in this order" in text
 
 
-def test_flags_that_are_no_flags():
-    def step_giving(reward, *flags):
+def test_non_boolean_termination_flags():
+    def step_returning(reward, *flags):
         return lambda self, key, state, action: (state, jnp.zeros(1), reward, *flags)
 
     half = jnp.float32(0.5)
     for flags in ((half, False), (False, half), (1.0, False), (False, jnp.bfloat16(1))):
-        env = corridor(step=step_giving(1.0, *flags))
+        env = corridor(step=step_returning(1.0, *flags))
         with pytest.warns(FdgWarning, match="of which any number but 0 counts as true: give a bool"):
             fdg.trace(algos.A2C(env=env))
         for reward in (True, jnp.bool_(False)):
-            env = corridor(step=step_giving(reward, *flags))
+            env = corridor(step=step_returning(reward, *flags))
             assert "a bool as reward: return five" in refused(lambda env=env: fdg.trace(algos.A2C(env=env)))
 
 
@@ -372,27 +372,27 @@ def test_flags_that_are_no_flags():
     ],
     ids=str,
 )
-def test_observations_one_past_their_space(space, seen):
+def test_observation_outside_space(space, seen):
     env = corridor(
         observation_space=space,
         reset=lambda self, key: (jnp.float32(0), jnp.asarray(seen)),
         step=lambda self, key, state, action: (state, jnp.asarray(seen), 1.0, False, False),
     )
-    said = refused(lambda: envs.check(env, steps=3))
-    assert f"is outside its space: from {seen.min():g} to {seen.max():g} in" in said
+    text = refused(lambda: envs.check(env, steps=3))
+    assert f"is outside its space: from {seen.min():g} to {seen.max():g} in" in text
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"frame_stack": 2}, {"time_aware": True}, {"action_repeat": 2}], ids=str
 )
-def test_environments_do_not_change(options):
+def test_environments_are_frozen(options):
     env = envs.make("CartPole-v1", **options)
     fields = [field.name for field in dataclasses.fields(env) if field.init]
     for field in fields:
-        said = refused(lambda field=field: setattr(env, field, 1), dataclasses.FrozenInstanceError)
-        assert f"write env = dataclasses.replace(env, {field}=1)" in said
-    said = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
-    assert f"its max_episode_steps is computed from {fields[0]}" in said and said.endswith("make another env")
+        text = refused(lambda field=field: setattr(env, field, 1), dataclasses.FrozenInstanceError)
+        assert f"write env = dataclasses.replace(env, {field}=1)" in text
+    text = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
+    assert f"its max_episode_steps is computed from {fields[0]}" in text and text.endswith("make another env")
 
 
 # --- runs and searches ---
@@ -403,16 +403,16 @@ def run(tmp_path_factory):
     return fitted(tmp_path_factory.mktemp("runs") / "run", small("a2c", hidden=(8,)), iterations=2)
 
 
-def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
+def test_wrong_files_and_checkpoints_of_run(run, tmp_path):
     config = run.path / "config.json"
     others = {one for one in run.path.rglob("*.json") if one != config}
     assert len(others) >= 2
     for file in others:
-        said = refused(lambda file=file: base_of({"config": str(file)}))
+        text = refused(lambda file=file: base_of({"config": str(file)}))
         near = config if file.parent == run.path else "the config.json of a run directory"
-        assert said == f"{file} is not the configuration of a run: give {near}"
-    said = refused(lambda: fdg.load(run.path, checkpoint=3))
-    assert said.endswith("has no such checkpoint: give 1, 2 or 'last'")
+        assert text == f"{file} is not the configuration of a run: give {near}"
+    text = refused(lambda: fdg.load(run.path, checkpoint=3))
+    assert text.endswith("has no such checkpoint: give 1, 2 or 'last'")
     assert "leave out --member" in refused(lambda: run.member(seed=0))
     earlier = tmp_path / "earlier" / "config.json"
     earlier.parent.mkdir()
@@ -429,34 +429,34 @@ def test_files_and_checkpoints_of_a_run_that_are_others(run, tmp_path):
     assert f"onnxruntime.InferenceSession('{onnx}') runs an ONNX" in refused(lambda: fdg.load_exported(onnx))
 
 
-def test_an_environment_that_no_name_makes_is_said_to_be_the_reason(tmp_path):
+def test_load_run_of_unregistered_environment(tmp_path):
     run = fitted(tmp_path / "run", algos.A2C(env=corridor(), num_envs=2), iterations=1)
-    said = refused(lambda: fdg.load(run.path))
-    assert "(a2c in an environment of its own, 'corridor', which envs.make does not know): give it" in said
+    text = refused(lambda: fdg.load(run.path))
+    assert "(a2c in an environment of its own, 'corridor', which envs.make does not know): give it" in text
 
 
-def test_a_tuple_that_is_the_only_choice():
+def test_single_tuple_as_choice():
     wide = space.Choices("hidden", ((8, 8, 16, 16),))
-    said = refused(lambda: space.check_choices((wide,), 2))
-    assert "hidden=8,8,16,16 is one choice: write / between tuples, hidden=64,64/128" in said
+    text = refused(lambda: space.check_choices((wide,), 2))
+    assert "hidden=8,8,16,16 is one choice: write / between tuples, hidden=64,64/128" in text
     with pytest.warns(FdgWarning, match="is one choice"):
         space.check_choices((wide, space.Choices("num_steps", (8,))), 2)
     space.check_choices((space.Choices("hidden", ((8,), (16,))), space.Choices("num_steps", (8,))), 2)
 
 
-def test_seeds_past_the_last():
+def test_seed_outside_sweep():
     rng = random.Random(3)
     for _ in range(50):
         first, count = rng.randint(0, 9), rng.randint(1, 5)
         sweep = fdg.Sweep(small(), (("learning_rate", (0.1, 0.2)),), num_seeds=count)
         point = {"learning_rate": 0.2}
         for seed in (first - 1, first + count):
-            said = refused(functools.partial(sweep.chosen, None, seed, point, first))
-            assert said == f"no agent has seed={seed}: give one from {first} to {first + count - 1}"
+            text = refused(functools.partial(sweep.chosen, None, seed, point, first))
+            assert text == f"no agent has seed={seed}: give one from {first} to {first + count - 1}"
         assert sweep.chosen(None, first + count - 1, point, first) == [2 * count - 1]
 
 
-def test_a_run_in_the_place_of_a_folder_in_hugging_faces_format(run):
+def test_run_in_place_of_hugging_face_folder(run):
     decoder = DecoderConfig.tiny(vocab_size=17)
     for read, options in (
         (lambda: weights.read_config(run.path), ""),
@@ -467,24 +467,24 @@ def test_a_run_in_the_place_of_a_folder_in_hugging_faces_format(run):
 
 
 def orders(names, aliases=()):
-    """Lambdas that take all these arguments, in every other order, and one that takes too few."""
+    """Lambdas with these arguments in every wrong order, and one that lacks the first argument."""
     words = [dict(aliases).get(name, name) for name in names]
     wrong = [list(one) for one in itertools.permutations(words) if list(one) != words]
     return [eval(f"lambda {', '.join(one)}: None") for one in (*wrong, words[1:])]
 
 
-def test_functions_that_are_called_by_position():
-    """Of actors, networks with a memory, wrappers, problems and callbacks: before anything is traced."""
-    here, nothing = "in this order", "let it take these"
+def test_argument_order_of_user_functions():
+    """Actors, recurrent networks, wrappers, problems and callbacks are checked before tracing."""
+    order, fix = "in this order", "let it take these"
     act = ("memory", "observation", "start", "keys", "greedy")
     for wrong in orders(act, {"observation": "obs", "keys": "rng"}):
-        said = refused(lambda wrong=wrong: algos.Actor(lambda count: (), wrong))
-        assert said.startswith("act of algos.Actor takes (") and nothing in said
-    assert nothing in refused(lambda: algos.Actor(lambda: (), lambda *given: None))
+        text = refused(lambda wrong=wrong: algos.Actor(lambda count: (), wrong))
+        assert text.startswith("act of algos.Actor takes (") and fix in text
+    assert fix in refused(lambda: algos.Actor(lambda: (), lambda *given: None))
     for wrong in orders(("parameters", "memory", "observation", "start"))[:-1]:
         network = algos.RecurrentNetwork(lambda key, observation: {}, lambda count: (), wrong)
-        said = refused(lambda network=network: fdg.trace(small("recurrent_ppo", network=network)))
-        assert said.startswith("unroll of network takes (") and said.endswith(here)
+        text = refused(lambda network=network: fdg.trace(small("recurrent_ppo", network=network)))
+        assert text.startswith("unroll of network takes (") and text.endswith(order)
     for wrong in orders(("kept", "observation")):
         cls = type("Mine", (envs.Wrapper,), {"after": staticmethod(wrong)})
         assert "after of wrapper Mine takes (" in refused(lambda cls=cls: cls(ENV))
@@ -492,5 +492,5 @@ def test_functions_that_are_called_by_position():
     for wrong in orders(("content", "response")):
         cls = type("Own", (sorting,), {"score": staticmethod(wrong)})
         assert "score of problem 'sorting' takes (" in refused(lambda cls=cls: TextTask(cls()))
-    said = refused(lambda: fdg.fit(small(), callbacks=[lambda run, report: None], total_steps=32))
-    assert "takes (run, report), but is called with (report): let it take these" in said
+    text = refused(lambda: fdg.fit(small(), callbacks=[lambda run, report: None], total_steps=32))
+    assert "takes (run, report), but is called with (report): let it take these" in text

@@ -1,4 +1,4 @@
-"""What functions of a user's own give, where it does not fit: named before training, with the fix."""
+"""User-defined functions and objects that do not fit: refused before training, with the fix."""
 
 import dataclasses
 import math
@@ -28,46 +28,46 @@ TD3 = algos.TD3(env=CONTROL, num_envs=4, learning_starts=16, batch_size=8, hidde
 REACH = algos.SAC(env=envs.make("probe:reach"), num_envs=4, learning_starts=200, batch_size=8, hidden=(4,))
 
 
-def exploring(apply, init=jnp.zeros_like):
+def explorer(apply, init=jnp.zeros_like):
     return {"explore": algos.Explorer(init, apply)}
 
 
-def normalizing(apply=lambda known, seen: seen, update=lambda known, seen: known):
+def normalizer(apply=lambda known, seen: seen, update=lambda known, seen: known):
     return {"normalize": algos.Normalizer(lambda space: jnp.ones(space.shape), apply, update)}
 
 
-def paying(apply):
+def bonus(apply):
     return {"bonus": algos.Bonus(lambda observation: jnp.zeros(3), apply)}
 
 
 MISTAKES = [
     (
         DQN,
-        exploring(lambda state, policy, *rest: policy.mode()),
+        explorer(lambda state, policy, *rest: policy.mode()),
         "apply of explore gives int32[4]: give a pair",
     ),
     (
         DQN,
-        exploring(lambda state, policy: None),
+        explorer(lambda state, policy: None),
         "apply of explore takes (state, policy), but is called with",
     ),
     (
         DQN,
-        exploring(lambda state, policy, *rest: (state, 1.0 * policy.mode())),
+        explorer(lambda state, policy, *rest: (state, 1.0 * policy.mode())),
         "action of shape (4,) and dtype float32: give shape (4,) and dtype int32",
     ),
-    (DQN, exploring(lambda state, policy, *rest: (state[:1], policy.mode())), "state of shape (1,)"),
+    (DQN, explorer(lambda state, policy, *rest: (state[:1], policy.mode())), "state of shape (1,)"),
     (
         DQN,
         {"explore": explorers.correlated_noise()},
         "these are int32: for discrete actions give boltzmann(...)",
     ),
     (TD3, {"explore": explorers.boltzmann()}, "give correlated_noise(...) to SAC, TD3 and CrossQ"),
-    (PPO, normalizing(apply=lambda known, seen: seen[..., :2]), "observations of shape (4, 2)"),
-    (PPO, normalizing(update=lambda known, seen: jnp.max(seen)), "statistics of shape () and dtype"),
-    (PPO, paying(lambda state, step: (state, jnp.zeros(3))), "reward of shape (3,)"),
-    (PPO, paying(lambda state, step: step.reward), "give a pair, (state, reward)"),
-    (PPO, paying(lambda state, step: (state[:1], step.reward)), "apply of bonus gives state of shape (1,)"),
+    (PPO, normalizer(apply=lambda known, seen: seen[..., :2]), "observations of shape (4, 2)"),
+    (PPO, normalizer(update=lambda known, seen: jnp.max(seen)), "statistics of shape () and dtype"),
+    (PPO, bonus(lambda state, step: (state, jnp.zeros(3))), "reward of shape (3,)"),
+    (PPO, bonus(lambda state, step: step.reward), "give a pair, (state, reward)"),
+    (PPO, bonus(lambda state, step: (state[:1], step.reward)), "apply of bonus gives state of shape (1,)"),
     (PPO, {"transform": lambda rows, parameters, key: rows.time_step}, "transform gives rows as TimeStep("),
     (
         REACH,
@@ -78,12 +78,12 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("algorithm", "fields", "words"), MISTAKES, ids=[words for *_, words in MISTAKES])
-def test_functions_that_give_something_else(algorithm, fields, words):
+def test_invalid_function_results(algorithm, fields, words):
     with pytest.raises(fdg.FdgError) as caught:
         fdg.trace(dataclasses.replace(algorithm, **fields))
-    said = str(caught.value)
-    assert words in said
-    assert "\n" not in said and ".py" not in said, "it is our line that failed, and the user's that is wrong"
+    text = str(caught.value)
+    assert words in text
+    assert "\n" not in text and ".py" not in text, "the message must not name a line of fdg"
 
 
 def without_metrics(self, parameters, minibatch):
@@ -110,7 +110,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("methods", "words"), METHODS, ids=[words for _, words in METHODS])
-def test_methods_that_take_or_give_something_else(methods, words):
+def test_invalid_method_arguments_and_results(methods, words):
     with refuses(words):
         own = type("Own", (algos.PPO,), methods)
         fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
@@ -119,18 +119,18 @@ def test_methods_that_take_or_give_something_else(methods, words):
 @pytest.mark.parametrize(
     ("order", "ahead", "why"), [("prompt", 1, "order='prompt'"), ("finished", 0, "ahead=0")]
 )
-def test_lateness_that_cannot_be(order, ahead, why):
+def test_late_without_effect(order, ahead, why):
     with pytest.warns(fdg.FdgWarning, match=f"late='mask' has no effect with {why}.*, or leave late out"):
         algos.GRPO(env=envs.make("text:addition"), late="mask", order=order, ahead=ahead)
 
 
-def test_an_engine_whose_arguments_are_exchanged():
+def test_exchanged_engine_arguments():
     engine = fdg.compile(PPO, policies.GPUOnly(), 1)
     for run in (engine.run, engine.start, engine.timeline):
         with pytest.raises(fdg.FdgError) as caught:
             run(10, {"x": 1})
-        said = str(caught.value)
-        assert said.startswith("iterations={'x': 1}") and said.endswith(
+        text = str(caught.value)
+        assert text.startswith("iterations={'x': 1}") and text.endswith(
             ": the order is run(state, iterations)"
         )
 
@@ -142,7 +142,7 @@ class Letters:
         return [1]
 
 
-def test_objects_that_lack_methods():
+def test_objects_without_required_methods():
     memory = algos.RecurrentNetwork(
         init=lambda key, observation: jnp.ones((4, 2)),
         memory=lambda num_envs: jnp.zeros((num_envs, 3)),
@@ -165,7 +165,7 @@ def test_objects_that_lack_methods():
             make()
 
 
-def test_an_actor_that_gives_actions_alone():
+def test_actor_without_memory_result():
     actor = algos.Actor(lambda num_envs: (), lambda memory, observation, start, keys, greedy: start)
     with pytest.raises(
         fdg.FdgError, match=r"act of algos.Actor gives bool\[2\]: give a pair, \(action, memory\)"
@@ -173,7 +173,7 @@ def test_an_actor_that_gives_actions_alone():
         actor.act((), None, jnp.zeros(2, bool), None, True)
 
 
-def test_players_that_cannot_play():
+def test_invalid_players():
     game, other = GAME.single.game, envs.make("game:hex", size=3).single.game
     for player, words in (
         (
@@ -196,7 +196,7 @@ def test_players_that_cannot_play():
         envs.make("game:hex", rows=3)
 
 
-def test_self_play_of_what_is_no_algorithm():
+def test_self_play_of_non_algorithm():
     once = algos.SelfPlay(algos.PPO(env=GAME))
     for wrong in (algos.PPO, once):
         with pytest.raises(
@@ -206,46 +206,46 @@ def test_self_play_of_what_is_no_algorithm():
             algos.SelfPlay(wrong)
 
 
-def test_workers_that_act_know_no_wrapper():
+def test_acting_workers_refuse_wrappers():
     with pytest.raises(fdg.FdgError, match="acts=True does not work with the wrapper FrameStack"):
         envs.make("ray:gymnasium:CartPole-v1", workers=2, acts=True, frame_stack=4)
 
 
 class Stuck:
-    """After its third step no action is allowed, and the episode continues to its tenth."""
+    """Allows no action after its third step; the episode continues to its tenth."""
 
     name, max_episode_steps = "stuck", 10
     observation_space, action_space = envs.Box(0.0, 1.0, (2,)), envs.Discrete(3)
 
-    def see(self, steps):
+    def observe(self, steps):
         return envs.MaskedObservation(jnp.zeros(2), jnp.full(3, steps < 3))
 
     def reset(self, key):
-        return jnp.int32(0), self.see(jnp.int32(0))
+        return jnp.int32(0), self.observe(jnp.int32(0))
 
     def step(self, key, steps, action):
-        return steps + 1, self.see(steps + 1), 1.0, False, False
+        return steps + 1, self.observe(steps + 1), 1.0, False, False
 
 
-def test_a_mask_that_allows_no_action_is_warned_of_in_training(tmp_path):
+def test_mask_without_allowed_action_warns(tmp_path):
     algorithm = dataclasses.replace(PPO, env=envs.vectorize(Stuck()))
     words = "'stuck' allows no action in an observation of iteration 1, after step 3 of the rollout"
     with pytest.warns(fdg.FdgWarning, match=words):
         fdg.fit(algorithm, total_steps=64, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
 
 
-class Broke(Stuck):
-    """Its rewards are not numbers, in episodes that have not ended when the first loss is computed."""
+class NaNReward(Stuck):
+    """Its reward is NaN, in episodes that have not ended when the first loss is computed."""
 
-    def see(self, steps):
+    def observe(self, steps):
         return jnp.zeros(2)
 
     def step(self, key, steps, action):
-        return steps + 1, self.see(steps), jnp.where(steps == 5, jnp.nan, 1.0), False, False
+        return steps + 1, self.observe(steps), jnp.where(steps == 5, jnp.nan, 1.0), False, False
 
 
-def test_rewards_that_are_not_numbers_are_the_cause_of_such_losses(tmp_path):
-    algorithm = dataclasses.replace(PPO, env=envs.vectorize(Broke()))
+def test_nan_reward_is_named_as_cause_of_nan_loss(tmp_path):
+    algorithm = dataclasses.replace(PPO, env=envs.vectorize(NaNReward()))
     given = {"total_steps": 64, "out": tmp_path / "run", "devices": 1, "eval_episodes": 0, "progress": False}
     with pytest.raises(
         fdg.RunError, match="environment 'stuck': a reward is infinite or not a number"
@@ -254,7 +254,7 @@ def test_rewards_that_are_not_numbers_are_the_cause_of_such_losses(tmp_path):
     assert "learning_rate" not in str(caught.value) and "learning-rate" not in str(caught.value)
 
 
-def test_answers_that_are_all_empty_are_none(tmp_path):
+def test_data_without_answers_is_refused(tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text('{"prompt": "1+1=", "completion": ""}\n{"prompt": "2+2=", "completion": " "}\n')
     task = envs.make("text:file", path=str(file))
@@ -268,21 +268,21 @@ def test_answers_that_are_all_empty_are_none(tmp_path):
     assert algos.SFT(env=envs.make("text:file", path=str(file)))
 
 
-def test_batches_of_which_nothing_counts_are_warned_of():
-    def said(*rows):
-        seen = NoLoss()
-        return [seen.check([row]) is not None for row in rows]
+def test_zero_loss_warns():
+    def warned(*rows):
+        monitor = NoLoss()
+        return [monitor.check([row]) is not None for row in rows]
 
     nothing, early = {"loss": 0.0, "episode_return": math.nan}, {"loss": math.nan}
-    assert said(nothing, nothing, nothing, nothing) == [False, False, True, False]
-    assert not any(said(nothing, {"loss": 1e-9}, nothing, nothing, nothing))
-    assert not any(said(early, nothing, nothing, nothing)), "a loss before learning starts"
-    assert not any(said(*[{"loss": 0.0, "episode_return": 1.0}] * 4)), "which the constant return explains"
-    assert not any(said(*[{"entropy": 0.0}] * 4))
+    assert warned(nothing, nothing, nothing, nothing) == [False, False, True, False]
+    assert not any(warned(nothing, {"loss": 1e-9}, nothing, nothing, nothing))
+    assert not any(warned(early, nothing, nothing, nothing)), "a loss before learning starts"
+    assert not any(warned(*[{"loss": 0.0, "episode_return": 1.0}] * 4)), "the constant return explains it"
+    assert not any(warned(*[{"entropy": 0.0}] * 4))
 
 
 @pytest.mark.parametrize(
-    ("env", "wrong", "said"),
+    ("env", "wrong", "text"),
     [
         (ENV, jnp.zeros(2), "float32, expected int32 of Discrete(n=2): choose one by jnp.argmax"),
         (ENV, jnp.zeros((2, 1), int), "action has shape (2, 1), expected (2,)"),
@@ -291,20 +291,20 @@ def test_batches_of_which_nothing_counts_are_warned_of():
         (CONTROL, None, "action is a value of type NoneType: give an array of float32[2, 1]"),
     ],
 )
-def test_actions_of_another_kind(env, wrong, said):
+def test_invalid_actions(env, wrong, text):
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = env.reset(keys)
-    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+    with pytest.raises(fdg.FdgError, match=re.escape(text)):
         env.step(keys, state, wrong)
 
 
-def test_keys_of_another_number_than_episodes():
+def test_number_of_keys():
     state, _ = ENV.reset(jax.random.split(jax.random.key(0), 3))
     with pytest.raises(fdg.FdgError, match=r"2 keys for a state of 3: use jax.random.split\(key, 3\)"):
         ENV.step(jax.random.split(jax.random.key(0), 2), state, jnp.zeros(2, int))
 
 
-def test_actions_that_are_elements_in_another_dtype():
+def test_actions_of_other_dtypes_are_accepted():
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = ENV.reset(keys)
     _, expected = ENV.step(keys, state, jnp.array([0, 1]))
@@ -312,7 +312,7 @@ def test_actions_that_are_elements_in_another_dtype():
         assert (ENV.step(keys, state, same)[1].observation == expected.observation).all()
 
 
-def test_names_in_place_of_a_setting_name_its_kind(monkeypatch):
+def test_named_settings_of_wrong_type(monkeypatch):
     own = types.ModuleType("own_parts")
     own.NUMBER, own.network = 3, lambda width, depth, seed: None
     monkeypatch.setitem(sys.modules, "own_parts", own)
@@ -345,9 +345,9 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), ORDERS, ids=[said for _, said in ORDERS])
-def test_arguments_in_another_order_or_missing(call, said):
-    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+@pytest.mark.parametrize(("call", "text"), ORDERS, ids=[text for _, text in ORDERS])
+def test_exchanged_or_missing_arguments(call, text):
+    with pytest.raises(fdg.FdgError, match=re.escape(text)):
         call()
 
 
@@ -362,14 +362,14 @@ ATTRIBUTES = [
 ]
 
 
-@pytest.mark.parametrize(("value", "name", "said"), ATTRIBUTES, ids=[name for _, name, _ in ATTRIBUTES])
-def test_unknown_attributes(value, name, said):
+@pytest.mark.parametrize(("value", "name", "text"), ATTRIBUTES, ids=[name for _, name, _ in ATTRIBUTES])
+def test_unknown_attributes(value, name, text):
     assert not hasattr(value, name)
-    with pytest.raises(fdg.FdgError, match=re.escape(said)):
+    with pytest.raises(fdg.FdgError, match=re.escape(text)):
         getattr(value, name)
 
 
-def test_factories_of_a_users_own_name_what_they_take(tmp_path, monkeypatch):
+def test_unknown_parameter_of_user_factory(tmp_path, monkeypatch):
     (tmp_path / "own_factory.py").write_text(
         "import envs\ndef maker(size=3): return envs.make('CartPole-v1')\n"
     )

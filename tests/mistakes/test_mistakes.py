@@ -1,4 +1,4 @@
-"""The table: mistakes in Python, and what each is told. Read the right-hand side aloud: cause, then fix."""
+"""Errors and warnings for common mistakes in Python name the cause and the fix."""
 
 import warnings
 
@@ -15,25 +15,25 @@ from algos.values import Network
 from fdg.errors import FdgError, FdgWarning
 from tests.mistakes import algorithms as broken
 from tests.mistakes import environments as faulty
-from tests.mistakes import of_environments
-from tests.mistakes.setting import (
+from tests.mistakes import environments_table
+from tests.mistakes.helpers import (
     ENV,
     SLOTS,
     Roleless,
-    applying,
-    asks_the_observation,
     attempt,
+    branches_on_observation,
     evaluate,
-    logs_the_observation,
+    logs_observation,
     network,
     place,
     ppo,
-    run_of,
-    several_at_once,
+    run_from,
+    run_without_iterations,
+    with_net,
 )
 from tests.tiny import Pupil
 
-# What the first state of `Counter` has besides, and what an iteration gives in place of its results.
+# STATES: (additional initial state of `Counter`, cause, fix). RESULTS: (`iterate`, cause, fix).
 STATES = {
     "a word in the state": ({"name": "mine"}, "state['name'] as the str 'mine'", "leave it out"),
     "a function in the state": ({"act": jnp.tanh}, "state['act']", "a field of the"),
@@ -63,9 +63,9 @@ RESULTS = {
         "leave",
     ),
 }
-# What is done, and what of the error has to be there: the cause and the fix.
+# (call, cause in the error message, fix in the error message)
 MISTAKES = {
-    **of_environments.MISTAKES,
+    **environments_table.MISTAKES,
     # hyperparameters
     "a list of widths": (lambda: ppo(hidden=[64, 64]), "hidden=[64, 64]", "write hidden=(64, 64)"),
     "a number as widths": (lambda: ppo(hidden=64), "a tuple of integers", "write hidden=(64,)"),
@@ -138,19 +138,19 @@ MISTAKES = {
         "the network gives float32[4, 2]",
         "a pair, (policy [4, P], value [4])",
     ),
-    "if in a network": (applying(asks_the_observation), "(`x = 2 * x if", "use jnp.where"),
+    "if in a network": (with_net(branches_on_observation), "(`x = 2 * x if", "use jnp.where"),
     "float() in a network": (
-        applying(lambda p, x: (x @ p["policy"], float(x.sum()) * p["value"])),
+        with_net(lambda p, x: (x @ p["policy"], float(x.sum()) * p["value"])),
         "PPO, line",
         "keep it an array",
     ),
-    "NumPy in a network": (applying(lambda p, x: (np.sin(x), x)), "PPO, line", "use jax.numpy"),
-    "unknown parameters": (applying(lambda p, x: (x @ p["actor"], x)), "PPO, line", "KeyError: 'actor'"),
-    "a product that does not fit": (applying(lambda p, x: (p["policy"] @ x, x)), "PPO, line", "dot_general"),
-    "a network that logs": (applying(logs_the_observation), "LOG[", "a traced value without a number"),
+    "NumPy in a network": (with_net(lambda p, x: (np.sin(x), x)), "PPO, line", "use jax.numpy"),
+    "unknown parameters": (with_net(lambda p, x: (x @ p["actor"], x)), "PPO, line", "KeyError: 'actor'"),
+    "a product that does not fit": (with_net(lambda p, x: (p["policy"] @ x, x)), "PPO, line", "dot_general"),
+    "a network that logs": (with_net(logs_observation), "LOG[", "a traced value without a number"),
     # algorithms
-    **{name: (broken.holding(**more), *said) for name, (more, *said) in STATES.items()},
-    **{name: (broken.giving(iterate), *said) for name, (iterate, *said) in RESULTS.items()},
+    **{name: (broken.with_state(**more), *words) for name, (more, *words) in STATES.items()},
+    **{name: (broken.with_iterate(iterate), *words) for name, (iterate, *words) in RESULTS.items()},
     "a space of another kind": (
         lambda: fdg.trace(broken.ForChoices(envs.make("Pendulum-v1"))),
         'of algorithms.py (`return {**super().init(key), "weights": jnp.zeros(self.env.action_space.n)}`)',
@@ -165,17 +165,17 @@ MISTAKES = {
         "takes (key, state)",
         "called with (state)",
     ),
-    "another name": (broken.AsksForAnotherName, "line", "raises KeyError: 'step'"),
+    "another name": (broken.ReadsMissingField, "line", "raises KeyError: 'step'"),
     "unlike shapes": (broken.AddsUnlikeShapes, "(`return", "shapes for broadcasting: (4,), (3,)"),
-    "if": (broken.AsksIf, "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
+    "if": (broken.BranchesOnTracer, "algorithms.py (`if state", "jnp.where, jax.lax.cond"),
     "while": (broken.LoopsWhile, "(`while state", "jax.lax.while_loop"),
     "float()": (broken.TakesAFloat, "needs the number", "keep it an array"),
-    "NumPy": (broken.AsksNumPy, "NumPy was given a traced", "use jax.numpy"),
+    "NumPy": (broken.CallsNumPy, "NumPy was given a traced", "use jax.numpy"),
     "an index of a list": (broken.IndexesAList, "index a list", "jnp.stack"),
     "a mask as index": (broken.MasksAnArray, "a traced mask", "jnp.where(mask"),
     "range()": (broken.RangesOverATracer, "RangesOverATracer.iterate, line", "lengths from"),
-    "self.n += 1": (broken.CountsOnItself, "assigns self.n = 1, which was 0", "in the state"),
-    "a tracer that is kept": (broken.KeepsATracer, "assigns self.last", "in the state"),
+    "self.n += 1": (broken.CountsInSelf, "assigns self.n = 1, which was 0", "in the state"),
+    "a tracer that is kept": (broken.StoresATracer, "assigns self.last", "in the state"),
     "a tracer in a list outside": (
         broken.LogsATracer,
         "LogsATracer.iterate assigns tests.mistakes.algorithms.LOG[",
@@ -187,7 +187,7 @@ MISTAKES = {
         "make it a tuple",
     ),
     "a fragment of what cannot be hashed": (
-        broken.Thawed,
+        broken.Unhashable,
         "cannot be hashed",
         "make it a dataclass(frozen=True)",
     ),
@@ -252,18 +252,18 @@ MISTAKES = {
         "fdg.trace",
     ),
     "another algorithm's state": (
-        lambda: run_of({"count": 0, "x": jnp.zeros(4)}),
+        lambda: run_from({"count": 0, "x": jnp.zeros(4)}),
         "it has state['x'], and lacks state['xs']",
         "of an engine with the same algorithm",
     ),
     "a state of another size": (
-        lambda: run_of({"count": 0, "xs": jnp.zeros(3)}),
+        lambda: run_from({"count": 0, "xs": jnp.zeros(3)}),
         "state['xs'] is float32[3], not float32[4]",
         "and sizes",
     ),
-    "a number as state": (lambda: run_of(5), "it is 5", "give a state from init or run"),
+    "a number as state": (lambda: run_from(5), "it is 5", "give a state from init or run"),
     "what run returned as state": (
-        lambda: run_of((broken.Counter().init(None), {})),
+        lambda: run_from((broken.Counter().init(None), {})),
         "this is the pair (state, metrics)",
         "give its first element",
     ),
@@ -310,7 +310,7 @@ MISTAKES = {
         "PPO(hidden=64)",
         "a tuple of integers",
     ),
-    "no iterations": (several_at_once, "iterations=0", "at least 1"),
+    "no iterations": (run_without_iterations, "iterations=0", "at least 1"),
     "more host devices, too late": (
         lambda: fdg.host_devices(3),
         "JAX has already started, with 8",
@@ -321,7 +321,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_its_cause_and_its_fix(mistake, devices):
+def test_error_names_cause_and_fix(mistake, devices):
     do, cause, fix = MISTAKES[mistake]
     with pytest.raises(FdgError) as caught:
         attempt(do)
@@ -356,7 +356,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("mistake", WARNINGS)
-def test_what_runs_and_is_hardly_meant_is_warned_of(mistake):
+def test_warning_names_cause_and_fix(mistake):
     do, cause, fix = WARNINGS[mistake]
     with pytest.warns(FdgWarning) as caught:
         attempt(do)
@@ -364,7 +364,7 @@ def test_what_runs_and_is_hardly_meant_is_warned_of(mistake):
     assert cause in str(one.message) and fix in str(one.message)
 
 
-def test_nothing_is_said_of_what_is_right():
+def test_valid_code_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fdg.place(ppo(), policies.SingleLearnerCoarse(), 2)
@@ -375,19 +375,19 @@ def test_nothing_is_said_of_what_is_right():
         envs.make(f"{faulty.__name__}:parameters", slippery=True, size=3, scale=2, loud=False, layout="wide")
 
 
-def test_training_past_its_end_is_warned_of_once(devices):
+def test_training_past_total_steps_warns_once(devices):
     algorithm = ppo(total_steps=24, num_epochs=1, num_minibatches=1)
     engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
     state = engine.run(engine.init(0), 3)[0]
     with pytest.warns(FdgWarning, match="learns for 3 iterations .* anneal_learning_rate=False") as warned:
         state = engine.run(state, 1)[0]
-    assert [one.filename for one in warned] == [__file__]  # where it is that trains on
+    assert [one.filename for one in warned] == [__file__]  # the warning points to the caller
     engine.run(state, 1)
 
 
 @pytest.mark.parametrize("wrong", [*vars(faulty).values()])
-def test_check_finds_what_training_would(wrong):
-    """`envs.check` refuses every faulty environment of that file, and passes those without fault."""
+def test_check_refuses_faulty_environments(wrong):
+    """`envs.check` refuses every faulty environment, and accepts `Corridor` and `Batch`."""
     if not (isinstance(wrong, type) and hasattr(wrong, "reset")) or issubclass(wrong, envs.Wrapper):
         return
     batched = issubclass(wrong, faulty.Batch)

@@ -1,4 +1,4 @@
-"""What the command line calls of a user's own algorithm class, where that fails: one line, with its place."""
+"""Errors in user-defined algorithms and wrappers: one line, which names the source line of a faulty class."""
 
 import dataclasses
 import re
@@ -16,8 +16,8 @@ from tests.refusing import refused
 
 
 @dataclasses.dataclass(frozen=True)
-class Right:
-    """The methods that a class needs to be named; none is reached."""
+class Valid:
+    """Has the methods that a class named by `--algo` needs; they are never called."""
 
     env: Any
     rate: float = 0.1
@@ -31,59 +31,59 @@ class Right:
         raise NotImplementedError
 
 
-class UnknownField(Right):
+class UnknownField(Valid):
     @classmethod
     def preset(cls, env_name):
         return {"rat": 0.1}
 
 
-class NoClassMethod(Right):
+class NoClassMethod(Valid):
     def preset(self, env_name):
         return {"rate": 0.1}
 
 
-class Raises(Right):
+class Raises(Valid):
     @classmethod
     def preset(cls, env_name):
         return {}[env_name]
 
 
-class NoDict(Right):
+class NoDict(Valid):
     @staticmethod
     def preset(env_name):
         return ["rate"]
 
 
-class Tuned(Right):
+class Tuned(Valid):
     @classmethod
     def preset(cls, env_name):
         return {"rate": 0.5, "total_steps": 16}
 
 
-class NoSteps(Right):
+class NoSteps(Valid):
     @property
     def steps_per_iteration(self):
         return 1 // 0
 
 
-class Method(Right):
+class Method(Valid):
     def steps_per_iteration(self):
         return 1
 
 
-class Fails(Right):
+class Fails(Valid):
     def __init__(self, **values):
         raise KeyError("rate")
 
 
 class Plain:
-    init, iterate = Right.init, Right.iterate
+    init, iterate = Valid.init, Valid.iterate
 
     def __init__(self, env):
         self.env = env
 
 
-SAID = {
+MESSAGES = {
     UnknownField: "did you mean 'rate'?",
     NoClassMethod: "write @classmethod above it",
     Raises: "KeyError",
@@ -95,16 +95,16 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("cls", SAID, ids=lambda cls: cls.__name__)
-def test_a_class_that_fails_is_one_line_with_its_place(cls, tmp_path, capsys):
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_faulty_class(cls, tmp_path, capsys):
     name = f"{__name__}:{cls.__name__}"
     words = f"--algo {name} --total-steps 8 --devices 1 --out {tmp_path / 'r'}"
-    said = refused(capsys, words, train_main)
-    assert SAID[cls] in said and "(test_own_classes.py, line " in said
+    text = refused(capsys, words, train_main)
+    assert MESSAGES[cls] in text and "(test_own_classes.py, line " in text
     assert not (tmp_path / "r").exists()
 
 
-def test_make_takes_a_class_of_ones_own_with_its_preset():
+def test_make_applies_preset_of_user_class():
     env = envs.make("CartPole-v1")
     for name in (Tuned, f"{__name__}:Tuned"):
         made = algos.make(name, env, rate=0.25)
@@ -122,7 +122,7 @@ X = jnp.zeros(2)
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "said"),
+    ("first", "later", "text"),
     [
         ({"x": X}, {"x": X, "z": X}, r"state['z']: new"),
         (Pair(X, None), Pair(X, X), "state.y: new"),
@@ -132,7 +132,7 @@ X = jnp.zeros(2)
         ([X], Pair(X, X), "state.x, state.y: new; state[0]: gone"),
     ],
 )
-def test_a_state_of_another_structure_names_what_is_new_or_gone(first, later, said):
+def test_state_of_another_structure(first, later, text):
     class Other:
         steps_per_iteration = 1
 
@@ -142,7 +142,7 @@ def test_a_state_of_another_structure_names_what_is_new_or_gone(first, later, sa
         def iterate(self, state):
             return later, {}
 
-    with pytest.raises(FdgError, match=re.escape(f"another structure than init: {said}")):
+    with pytest.raises(FdgError, match=re.escape(f"another structure than init: {text}")):
         fdg.trace(Other())
 
 
@@ -160,7 +160,7 @@ class _Counts(envs.Wrapper):
         return super().step(keys, state, action)
 
 
-def test_a_wrapper_that_assigns_its_fields_is_told_what_to_write():
+def test_wrapper_that_assigns_fields():
     inner = envs.make("CartPole-v1")
     with pytest.raises(FdgError, match=r"super\(\).__init__\(env\) in place of self.env = env"):
         _SetsItsEnv(inner)

@@ -1,4 +1,4 @@
-"""Families of mistakes: a value in the place of another, names of packages, settings that nothing reads."""
+"""Families of mistakes: code without a file, misplaced values, wrong names, settings without effect."""
 
 import dataclasses
 import importlib.util
@@ -22,7 +22,7 @@ from tests.mistakes.test_families import ENV, corridor, refused
 from tests.tiny import Walk
 from tests.training.trained import fitted, small
 
-# --- code in no file: a terminal, `python -c`, `exec` ---
+# --- code without a file: a terminal, `python -c`, `exec` ---
 
 BODIES = {
     "while state['x'] < 3: pass": "max) needs the unknown number",
@@ -46,18 +46,18 @@ def typed(*body, file):
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("file", ["<stdin>", "<string>", "<console>"])
-def test_code_in_no_file_is_explained_with_its_line(body, file):
-    said = refused(lambda: fdg.trace(typed(body, file=file)))
-    assert said.startswith(f"Typed.iterate, line 4 of {file}") and BODIES[body] in said
+def test_error_in_code_without_file(body, file):
+    text = refused(lambda: fdg.trace(typed(body, file=file)))
+    assert text.startswith(f"Typed.iterate, line 4 of {file}") and BODIES[body] in text
 
 
-def test_draws_of_code_in_no_file_are_warned_of():
+def test_constant_key_in_code_without_file_warns():
     draws = "state = {'x': state['x'] + jax.random.normal(jax.random.key(0))}"
     with pytest.warns(FdgWarning, match="line 4 of <stdin> draws from a constant key"):
         fdg.trace(typed(draws, file="<stdin>"))
 
 
-# --- a class, a module, a name in the place of a value ---
+# --- a class, module or name instead of a value ---
 
 
 class Watch:
@@ -65,18 +65,18 @@ class Watch:
         return [0.0] * len(args[0])
 
 
-def test_a_class_in_the_place_of_what_it_makes():
+def test_class_instead_of_instance():
     assert "Watch is a class: give an instance, Watch(...)" in refused(lambda: check_takes(Watch, (), "it"))
     assert "Watch is a class" in refused(lambda: fdg.fit(small(), callbacks=[Watch], eval_episodes=0))
     assert "reward Watch is a class" in refused(lambda: HostReward(Watch))
     for made in (Network(Watch, lambda p, x: x), Network(lambda k, x: {}, Watch)):
         assert "Watch is a class" in refused(lambda made=made: fdg.trace(small(network=made)))
-    said = refused(lambda: fdg.trace(small(network=nn.Dense)))
-    assert "missing a required argument: 'features'" in said and said.endswith("write Dense(...)")
+    text = refused(lambda: fdg.trace(small(network=nn.Dense)))
+    assert "missing a required argument: 'features'" in text and text.endswith("write Dense(...)")
 
 
 @pytest.mark.parametrize("package", [algos, policies], ids=lambda package: package.__name__)
-def test_a_module_in_the_place_of_its_class(package):
+def test_module_instead_of_class(package):
     modules = [name for name in package.names() if hasattr(package, name)]
     assert len(modules) >= 8
     for name in modules:
@@ -85,39 +85,39 @@ def test_a_module_in_the_place_of_its_class(package):
 
 
 @pytest.mark.parametrize("package", [fdg, algos, envs, policies], ids=lambda package: package.__name__)
-def test_names_of_packages_in_another_case(package):
+def test_misspelled_names_of_packages(package):
     for name in package.__all__:
         for other in (name.lower(), name.upper(), f"{name}s"):
             is_module = importlib.util.find_spec(f"{package.__name__}.{other}") is not None
             if not is_module and other not in (*dir(package), *package.__all__):
-                said = refused(lambda other=other: getattr(package, other), AttributeError)
-                assert said.startswith(f"{package.__name__} has no {other}: "), other
+                text = refused(lambda other=other: getattr(package, other), AttributeError)
+                assert text.startswith(f"{package.__name__} has no {other}: "), other
         assert getattr(package, f"__{name}__", None) is None
     assert not hasattr(package, "zzz")
 
 
-def test_the_name_of_an_algorithm_in_the_place_of_one():
+def test_name_instead_of_algorithm():
     for do in (fdg.trace, lambda name: fdg.place(name, policies.GPUOnly(), 1)):
         assert "write algos.make('ppo', env)" in refused(lambda do=do: do("ppo"))
 
 
-def test_one_thing_in_the_place_of_a_list():
+def test_function_instead_of_list():
     assert refused(lambda: fdg.fit(small(), callbacks=print)).endswith("write [<built-in function print>]")
 
 
-# --- functions of a user's own ---
+# --- user-defined functions ---
 
 
 @pytest.mark.parametrize("arguments", ["", "key", "key, one, two"])
-def test_a_network_whose_functions_take_another_number_of_arguments(arguments):
+def test_network_functions_with_wrong_number_of_arguments(arguments):
     wrong = eval(f"lambda {arguments}: {{}}")
     right = lambda first, observation: {}  # noqa: E731
     for name, made in (("init", Network(wrong, right)), ("apply", Network(right, wrong))):
-        said = refused(lambda made=made: fdg.trace(small(network=made)))
-        assert said.startswith(f"{name} of network takes ({arguments}), but is called with (")
+        text = refused(lambda made=made: fdg.trace(small(network=made)))
+        assert text.startswith(f"{name} of network takes ({arguments}), but is called with (")
 
 
-def test_a_callback_that_raises(tmp_path):
+def test_callback_that_raises(tmp_path):
     def watch(report):
         return report.rows[-1]["rewards"]
 
@@ -135,7 +135,7 @@ def test_arguments_of_register_and_vectorize():
     assert "repeat_start=8" in refused(lambda: envs.vectorize(single, 8))
 
 
-def test_fractions_in_a_space_of_integers_are_warned_of():
+def test_float_observation_in_integer_space_warns():
     env = corridor(observation_space=envs.Box(0, 255, (1,), "uint8"))
     with pytest.warns(
         FdgWarning, match="float32 as observation, and its space is of uint8: fractions are cut"
@@ -147,7 +147,7 @@ def test_fractions_in_a_space_of_integers_are_warned_of():
 
 
 class Tensor:
-    """As torch's: a dtype that NumPy does not know."""
+    """Has a dtype unknown to NumPy, as torch's tensors have."""
 
     shape, dtype = (), "torch.float32"
 
@@ -155,17 +155,17 @@ class Tensor:
         return 0.125
 
 
-def test_a_tensor_of_another_library():
+def test_foreign_tensor():
     assert refused(lambda: small(learning_rate=Tensor())).endswith("write learning_rate=0.125")
     typed_state = type("Own", (), {"init": lambda self, key: Tensor(), "iterate": lambda self, s: (s, {})})
     assert "as the Tensor" in refused(lambda: fdg.trace(typed_state()))
 
 
-# --- settings that nothing reads ---
+# --- settings without effect ---
 
 
 def dependent():
-    """Each hyperparameter that another one switches off, by algorithm."""
+    """Yields (algorithm, field) for each hyperparameter that another one disables."""
     for name in algos.names("environments"):
         for field in dataclasses.fields(algos.get(name)):
             if (switch := field.metadata.get("only_with", "").partition("=")[0]) and hasattr(
@@ -178,7 +178,7 @@ def dependent():
     ("name", "changed", "switch"),
     [(algo, field.name, field.metadata["only_with"]) for algo, field in dependent()],
 )
-def test_hyperparameters_without_effect_are_named(name, changed, switch):
+def test_hyperparameter_without_effect(name, changed, switch):
     cls = algos.get(name)
     algorithm = object.__new__(cls)
     for field in dataclasses.fields(cls):
@@ -194,13 +194,13 @@ def test_hyperparameters_without_effect_are_named(name, changed, switch):
     assert not any(f"--{flag} " in line for line in ineffective_field_messages(algorithm))
 
 
-def test_a_swept_hyperparameter_without_effect_is_named():
+def test_swept_hyperparameter_without_effect():
     algorithm = small("dqn")
-    (said,) = ineffective_field_messages(algorithm, swept=["learning_rate", "rnd_share"])
-    assert said == "--sweep rnd_share=... has no effect, for rnd is False: give that too, or leave it out"
+    (text,) = ineffective_field_messages(algorithm, swept=["learning_rate", "rnd_share"])
+    assert text == "--sweep rnd_share=... has no effect, for rnd is False: give that too, or leave it out"
 
 
-# --- names of environments in the words of other libraries ---
+# --- environment names of other libraries ---
 
 
 @pytest.mark.parametrize(
@@ -214,15 +214,15 @@ def test_a_swept_hyperparameter_without_effect_is_named():
         ("jaxmarl:MPE_simple_spread_v3", "'MPE_simple_spread_v3'"),
     ],
 )
-def test_environments_by_prefixes_of_other_libraries(theirs, ours):
+def test_environment_prefixes_of_other_libraries(theirs, ours):
     assert f"did you mean {ours}?" in refused(lambda: envs.make(theirs))
 
 
-def test_a_library_is_no_module_of_environments():
+def test_library_is_not_a_module_of_environments():
     assert "unknown environment 'jaxmarl:foo'" in refused(lambda: envs.make("jaxmarl:foo"))
 
 
-def test_parameters_behind_another_sign():
+def test_wrong_parameter_separator():
     for sign in ("&", ",", ";", " "):
         text = f"CartPole-v1{sign}gravity=9.8"
         assert refused(lambda text=text: envs.parse(text)).endswith("write 'CartPole-v1?gravity=9.8'")

@@ -1,4 +1,4 @@
-"""States that are no pytree of arrays: from `init`, from `iterate`, and given to `run`."""
+"""States that are not pytrees of arrays, from `init`, from `iterate`, and given to `run`."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ class Tagged:
     tag: object = dataclasses.field(metadata={"static": True})
 
 
-class Made:
-    """Returns what it is given: from `init` and, where that is more, from `iterate`."""
+class Fixed:
+    """`init` returns `first`; `iterate` returns `later` if given, otherwise the state."""
 
     def __init__(self, first, *later):
         self.first, self.later = first, later
@@ -37,7 +37,7 @@ class Made:
 
 
 GOOD = {"w": np.zeros(3, np.float32)}
-NO_STATES = {
+INVALID_STATES = {
     "keys of two types": ({"w": np.zeros(3, np.float32), 1: 0.0}, "JAX cannot flatten"),
     "a container within itself": (CYCLE, "JAX cannot flatten"),
     "a masked array": ({"w": np.ma.array([1.0, 2.0, 3.0], mask=[1, 0, 0])}, "state['w']"),
@@ -47,22 +47,22 @@ NO_STATES = {
     "another library's tensor": ({"w": type("T", (), {"dtype": "f", "shape": (3,)})()}, "state['w']"),
 }
 CALLS = {
-    "init": lambda state: fdg.trace(Made(state)),
-    "iterate": lambda state: fdg.trace(Made(GOOD, state)),
-    "run": lambda state: fdg.compile(Made(GOOD), policies.GPUOnly(), devices=1).run(state),
+    "init": lambda state: fdg.trace(Fixed(state)),
+    "iterate": lambda state: fdg.trace(Fixed(GOOD, state)),
+    "run": lambda state: fdg.compile(Fixed(GOOD), policies.GPUOnly(), devices=1).run(state),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("what", NO_STATES)
-def test_what_is_no_state_is_named(what, call):
-    state, said = NO_STATES[what]
-    with refuses(said):
+@pytest.mark.parametrize("kind", INVALID_STATES)
+def test_invalid_state(kind, call):
+    state, text = INVALID_STATES[kind]
+    with refuses(text):
         CALLS[call](state)
 
 
-def test_static_fields_are_named():
+def test_invalid_static_fields():
     with pytest.raises(FdgError, match=r"is Tagged with static fields \(2,\), and was Tagged with .*1"):
-        fdg.trace(Made({"n": Tagged(jnp.zeros(2), 1)}, {"n": Tagged(jnp.zeros(2), 2)}))
+        fdg.trace(Fixed({"n": Tagged(jnp.zeros(2), 1)}, {"n": Tagged(jnp.zeros(2), 2)}))
     with pytest.raises(FdgError, match="metadata fields"):  # arrays do not compare
-        fdg.trace(Made({"n": Tagged(jnp.zeros(2), np.ones(3))}))
+        fdg.trace(Fixed({"n": Tagged(jnp.zeros(2), np.ones(3))}))

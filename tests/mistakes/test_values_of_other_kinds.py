@@ -1,4 +1,4 @@
-"""Values of kinds that no argument takes: modules, keys, classes, and what cannot be written as text."""
+"""Arguments of types that no function accepts: modules, keys, classes, objects without a repr."""
 
 import contextlib
 import dataclasses
@@ -21,28 +21,28 @@ PPO = algos.PPO(env=ENV, num_envs=4)
 KEY = jax.random.key(0)
 
 
-class Unwritten:
-    """As arrays of a file that was closed: its text cannot be made."""
+class WithoutRepr:
+    """Its `repr` raises, as for an array of a closed file."""
 
     def __repr__(self):
         raise RuntimeError("closed")
 
 
-def deep():
+def nested_list():
     made = []
     for _ in range(3000):
         made = [made]
     return made
 
 
-def deleted():
+def deleted_key():
     key = jax.random.key(0)
     key.delete()
     return key
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "text"),
     [
         (lambda: fdg.trace(jnp), "jax.numpy is a module, not an algorithm"),
         (lambda: fdg.place(policies, policies.GPUOnly()), "policies is a module, not an algorithm"),
@@ -50,16 +50,16 @@ def deleted():
         (lambda: fdg.compile(PPO, policies.GPUOnly(), KEY), "give a number (8) or a list of devices"),
         (lambda: fdg.compile(PPO, policies.GPUOnly(), jnp.arange(2)), "devices[0] is Array(0, dtype=int32)"),
         (lambda: fdg.load(KEY), "give a string or a path"),
-        (lambda: fdg.load(deep()), "load(path=<list object"),
-        (lambda: fdg.load(Unwritten()), "give a string or a path"),
+        (lambda: fdg.load(nested_list()), "load(path=<list object"),
+        (lambda: fdg.load(WithoutRepr()), "give a string or a path"),
         (
-            lambda: fdg.compile(PPO, policies.GPUOnly()).init(deleted()),
+            lambda: fdg.compile(PPO, policies.GPUOnly()).init(deleted_key()),
             "give an integer below 2**63, such as init(0)",
         ),
-        (lambda: fdg.host_devices(deep()), "give an integer from 1"),
-        (lambda: envs.make(deep()), "give a name, such as"),
+        (lambda: fdg.host_devices(nested_list()), "give an integer from 1"),
+        (lambda: envs.make(nested_list()), "give a name, such as"),
         (lambda: algos.PPO(env=ENV, learning_rate=KEY), "it must be a number"),
-        (lambda: algos.PPO(env=ENV, learning_rate=Unwritten()), "it must be a number"),
+        (lambda: algos.PPO(env=ENV, learning_rate=WithoutRepr()), "it must be a number"),
         (lambda: algos.make("PPO", None), "environment NoneType()"),
         (lambda: algos.make("PPO", envs), "environment module()"),
         (lambda: algos.make(dict, ENV), "it has no method iterate"),
@@ -74,29 +74,29 @@ def deleted():
         (lambda: CharacterTokenizer().decode([math.inf]), "give the numbers of tokens"),
     ],
 )
-def test_values_of_other_kinds_are_named(call, said):
-    with refuses(said):
+def test_arguments_of_invalid_types(call, text):
+    with refuses(text):
         call()
 
 
-GIVEN = {
+REQUIRED = {
     **{name: {"env": ENV} for name in ("ppo", "dqn", "vdn", "muzero", "iql", "redq")},
     **{name: {} for name in policies.names()},
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_every_field_refuses_what_has_no_text(name):
-    """Deleted arrays (donated ones, too), and objects whose text cannot be made: in every field, or taken."""
+@pytest.mark.parametrize("name", REQUIRED)
+def test_field_values_without_repr(name):
+    """Every field accepts or refuses (FdgError) deleted arrays and objects whose `repr` raises."""
     cls = policies.get(name) if name in policies.names() else algos.get(name)
     for field in dataclasses.fields(cls):
-        for value in (Unwritten(), deleted()):
+        for value in (WithoutRepr(), deleted_key()):
             with contextlib.suppress(fdg.FdgError):
-                cls(**{**GIVEN[name], field.name: value})
+                cls(**{**REQUIRED[name], field.name: value})
 
 
-def test_names_that_are_no_texts():
+def test_names_that_are_not_strings():
     for call in (algos.get, algos.PPO.preset, envs.make, policies.get):
-        for value in (Unwritten(), deleted(), 3, None):
+        for value in (WithoutRepr(), deleted_key(), 3, None):
             with pytest.raises(fdg.FdgError):
                 call(value)

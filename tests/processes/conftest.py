@@ -1,4 +1,4 @@
-"""What processes are started with, in place of Python."""
+"""A replacement for the Python executable of child processes."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """Takes a script of a shell, which the launcher starts as Python; `$last` is its last word."""
+    """Writes a shell script that replaces `sys.executable`; `$last` is its last argument."""
     path = tmp_path / "python"
 
     def write(script):

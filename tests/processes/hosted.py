@@ -1,4 +1,4 @@
-"""The least that acts in an environment on the host, and a policy that puts that environment last."""
+"""A minimal algorithm with an environment on the host, and a policy that places it on the last device."""
 
 import dataclasses
 from typing import Any, ClassVar

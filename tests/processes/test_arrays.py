@@ -1,4 +1,4 @@
-"""Arrays of several processes, as far as one process can tell."""
+"""Arrays of several processes, tested within one process."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def shape_of(array):
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
-def test_what_one_process_makes_all_have(kind):
+def test_make_in_process(kind):
     made = [jnp.arange(6.0).reshape(2, 3), jax.random.split(jax.random.key(3, impl=kind), 2), jnp.int32(7)]
     calls = []
 
@@ -30,19 +30,19 @@ def test_what_one_process_makes_all_have(kind):
         np.testing.assert_array_equal(got, want)
 
 
-def test_what_is_shared_is_a_copy_on_each_process(devices):
+def test_broadcast(devices):
     value = jax.device_put(jnp.arange(3.0), devices[2])
     (found,) = broadcast([value], [shape_of(value)], [0])
     np.testing.assert_array_equal(found, value)
     assert found.is_fully_replicated and found.sharding.device_set == {devices[0]}
 
 
-def test_where_arrays_lie(devices):
+def test_put_and_commit(devices):
     there = SingleDeviceSharding(devices[1])
     shape = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=there)
     laid_out = put([1.0, 2.0], shape)
     assert laid_out.sharding == there and laid_out.tolist() == [1.0, 2.0]
     assert commit(laid_out, there) is laid_out
-    loose = jnp.ones(2)
-    tied = commit(loose, SingleDeviceSharding(devices[0]))
-    assert tied.committed and tied.unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()
+    uncommitted = jnp.ones(2)
+    committed = commit(uncommitted, SingleDeviceSharding(devices[0]))
+    assert committed.committed and committed.unsafe_buffer_pointer() == uncommitted.unsafe_buffer_pointer()

@@ -1,4 +1,4 @@
-"""The templates in `deploy/`: whole, alike with what JAX detects, and right about where a run goes on."""
+"""The templates in `deploy/`: complete, consistent with JAX's cluster detection, and able to resume runs."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def documents(name):
 
 
 def job_spec(name):
-    """The spec of the Job, be it by itself or in a JobSet."""
+    """The spec of the Job, standalone or in a JobSet."""
     found = documents(name)
     if "Job" in found:
         return found["Job"]["spec"]
@@ -34,7 +34,7 @@ def job_spec(name):
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What this process would join as, instead of waiting for the others."""
+    """Returns the (address, count, index) that this process would join with; it joins nothing."""
     seen = []
 
     def peer(address, count, index, notes=None):
@@ -56,7 +56,7 @@ def joined(monkeypatch):
 def test_commands_name_environments_that_exist():
     pages = [*DEPLOY.iterdir(), DEPLOY.parent / "docs" / "launching.md"]
     named = {name for page in pages for name in re.findall(r"--env[ =]([\w:./@|-]+)", page.read_text())}
-    closed = {name for name in named if not name.startswith("ray:")}  # which takes any name of a package
+    closed = {name for name in named if not name.startswith("ray:")}  # accepts any environment name
     assert closed and not closed - set(envs.names())
 
 
@@ -64,7 +64,7 @@ def test_commands_name_environments_that_exist():
 
 
 @pytest.mark.parametrize("nodes", ["node[07-08]", "node07,node08", "node[07,11-12],other1"])
-def test_a_process_of_slurm_finds_the_others(joined, monkeypatch, nodes):
+def test_slurm_detection(joined, monkeypatch, nodes):
     variables = {"JOB_ID": "70001", "STEP_NODELIST": nodes, "NTASKS": "16", "PROCID": "9", "LOCALID": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -72,7 +72,7 @@ def test_a_process_of_slurm_finds_the_others(joined, monkeypatch, nodes):
 
 
 def sbatch(folder, status, **more):
-    """Runs the script as SLURM would: its exit status, what `srun` was told, whether it queues again."""
+    """Runs the script as SLURM would; returns its exit status, `srun`'s arguments, whether it requeues."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "srun").write_text(f'#!/bin/sh\necho "$@" > srun\necho $FDG_AUTHKEY > key\nexit {status}\n')
@@ -87,25 +87,25 @@ def sbatch(folder, status, **more):
     return ended.returncode, (folder / "srun").read_text().split(), (folder / "scontrol").exists()
 
 
-def test_the_script_of_slurm(tmp_path):
+def test_slurm_script(tmp_path):
     start = "--kill-on-bad-exit=1 .venv/bin/python -m fdg.train --distributed".split()
     flags = "--env ant --seed 3".split()
     new, old = [*start, "--out", "runs/slurm-7", *flags], [*start, "--resume", "runs/slurm-7", *flags]
     assert sbatch(tmp_path, 0) == (0, new, False)
     assert re.fullmatch(r"[0-9a-f]{64}\n", (tmp_path / "key").read_text())
-    assert sbatch(tmp_path, 2) == (2, new, False)  # refused: it would be again
+    assert sbatch(tmp_path, 2) == (2, new, False)  # status 2 is an error of the user: no requeue
     (tmp_path / "runs/slurm-7").mkdir(parents=True)
     (tmp_path / "runs/slurm-7/config.json").write_text("{}")
     assert sbatch(tmp_path, 143) == (143, old, True)
     assert sbatch(tmp_path, 1, SLURM_RESTART_COUNT="20") == (1, old, False)
     options = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", (DEPLOY / "slurm.sbatch").read_text(), re.M)
     assert {"nodes", "ntasks-per-node", "gpus-per-node", "requeue", "signal"} <= dict(options).keys()
-    assert dict(options)["ntasks-per-node"] == dict(options)["gpus-per-node"]  # JAX: a device a process
+    assert dict(options)["ntasks-per-node"] == dict(options)["gpus-per-node"]  # JAX: one device per process
 
 
 # --- Kubernetes ---
 
-# Fields of each part, by the references of kubernetes.io and jobset.sigs.k8s.io: those it must and may have.
+# (required, optional) fields of each object, from the references of kubernetes.io and jobset.sigs.k8s.io.
 FIELDS = {
     "Job spec": ({"template"}, {"completionMode", "parallelism", "completions", "backoffLimit"}),
     "Pod spec": (
@@ -123,18 +123,18 @@ FIELDS = {
 
 
 def check_fields(kind, part):
-    required, others = FIELDS[kind]
-    assert required <= part.keys() <= required | others, (kind, part.keys())
+    required, optional = FIELDS[kind]
+    assert required <= part.keys() <= required | optional, (kind, part.keys())
 
 
 @pytest.mark.parametrize("name", ["jobset", "indexed-job"])
-def test_the_jobs_of_kubernetes_are_whole(name):
+def test_kubernetes_jobs(name):
     spec, found = job_spec(name), documents(name)
     check_fields("Job spec", spec)
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] > 1
     pod = spec["template"]["spec"]
     check_fields("Pod spec", pod)
-    assert pod["restartPolicy"] == "Never"  # what is left of a run is ended, and all pods are made again
+    assert pod["restartPolicy"] == "Never"  # after a failure all pods are replaced
     (container,) = pod["containers"]
     check_fields("Container", container)
     claims = {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"]}
@@ -147,16 +147,16 @@ def test_the_jobs_of_kubernetes_are_whole(name):
         assert found["JobSet"]["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
         check_fields("JobSet spec", found["JobSet"]["spec"])
         check_fields("Network", found["JobSet"]["spec"]["network"])
-        assert "subdomain" not in pod  # JAX takes the set's name, which is JobSet's own default
+        assert "subdomain" not in pod  # JAX uses the set's name, JobSet's default
     else:
         assert found["Job"]["apiVersion"] == "batch/v1"
         check_fields("Service spec", found["Service"]["spec"])
-        assert found["Service"]["spec"]["clusterIP"] == "None"  # without it pods have no names
+        assert found["Service"]["spec"]["clusterIP"] == "None"  # a headless service, which gives pods names
         assert found["Service"]["metadata"]["name"] == pod["subdomain"]
         assert found["Service"]["spec"]["selector"] == {"job-name": found["Job"]["metadata"]["name"]}
 
 
-def test_access():
+def test_kubernetes_access():
     access = documents("access")
     check_fields("Role", access["Role"])
     check_fields("RoleBinding", access["RoleBinding"])
@@ -169,12 +169,12 @@ def test_access():
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert allowed >= {("pods", "list"), ("jobs", "get"), ("services", "list")}  # what JAX asks
+    assert allowed >= {("pods", "list"), ("jobs", "get"), ("services", "list")}  # JAX's requests
 
 
 @pytest.mark.parametrize("name", ["jobset", "indexed-job"])
-def test_a_pod_of_kubernetes_finds_the_others(joined, monkeypatch, name):
-    """JAX's own detection, over an API that answers what the template would make of a cluster."""
+def test_kubernetes_detection(joined, monkeypatch, name):
+    """JAX's detection, with a fake Kubernetes API that describes the template's cluster."""
     from jax._src.clusters import k8s_cluster
 
     spec = job_spec(name)
@@ -209,8 +209,8 @@ def test_a_pod_of_kubernetes_finds_the_others(joined, monkeypatch, name):
     for method in (cluster._pod, cluster._job, cluster._controller, cluster._headless_svc):
         method.cache_clear()
     monkeypatch.setattr(cluster, "_namespace", lambda: "default")
-    asked = []
-    lookup = types.SimpleNamespace(gethostbyname=asked.append, gaierror=OSError)
+    hostnames = []
+    lookup = types.SimpleNamespace(gethostbyname=hostnames.append, gaierror=OSError)
     monkeypatch.setattr(k8s_cluster, "socket", lookup)
     monkeypatch.setattr(k8s_cluster, "time", types.SimpleNamespace(sleep=lambda seconds: None))
     for variable, value in {
@@ -225,8 +225,8 @@ def test_a_pod_of_kubernetes_finds_the_others(joined, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["jobset", "indexed-job"])
-def test_the_command_of_a_pod(tmp_path, name):
-    """Goes on with the run that is there, and else starts it."""
+def test_pod_command(tmp_path, name):
+    """Resumes the run if it exists, otherwise starts it."""
     (container,) = job_spec(name)["template"]["spec"]["containers"]
     (script,) = container["args"]
     (mount,) = container["volumeMounts"]
@@ -235,13 +235,13 @@ def test_the_command_of_a_pod(tmp_path, name):
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
 
-    def said():
+    def arguments():
         words = [*container["command"], script.replace(mount["mountPath"], str(tmp_path))]
         environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
 
     flags = "--env brax:ant --num-envs 4096 --total-steps 5e8\n"
-    assert said() == f"-m fdg.train --distributed --out {tmp_path}/ant {flags}"
+    assert arguments() == f"-m fdg.train --distributed --out {tmp_path}/ant {flags}"
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "config.json").touch()
-    assert said() == f"-m fdg.train --distributed --resume {tmp_path}/ant {flags}"
+    assert arguments() == f"-m fdg.train --distributed --resume {tmp_path}/ant {flags}"

@@ -1,4 +1,4 @@
-"""Several processes: the numbers of one, one that writes, and none that waits for the dead."""
+"""Several processes: results equal those of one process, and a lost process stops the others."""
 
 import json
 import os
@@ -35,7 +35,7 @@ ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 def start(words, **second):
-    """Two real processes, one host device each; the second with more environment variables."""
+    """Starts two processes with one host device each; `second` has environment variables of the second."""
     triple = f"--coordinator-address localhost:{ports.free_port('localhost')} --num-processes 2 --process-id"
     words = ["-m", "fdg.train", *words.split(), *triple.split()]
     return [spawn(*words, "0"), spawn(*words, "1", **second)]
@@ -47,7 +47,7 @@ def spawn(*words, **more):
 
 
 def finish(processes, seconds=180):
-    """Exit status, standard output and standard error of each; none may hang."""
+    """(stdout, stderr, exit status) of each process, within `seconds`."""
     try:
         return [(*process.communicate(timeout=seconds), process.returncode) for process in processes]
     finally:
@@ -56,12 +56,12 @@ def finish(processes, seconds=180):
 
 
 def leaves(run, iteration):
-    """The arrays of a checkpoint, as they are stored."""
+    """The stored arrays of a checkpoint."""
     return Checkpoints(run / "checkpoints").arrays(iteration)
 
 
 def assert_close(one, two):
-    """Floats to 1e-5, all else exactly."""
+    """Compares floats to 1e-5, everything else exactly."""
     assert one.keys() == two.keys()
     for name in one:
         if np.asarray(one[name]).dtype.kind == "f":
@@ -70,10 +70,10 @@ def assert_close(one, two):
             np.testing.assert_array_equal(two[name], one[name], err_msg=name)
 
 
-# --- the numbers of one process ---
+# --- comparison with one process ---
 
-# Flags, how many devices in the two processes, and the run in one process that has the same numbers. Of three
-# workers, some are in each process.
+# (flags, devices in the two processes, the run in one process with the same results). In "central 3+1", each
+# process has some of the three workers.
 RUNS = {
     "a2c fsdp": (f"{A2C} --parameters fsdp --total-steps 48 --checkpoint-every 3", 2, "a2c"),
     "central 3+1": (f"{CENTRAL} --total-steps 48 --checkpoint-every 6", 4, "central"),
@@ -135,7 +135,7 @@ distributed.leave()
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The runs by one process, those by two (one pair that does them all), and what the two said."""
+    """(runs of one process, runs of two, the results of `finish`); one pair of processes does all runs."""
     folder = tmp_path_factory.mktemp("runs")
     one, two = folder / "one", folder / "two"
     one.mkdir(), two.mkdir()
@@ -153,14 +153,14 @@ def runs(tmp_path_factory):
 
 
 def cut_short(run, copy):
-    """A copy of a run as it was before its last checkpoint."""
+    """Copies a run without its last checkpoint."""
     shutil.copytree(run, copy)
     (copy / "summary.json").unlink()
     shutil.rmtree(copy / "checkpoints" / str(len(rows(copy))))
 
 
 def assert_same_run(one, two):
-    """Metrics, the last checkpoint, and the evaluation."""
+    """Compares metrics, the last checkpoint, and the evaluation return."""
     assert len(rows(one)) == len(rows(two)) > 0
     for a, b in zip(untimed_rows(one), untimed_rows(two), strict=True):
         assert_close(a, b)
@@ -172,28 +172,28 @@ def summary(run):
     return json.loads((run / "summary.json").read_text())
 
 
-def test_fetch_from_several_processes(runs):
-    *_, said = runs
-    for out, err, status in said:
+def test_fetch_in_two_processes(runs):
+    *_, results = runs
+    for out, err, status in results:
         assert status == 0, err
         assert out.startswith("fetched")
 
 
-def test_only_the_process_that_steps_host_environments_starts_them(runs, devices):
-    """And the numbers are those of one process."""
+def test_host_environments_in_two_processes(runs, devices):
+    """One process starts and steps the environments; the results are those of one process."""
     engine = fdg.compile(Hosted(envs.make("envpool:CartPole-v1")), policies.GPUOnly(), devices[:1])
     _, alone = engine.run(engine.init(3), 5)
-    (said,) = [line for line in runs[2][0][0].splitlines() if line.startswith('{"reward"')]
-    together = json.loads(said)
+    (line,) = [line for line in runs[2][0][0].splitlines() if line.startswith('{"reward"')]
+    together = json.loads(line)
     for name, values in alone.items():
         np.testing.assert_allclose(together[name], values, rtol=1e-6, err_msg=name)
     assert len(set(together["weight"])) == 5
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_give_the_numbers_of_one(name, runs):
-    one, two, said = runs
-    assert [status for *_, status in said] == [0, 0], said
+def test_two_processes_match_one(name, runs):
+    one, two, results = runs
+    assert [status for *_, status in results] == [0, 0], results
     _, count, alone = RUNS[name]
     run = two / name.replace(" ", "_")
     assert_same_run(one / alone, run)
@@ -208,17 +208,17 @@ def test_two_processes_give_the_numbers_of_one(name, runs):
         assert all(group["busy_s"] > 0 for group in summary(run)["groups"].values())
 
 
-def test_a_run_goes_on_with_another_number_of_processes(runs, tmp_path):
-    """Two go on where one left off, and the other way round; under staleness, with the older parameters."""
-    one, two, said = runs
-    assert "resuming at iteration 5 of 6" in said[0][0]
+def test_resume_with_another_number_of_processes(runs, tmp_path):
+    """From one process to two and back, with `staleness=1`: a checkpoint contains the older parameters."""
+    one, two, results = runs
+    assert "resuming at iteration 5 of 6" in results[0][0]
     assert_same_run(one / "stale", two / "resumed")
     cut_short(two / "resumed", tmp_path / "run")
     assert train_main(["--resume", str(tmp_path / "run"), "--devices", "1", "--trust"]) == 0
     assert_same_run(one / "stale", tmp_path / "run")
 
 
-# --- none that waits for the dead ---
+# --- signals and lost processes ---
 
 
 def wait_for_rows(run, processes, seconds=150):
@@ -228,15 +228,15 @@ def wait_for_rows(run, processes, seconds=150):
         time.sleep(0.1)
 
 
-def test_a_signal_to_one_process_stops_all_at_the_same_iteration(tmp_path):
+def test_signal_to_one_process_stops_all(tmp_path):
     processes = start(f"{COARSE} --total-steps 24000 --checkpoint-every 3000 --out {tmp_path}")
     wait_for_rows(tmp_path, processes)
     processes[1].send_signal(signal.SIGTERM)
-    said = finish(processes)
-    assert [status for *_, status in said] == [143, 143], said
+    results = finish(processes)
+    assert [status for *_, status in results] == [143, 143], results
     assert 0 < len(rows(tmp_path)) < 3000
     assert (tmp_path / "checkpoints" / str(len(rows(tmp_path)))).exists()
-    assert f"saved: go on with --resume {tmp_path}" in said[0][0]
+    assert f"saved: go on with --resume {tmp_path}" in results[0][0]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_iteration(tmp_path):
     ],
     ids=["first of two", "actors", "learner"],
 )
-def test_the_others_name_a_killed_process_and_stop(words, victim, tmp_path):
+def test_killed_process_is_named(words, victim, tmp_path):
     processes = start(f"{words} --out {tmp_path}")
     wait_for_rows(tmp_path, processes)
     processes[victim].kill()
@@ -263,7 +263,7 @@ def test_the_others_name_a_killed_process_and_stop(words, victim, tmp_path):
 
 
 def test_processes_that_trace_different_programs(tmp_path):
-    """Though flags and versions agree, and before anything runs."""
+    """The error comes before the run starts, although flags and versions agree."""
     words = f"--algo tests.processes.differing:Differing --num-envs 12 --devices 2 --out {tmp_path / 'run'}"
     for _, err, status in finish(start(words, FDG_TEST_RATE="0.2"), 60):
         assert status == 2 and err.count("\n") == 1
@@ -288,7 +288,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("words", ERRORS)
-def test_bad_flags_get_one_line(words, capsys):
+def test_invalid_flags(words, capsys):
     assert ERRORS[words] in refused(capsys, words, train_main)
 
 
@@ -308,7 +308,7 @@ def test_fetch_in_one_process(devices):
     assert jax.random.key_impl(distributed.gather(tree)["key"]) == jax.random.key_impl(tree["key"])
 
 
-def test_processes_that_do_not_fit_together(monkeypatch):
+def test_missing_process(monkeypatch):
     address = f"localhost:{ports.free_port('localhost')}"
     monkeypatch.setattr(peers, "JOIN_SECONDS", 0.3)
     with pytest.raises(FdgError, match=r"of 2 processes 1 connected to .* process 1 is missing"):

@@ -1,4 +1,4 @@
-"""What the launcher starts, what it says of those that are lost, and what goes on after that."""
+"""The launcher: processes and hosts that it starts, errors for lost processes, restarts."""
 
 import json
 import os
@@ -17,37 +17,37 @@ from fdg.process_exit import LAUNCHER_PIPE
 from tests.refusing import refused
 
 
-def who(index):
+def name(index):
     return f"process {index} (host a, pid {index})"
 
 
 @pytest.mark.parametrize(
     ("processes", "ending"),
     [
-        ([Process(who(0), 0), Process(who(1), 0)], Ending(0)),
-        ([Process(who(0), 1), Process(who(1), 0)], Ending(1)),
-        # Who was killed ends the others, and is noticed after them.
-        ([Process(who(0), 1), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
-        ([Process(who(0), -6), Process(who(1), None, "x")], Ending(1, f"{who(1)} is gone: x")),
-        # Who waits for it may abort before it is seen that it was killed.
-        ([Process(who(0), -6), Process(who(1), -9)], Ending(137, f"{who(1)} was killed by SIGKILL")),
-        ([Process(who(0), 1), Process(who(1), -6)], Ending(134, f"{who(1)} was killed by SIGABRT")),
-        ([Process(who(0), 2)], Ending(2)),
-        ([Process(who(0), 2, "no folder")], Ending(2, f"{who(0)}: no folder")),
+        ([Process(name(0), 0), Process(name(1), 0)], Ending(0)),
+        ([Process(name(0), 1), Process(name(1), 0)], Ending(1)),
+        # A killed process ends the others, which are noticed first.
+        ([Process(name(0), 1), Process(name(1), -9)], Ending(137, f"{name(1)} was killed by SIGKILL")),
+        ([Process(name(0), -6), Process(name(1), None, "x")], Ending(1, f"{name(1)} is gone: x")),
+        # A waiting process may abort before the killed one is noticed.
+        ([Process(name(0), -6), Process(name(1), -9)], Ending(137, f"{name(1)} was killed by SIGKILL")),
+        ([Process(name(0), 1), Process(name(1), -6)], Ending(134, f"{name(1)} was killed by SIGABRT")),
+        ([Process(name(0), 2)], Ending(2)),
+        ([Process(name(0), 2, "no folder")], Ending(2, f"{name(0)}: no folder")),
     ],
 )
-def test_who_is_blamed(processes, ending):
+def test_ending_names_cause(processes, ending):
     assert ending_of(processes) == ending
 
 
-def test_what_can_restart():
+def test_can_restart():
     assert all(Ending(status).can_restart for status in (1, 7, 134, 137))
     assert not any(Ending(status).can_restart for status in (0, 2, 130, 143))
     assert not Ending(137, interrupted=True).can_restart
 
 
 class Engine:
-    """Has two hosts at first, then one; the first run is lost."""
+    """Has two hosts, then one; the first run fails."""
 
     def __init__(self, *_):
         self.counts, self.endings, self.words = (
@@ -61,11 +61,11 @@ class Engine:
 
     def run(self, words):
         self.words.append(words)
-        self.lost()
+        self.after_run()
         return self.endings.pop(0)
 
-    def lost(self):
-        """What the run has done until then."""
+    def after_run(self):
+        """Called after each run; tests override it to create files."""
 
     def close(self):
         pass
@@ -79,10 +79,10 @@ def engine(monkeypatch, tmp_path):
     return engine
 
 
-def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
+def test_restart_resumes_with_remaining_processes(engine, tmp_path, capsys):
     names = {"algo": "a2c", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
     config = json.dumps({**names, "devices": 8})
-    engine.lost = lambda: (
+    engine.after_run = lambda: (
         (tmp_path / "run").mkdir(exist_ok=True) or (tmp_path / "run" / "config.json").write_text(config)
     )
     words = "--env Pendulum-v1 --devices 8 --hidden 64 64 --config old.json --out run"
@@ -95,7 +95,7 @@ def test_a_lost_run_goes_on_with_what_is_left(engine, tmp_path, capsys):
     assert err == "error: process 1 was killed\nrestart 1 of 1, with 1 process\n"
 
 
-def test_a_run_that_had_not_begun_begins_again(engine):
+def test_restart_without_run_directory(engine):
     words = "--restarts 3 -- --env Pendulum-v1 --algo sac --seed 5 --devices 8"
     assert launch_processes.main(words.split()) == 0
     first, second = engine.words
@@ -104,15 +104,15 @@ def test_a_run_that_had_not_begun_begins_again(engine):
     assert second == [*first, "--devices", "4"]
 
 
-def test_without_restarts_the_words_are_as_given(engine):
+def test_arguments_without_restarts(engine):
     assert launch_processes.main("--num-steps 4 --resume runs/old".split()) == 137
     assert engine.words == ["--num-steps 4 --resume runs/old".split()]
 
 
-def test_processes_that_die_are_started_again(python, monkeypatch, tmp_path, capfd):
-    """With real processes, in place of trainings."""
+def test_restart_of_killed_process(python, monkeypatch, tmp_path, capfd):
+    """With real processes that run a shell script instead of training."""
     monkeypatch.chdir(tmp_path)
-    # The second process is killed the first time; all say which words they got.
+    # The second process is killed on the first start; all record their arguments.
     python(
         'echo "$@" >> words$last\n'
         "if [ $last = 1 ] && [ ! -e again ]; then touch again; kill -9 $$; fi\n[ -e again ] || exec sleep 9\n"
@@ -125,8 +125,8 @@ def test_processes_that_die_are_started_again(python, monkeypatch, tmp_path, cap
 
 
 @pytest.mark.parametrize(("seconds", "first_fails"), [(0.3, False), (60.0, True)])
-def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkeypatch, tmp_path, capfd):
-    """Once it was silent for long, or another has failed that waited for it; neither is left running."""
+def test_stopped_process_is_named(seconds, first_fails, python, monkeypatch, tmp_path, capfd):
+    """After a long silence, or after the failure of a process that waited for it; no process is left."""
     python(
         "echo $$ >> pids\n"
         f"[ $last = 1 ] && kill -STOP $$\n{'sleep 0.5; exit 1' if first_fails else 'exec sleep 60'}\n"
@@ -140,7 +140,7 @@ def test_a_process_that_is_stopped_is_named(seconds, first_fails, python, monkey
     assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_a_process_that_goes_on_after_a_stop_is_no_loss(python, monkeypatch, capfd):
+def test_continued_process_is_not_lost(python, monkeypatch, capfd):
     python("[ $last = 0 ] && sleep 0.5 && exit 0\n(sleep 0.2; kill -CONT $$) &\nkill -STOP $$\nsleep 0.5\n")
     monkeypatch.setattr("fdg.processes.lines.SILENT_SECONDS", 0.4)
     assert launch_processes.main([]) == 0
@@ -148,13 +148,13 @@ def test_a_process_that_goes_on_after_a_stop_is_no_loss(python, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("statuses", "said"),
+    ("statuses", "error"),
     [("2 2", "error: of 0\n"), ("1 2", "error: of 0\n[1] error: of 1\n"), ("0 1", "[1] error: of 1\n")],
 )
-def test_what_is_wrong_for_all_is_said_once(statuses, said, python, capfd):
+def test_common_error_is_printed_once(statuses, error, python, capfd):
     python(f"set {statuses} $@\nshift $last\n[ $1 = 0 ] || echo error: of $last >&2\nexit $1\n")
     assert launch_processes.main([]) in map(int, statuses.split())
-    assert capfd.readouterr().err == said
+    assert capfd.readouterr().err == error
 
 
 ERRORS = {
@@ -176,18 +176,18 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("words", ERRORS)
-def test_bad_flags_get_one_line(words, capsys):
+def test_invalid_flags(words, capsys):
     assert refused(capsys, words, launch_processes.main).startswith(f"error: {ERRORS[words]}")
 
 
-def test_ray_that_is_not_installed(monkeypatch, capsys):
+def test_ray_is_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
     assert launch_processes.main(["--ray"]) == 2
     assert capsys.readouterr().err == "error: Ray is not installed: pip install 'fdg[ray]'\n"
 
 
-def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch, tmp_path, capsys):
-    """Ray leaves its address in a file."""
+def test_stale_cluster_address(monkeypatch, tmp_path, capsys):
+    """A killed Ray cluster leaves its address in a file."""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("localhost:1")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -197,7 +197,7 @@ def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch, tmp_path, caps
     assert capsys.readouterr().err.startswith("error: RAY_ADDRESS=auto: this machine is not in a Ray cluster")
 
 
-def test_variables_of_the_driver():
+def test_inherited_variables():
     given = {
         "MINE": "1",
         "JAX_PLATFORMS": "cpu",
@@ -208,10 +208,10 @@ def test_variables_of_the_driver():
     assert ray_cluster.inherited_variables(given) == {"MINE": "1", "JAX_PLATFORMS": "cpu"}
 
 
-# --- what runs on a host ---
+# --- hosts ---
 
 
-def followed(host):
+def output_and_status(host):
     lines, status, end = [], None, time.monotonic() + 30
     while status is None and time.monotonic() < end:
         some, status = host.follow(0.2)
@@ -219,23 +219,23 @@ def followed(host):
     return lines, status
 
 
-def test_a_host_tells_lines_and_the_exit_status(tmp_path):
+def test_host_returns_lines_and_exit_status(tmp_path):
     host = ray_host.Host()
     code = "import os, sys; print(os.environ['MINE'], os.getcwd()); print('x', file=sys.stderr); sys.exit(3)"
     pid, refusal = host.start(["-c", code], {"MINE": "y"}, str(tmp_path))
     assert pid > 0 and not refusal
-    lines, status = followed(host)
+    lines, status = output_and_status(host)
     assert sorted(lines) == [("err", "x"), ("out", f"y {tmp_path}")] and status == 3
 
 
-def test_a_host_without_the_folder(tmp_path):
+def test_host_without_folder(tmp_path):
     pid, refusal = ray_host.Host().start(["-c", ""], {}, str(tmp_path / "x"))
     assert pid == 0 and "start from a folder that all hosts share" in refusal
 
 
-def test_what_is_tied_ends_with_who_started_it(tmp_path):
-    """Killed, and without a word; what it has started in turn has another standard input, and no tie."""
-    sleeper = tmp_path / "fdg"  # as the command is called
+def test_process_ends_with_its_launcher(tmp_path):
+    """A process ends after its launcher is killed; its children inherit neither pipe nor variable."""
+    sleeper = tmp_path / "fdg"  # the name of the command
     sleeper.write_text(
         "import os, subprocess, sys, time\nimport fdg.process_exit\n"
         "print(sys.stdin.read() == '', os.environ.get('FDG_TIED'), flush=True)\ntime.sleep(60)\n"

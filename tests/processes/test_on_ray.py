@@ -1,4 +1,4 @@
-"""Processes on the nodes of a Ray cluster that is played here: what is asked, and what the ends mean."""
+"""Processes on the nodes of a fake Ray cluster: requests to Ray, and how processes end."""
 
 import concurrent.futures
 import importlib
@@ -16,7 +16,7 @@ from fdg.processes import lines
 
 
 class LostError(Exception):
-    """Ray's, in the part of it that is played."""
+    """The fake's `RayError`."""
 
 
 class Method:
@@ -28,7 +28,7 @@ class Method:
 
 
 class Actor:
-    """A host whose process says and does what the test wrote down."""
+    """A host whose process returns the outputs that the test has set."""
 
     def __init__(self, cluster, i):
         self._host, self._cluster = Host(cluster, i), cluster
@@ -39,7 +39,7 @@ class Actor:
 
 class Host:
     def __init__(self, cluster, i):
-        self.cluster, self.i, self.said = cluster, i, iter(cluster.says[i])
+        self.cluster, self.i, self.outputs = cluster, i, iter(cluster.outputs[i])
 
     def describe(self):
         return {"host": f"h{self.i}", "ip": "10.0.0.1", "node": f"n{self.i}", "port": 7, "address": "here:1"}
@@ -50,20 +50,20 @@ class Host:
         return (0, refusal) if refusal else (100 + self.i, "")
 
     def follow(self, seconds):
-        answer = next(self.said)
+        answer = next(self.outputs)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def signal(self, number):
-        self.cluster.told.append(("signal", self.i, number))
+        self.cluster.events.append(("signal", self.i, number))
 
     def stop(self):
-        self.cluster.told.append(("stop", self.i))
+        self.cluster.events.append(("stop", self.i))
 
 
 class Cluster:
-    """The part of the module `ray` that is used, of nodes with so many CPUs."""
+    """A fake of the used part of module `ray`, with nodes that have these numbers of CPUs."""
 
     exceptions = types.SimpleNamespace(RayError=LostError)
     cloudpickle = types.SimpleNamespace(register_pickle_by_value=lambda module: None)
@@ -74,8 +74,8 @@ class Cluster:
             for i, count in enumerate(cpus)
         ]
         self.pool = concurrent.futures.ThreadPoolExecutor(8)
-        self.commands, self.told, self.options, self.refusals = [], [], [], {}
-        self.says = [[([("out", f"I am {i}")], None), ([], 0)] for i in range(len(cpus))]
+        self.commands, self.events, self.options, self.refusals = [], [], [], {}
+        self.outputs = [[([("out", f"I am {i}")], None), ([], 0)] for i in range(len(cpus))]
 
     def nodes(self):
         return self.alive
@@ -91,16 +91,16 @@ class Cluster:
 
         return types.SimpleNamespace(options=options)
 
-    def get(self, asked):
-        return [one.result() for one in asked] if isinstance(asked, list) else asked.result()
+    def get(self, pending):
+        return [one.result() for one in pending] if isinstance(pending, list) else pending.result()
 
-    def wait(self, asked, num_returns=1, timeout=None):
+    def wait(self, pending, num_returns=1, timeout=None):
         when = concurrent.futures.ALL_COMPLETED if num_returns > 1 else concurrent.futures.FIRST_COMPLETED
-        done, rest = concurrent.futures.wait(asked, timeout, when)
+        done, rest = concurrent.futures.wait(pending, timeout, when)
         return list(done), list(rest)
 
     def kill(self, actor):
-        self.told.append(("kill", actor._host.i))
+        self.events.append(("kill", actor._host.i))
 
     def shutdown(self):
         self.pool.shutdown()
@@ -108,15 +108,15 @@ class Cluster:
 
 @pytest.fixture
 def run(monkeypatch):
-    """An engine on a cluster, and what it takes and gives back."""
+    """Creates an engine on a fake cluster, which records reserved and released resources."""
 
     def engine(cluster, **settings):
         monkeypatch.setattr(ray_cluster, "connect", lambda address: cluster)
         util = importlib.import_module("ray.util.placement_group")
         group = types.SimpleNamespace(wait=lambda seconds: True)
-        taken = lambda bundles, strategy: cluster.told.append(("room", bundles, strategy)) or group  # noqa: E731
-        monkeypatch.setattr(util, "placement_group", taken)
-        monkeypatch.setattr(util, "remove_placement_group", lambda one: cluster.told.append("given back"))
+        reserve = lambda bundles, strategy: cluster.events.append(("reserve", bundles, strategy)) or group  # noqa: E731
+        monkeypatch.setattr(util, "placement_group", reserve)
+        monkeypatch.setattr(util, "remove_placement_group", lambda one: cluster.events.append("release"))
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         monkeypatch.setattr(strategies, "PlacementGroupSchedulingStrategy", lambda of, i: i)
         return on_ray.OnRay(**settings)
@@ -125,28 +125,28 @@ def run(monkeypatch):
     return engine
 
 
-def test_a_process_on_each_node(run, capsys):
+def test_process_on_each_node(run, capsys):
     cluster = Cluster()
     engine = run(cluster, cpus=2.0)
     assert engine.reserve(first=True) == 2
     ending = engine.run(["--env", "CartPole-v1"])
     assert (ending.status, ending.reason) == (0, "")
     assert sorted(capsys.readouterr().out.splitlines()) == ["[h0 0] I am 0", "[h1 1] I am 1"]
-    assert cluster.told[0] == ("room", [{"CPU": 2.0}] * 2, "STRICT_SPREAD")
+    assert cluster.events[0] == ("reserve", [{"CPU": 2.0}] * 2, "STRICT_SPREAD")
     assert [one["scheduling_strategy"] for one in cluster.options] == [0, 1]
-    assert sorted(cluster.told[1:-1]) == sorted((what, i) for what in ("stop", "kill") for i in (0, 1))
-    assert cluster.told[-1] == "given back"
+    assert sorted(cluster.events[1:-1]) == sorted((what, i) for what in ("stop", "kill") for i in (0, 1))
+    assert cluster.events[-1] == "release"
     keys = set()
     for i, command, environment, folder in cluster.commands:
         assert command[:4] == ["-m", "fdg.train", "--env", "CartPole-v1"]
-        meeting = ["--coordinator-address", "10.0.0.1:7", "--num-processes", "2", "--process-id", str(i)]
-        assert command[4:] == meeting and folder == os.getcwd()
+        coordinator = ["--coordinator-address", "10.0.0.1:7", "--num-processes", "2", "--process-id", str(i)]
+        assert command[4:] == coordinator and folder == os.getcwd()
         assert environment["RAY_ADDRESS"] == "here:1"
         keys.add(environment[lines.KEY_VARIABLE])
     assert len(keys) == 1 and len(keys.pop()) == 64
 
 
-def test_one_node_needs_no_meeting(run):
+def test_one_node_needs_no_coordinator(run):
     cluster = Cluster()
     engine = run(cluster, nodes=1)
     assert engine.reserve(first=True) == 1
@@ -154,48 +154,48 @@ def test_one_node_needs_no_meeting(run):
     assert [command for _, command, *_ in cluster.commands] == [["-m", "fdg.train"]]
 
 
-def test_a_process_that_cannot_start_is_named(run):
+def test_process_that_cannot_start(run):
     cluster = Cluster()
     cluster.refusals[1] = "there is no folder x on that host"
     engine = run(cluster)
     engine.reserve(first=True)
     ending = engine.run([])
     assert ending.status == REFUSED and "process 1 (host h1): there is no folder x" in ending.reason
-    assert ("kill", 0) in cluster.told and ("kill", 1) in cluster.told
+    assert ("kill", 0) in cluster.events and ("kill", 1) in cluster.events
 
 
-def test_an_actor_that_is_lost_is_named(run, monkeypatch):
+def test_lost_actor(run, monkeypatch):
     monkeypatch.setattr(on_ray, "STOP_SECONDS", 5.0)
     cluster = Cluster()
-    cluster.says[0] = [([], 1)]
-    cluster.says[1] = [LostError("the actor died")]
+    cluster.outputs[0] = [([], 1)]
+    cluster.outputs[1] = [LostError("the actor died")]
     engine = run(cluster)
     engine.reserve(first=True)
     ending = engine.run([])
     assert "process 1 (host h1, pid 101)" in ending.reason and "its Ray actor was killed" in ending.reason
-    cluster.says[1] = [LostError("its node has died")]
+    cluster.outputs[1] = [LostError("its node has died")]
     cluster.options.clear()
     engine.reserve(first=True)
     assert "its node was lost" in engine.run([]).reason
 
 
-def test_a_signal_reaches_all(run):
+def test_signal_reaches_all(run):
     cluster = Cluster()
 
-    class Said(list):
+    class SignalOnIteration(list):
         def __iter__(self):
             os.kill(os.getpid(), signal.SIGTERM)
             return iter([([], None)] * 3 + [([], 143)])
 
-    cluster.says = [Said(), [([], None)] * 3 + [([], 143)]]
+    cluster.outputs = [SignalOnIteration(), [([], None)] * 3 + [([], 143)]]
     engine = run(cluster)
     engine.reserve(first=True)
     ending = engine.run([])
     assert ending.interrupted and ending.status == 143
-    assert {one for one in cluster.told if one[0] == "signal"} == {("signal", i, 15) for i in (0, 1)}
+    assert {one for one in cluster.events if one[0] == "signal"} == {("signal", i, 15) for i in (0, 1)}
 
 
-def test_nodes_without_room(run):
+def test_insufficient_nodes(run):
     with pytest.raises(
         FdgError,
         match=r"--nodes 3: 2 nodes .* at here:1 have room \(it has n0: 4 CPU, n1: 4 CPU\): use --nodes 2",
@@ -207,18 +207,18 @@ def test_nodes_without_room(run):
     assert run(cluster, cpus=2.0).reserve(first=True) == 1
 
 
-def test_a_process_takes_all_accelerators_of_its_node(run):
+def test_process_reserves_all_accelerators_of_its_node(run):
     cluster = Cluster(accelerators={"GPU": 8})
     engine = run(cluster)
     engine.reserve(first=True)
-    assert cluster.told[0] == ("room", [{"CPU": 1.0, "GPU": 8}] * 2, "STRICT_SPREAD")
+    assert cluster.events[0] == ("reserve", [{"CPU": 1.0, "GPU": 8}] * 2, "STRICT_SPREAD")
     assert engine.run([]).status == 0 and {one["num_gpus"] for one in cluster.options} == {8}
 
 
-def test_nodes_of_several_kinds_of_accelerators(run):
-    """A run has one kind: that of most nodes."""
+def test_nodes_with_different_accelerators(run):
+    """A run uses one kind of accelerator: that of most nodes."""
     cluster = Cluster((4, 4, 4))
     for node, (name, amount) in zip(cluster.alive, (("TPU", 4), ("GPU", 8), ("TPU", 8)), strict=True):
         node["Resources"][name] = amount
     assert run(cluster).reserve(first=True) == 2
-    assert cluster.told[0] == ("room", [{"CPU": 1.0, "TPU": 4}] * 2, "STRICT_SPREAD")
+    assert cluster.events[0] == ("reserve", [{"CPU": 1.0, "TPU": 4}] * 2, "STRICT_SPREAD")

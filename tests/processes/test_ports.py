@@ -1,4 +1,4 @@
-"""A port that outlives what it leads to."""
+"""A forwarded port stays open after its target closes."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ from fdg.processes import ports
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_who_is_connected_does_not_notice_that_the_other_side_is_gone(reset):
+def test_forwarded_port_survives_target(reset):
     with ports.listen("localhost", 0) as upstream:
         port = ports.forward_to(upstream.getsockname())
         local = socket.create_connection(("localhost", port), timeout=10)
@@ -18,7 +18,7 @@ def test_who_is_connected_does_not_notice_that_the_other_side_is_gone(reset):
         assert remote.recv(16) == b"there?"
         remote.sendall(b"here")
         assert local.recv(16) == b"here"
-        if reset:  # as of a process that dies with something unread
+        if reset:  # as when a process dies with unread data
             remote.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         remote.close()
     local.settimeout(0.1)

@@ -21,7 +21,7 @@ def port():
 
 
 @pytest.mark.parametrize("late", ["listener", "process"])
-def test_either_may_be_late(port, late):
+def test_late_process(port, late):
     """The listener waits for late processes; an early process retries until process 0 listens."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         early = pool.submit(connect_to_first, "localhost", port, 10) if late == "listener" else None
@@ -36,7 +36,7 @@ def test_either_may_be_late(port, late):
             one.close()
 
 
-def test_nobody_is_there(port):
+def test_no_listener(port):
     with pytest.raises(
         FdgError, match=rf"process 0 did not listen at localhost:{port} within 0 s: .*refused"
     ):
@@ -48,7 +48,7 @@ def test_two_listeners_at_one_address(port):
         Rendezvous("localhost", port)
 
 
-def test_where_every_port_in_question_is_taken_it_is_another(monkeypatch):
+def test_free_port_when_preferred_ports_are_taken(monkeypatch):
     usual = ports.listen
 
     def listen(host, port):
@@ -60,15 +60,15 @@ def test_where_every_port_in_question_is_taken_it_is_another(monkeypatch):
     assert 0 < ports.free_port("localhost") < 65536
 
 
-def test_processes_are_joined_once(monkeypatch):
-    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.1)  # as long as the wrong answer would take
+def test_second_initialize_is_refused(monkeypatch):
+    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.1)  # limits the time of a failing test
     monkeypatch.setattr(distributed, "_peers", object())
     with pytest.raises(FdgError, match=r"distributed\.initialize was called before"):
         distributed.initialize("localhost:1", 2, 1)
 
 
-def test_the_launcher_does_not_wait_for_what_its_processes_leave_behind(python):
-    """Here a child that keeps standard error open: what reads it must not keep the launcher alive."""
+def test_launcher_does_not_wait_for_orphans(python):
+    """An orphan keeps standard error open: the thread that reads it must not keep the launcher alive."""
     python("sleep 3 &")
     before = set(threading.enumerate())
     assert launch_processes.main(["--num-processes", "2"]) == 0

@@ -1,4 +1,4 @@
-"""Who connects to a starting run without being one of its processes: refused, and nobody waits for him."""
+"""Foreign connections to a starting run are refused, and delay nothing."""
 
 import concurrent.futures
 import contextlib
@@ -26,8 +26,8 @@ def connect(address):
             time.sleep(0.02)
 
 
-# What a stranger says. A process of ours says nothing before it has read the challenge.
-STRANGERS = {
+# Messages of foreign clients. A process of the run sends nothing before it has read the challenge.
+FOREIGN_MESSAGES = {
     "http": b"GET / HTTP/1.0\r\nHost: here\r\n\r\n",
     "a huge message": struct.pack("!i", -1) + struct.pack("!Q", 1 << 62),
     "a greeting as it was": struct.pack("!cQ", b"h", 2) + b"{}",
@@ -43,45 +43,45 @@ def address():
 
 
 @pytest.fixture
-def together():
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        yield pool
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(4) as executor:
+        yield executor
 
 
-def test_strangers_do_not_disturb_the_start(address, together):
-    """All of them at once, each leaving its connection open; then the run starts as if nobody had come."""
-    first = together.submit(peers.Peers, address, 3, 0, {"port": 1})
-    strangers = [connect(address) for _ in STRANGERS]
-    for stranger, words in zip(strangers, STRANGERS.values(), strict=True):
-        stranger.sendall(words)
+def test_foreign_connections_do_not_disturb_start(address, pool):
+    """All clients connect and stay connected; then the run starts normally."""
+    first = pool.submit(peers.Peers, address, 3, 0, {"port": 1})
+    clients = [connect(address) for _ in FOREIGN_MESSAGES]
+    for client, words in zip(clients, FOREIGN_MESSAGES.values(), strict=True):
+        client.sendall(words)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = time.monotonic()
-    others = [together.submit(peers.Peers, address, 3, i) for i in (1, 2)]
+    others = [pool.submit(peers.Peers, address, 3, i) for i in (1, 2)]
     group = [one.result(20) for one in (first, *others)]
-    assert time.monotonic() - begun < 5  # well below the time that the silent one has
+    assert time.monotonic() - begun < 5  # well below the handshake time of a silent client
     assert [one.notes for one in group] == [{"port": 1}] * 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 64 * 1024  # kilobytes
-    told = [together.submit(one.exchange, i) for i, one in enumerate(group)]
-    assert [one.result(20) for one in told] == [[0, 1, 2]] * 3
+    exchanged = [pool.submit(one.exchange, i) for i, one in enumerate(group)]
+    assert [one.result(20) for one in exchanged] == [[0, 1, 2]] * 3
     for one in group:
         one.leave()
-    for stranger in strangers:
-        stranger.close()
+    for client in clients:
+        client.close()
 
 
-def test_a_silent_connection_is_ended(address, monkeypatch):
+def test_silent_connection_is_closed(address, monkeypatch):
     monkeypatch.setattr(lines, "HANDSHAKE_SECONDS", 0.3)
-    with rendezvous.Rendezvous(*split_address(address)), connect(address) as stranger:
+    with rendezvous.Rendezvous(*split_address(address)), connect(address) as client:
         received = b""
         with contextlib.suppress(ConnectionResetError):
-            while more := stranger.recv(1000):
+            while more := client.recv(1000):
                 received += more
-        assert b"#CHALLENGE#" in received  # the end came from the other side, in time
+        assert b"#CHALLENGE#" in received  # the listener closed the connection in time
 
 
-def test_a_wrong_key_is_one_line_on_both_sides(address, together, monkeypatch):
+def test_wrong_key(address, pool, monkeypatch):
     monkeypatch.setattr(peers, "JOIN_SECONDS", 1.5)
-    first = together.submit(peers.Peers, address, 2, 0)
+    first = pool.submit(peers.Peers, address, 2, 0)
     connect(address).close()
     monkeypatch.setenv(lines.KEY_VARIABLE, "another")
     with pytest.raises(
@@ -92,8 +92,8 @@ def test_a_wrong_key_is_one_line_on_both_sides(address, together, monkeypatch):
         first.result(20)
 
 
-def test_the_launcher_gives_each_run_a_key_of_its_own(python, monkeypatch, capfd):
-    """As the processes see it; a key that the user has set stays."""
+def test_launcher_generates_a_key_per_run(python, monkeypatch, capfd):
+    """All processes of a run get the same key; a key set by the user is kept."""
     python("echo $FDG_AUTHKEY")
 
     def keys():
@@ -106,15 +106,15 @@ def test_the_launcher_gives_each_run_a_key_of_its_own(python, monkeypatch, capfd
     assert keys() == ["mine", "mine"]
 
 
-def test_long_data_come_in_parts(address, together):
-    first = together.submit(peers.Peers, address, 2, 0)
+def test_long_data_are_split(address, pool):
+    first = pool.submit(peers.Peers, address, 2, 0)
     second = peers.Peers(address, 2, 1)
     data = secrets.token_bytes(2 * lines._MAX_MESSAGE_BYTES + 3)
-    sent = together.submit(second.give, data)
+    sent = pool.submit(second.give, data)
     assert first.result(20).take(1) == data
     sent.result(20)
     for size in (0, lines._MAX_MESSAGE_BYTES - 1, lines._MAX_MESSAGE_BYTES):
-        sent = together.submit(second.give, data[:size])
+        sent = pool.submit(second.give, data[:size])
         assert first.result().take(1) == data[:size]
     for one in (first.result(), second):
         one.leave()

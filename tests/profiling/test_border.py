@@ -1,4 +1,4 @@
-"""Bytes at a program's border, counted by hand."""
+"""Bytes of a program's inputs and outputs, against hand-computed numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,21 @@ def test_all_inputs_and_outputs():
     assert border(lambda x, w: jnp.tanh(x @ w) @ w.T, (4, 16), (16, 8)) == 4 * (64 + 128 + 64)
 
 
-def test_what_is_updated_in_place_counts_as_much_as_it_changes():
-    """The row is read and written; its place is a number."""
+def test_in_place_update_counts_changed_rows():
+    """Counts the row read, the row written, and its index."""
 
-    def add(buffer, row, place):
-        return jax.jit(lambda b: jax.lax.dynamic_update_slice(b, row[None], (place, 0)))(buffer)
+    def add(buffer, row, index):
+        return jax.jit(lambda b: jax.lax.dynamic_update_slice(b, row[None], (index, 0)))(buffer)
 
     kinds = (jnp.float32, jnp.float32, jnp.int32)
     assert border(add, BUFFER, (8,), (), dtypes=kinds) == ROW + ROW + 4
 
 
-def test_what_is_looked_up_counts_as_much_as_that():
-    def sample(buffer, places):
+def test_gather_counts_gathered_rows():
+    def sample(buffer, indices):
         return jax.lax.gather(
             buffer,
-            places[:, None],
+            indices[:, None],
             jax.lax.GatherDimensionNumbers((1,), (0,), (0,)),
             (1, 8),
             mode="promise_in_bounds",
@@ -42,8 +42,8 @@ def test_what_is_looked_up_counts_as_much_as_that():
     assert border(sample, BUFFER, (64,), dtypes=(jnp.float32, jnp.int32)) == 2 * 64 * ROW + 64 * 4
 
 
-def test_what_a_loop_updates_in_each_trip():
-    """Ten rows written, ten read; and what is then read as a whole counts whole, once."""
+def test_in_place_update_in_a_loop():
+    """Counts ten rows written and ten read; a later read of the complete buffer counts it once."""
 
     def fill(buffer, rows):
         def one(carry, row):
@@ -56,9 +56,9 @@ def test_what_a_loop_updates_in_each_trip():
     assert border(lambda b, r: jnp.sum(fill(b, r)), BUFFER, (10, 8)) == pytest.approx(1010 * ROW, abs=16)
 
 
-def test_what_is_handed_through_costs_nothing():
+def test_unchanged_arrays_count_nothing():
     assert border(lambda x, y: (x, y + 1), BUFFER, (2,)) == 16
 
 
-def test_one_device_of_several_has_its_parts():
+def test_one_device_of_several():
     assert border(lambda x, w: x @ w, (8, 16), (16, 8), parts=[4, 1, 4]) == 4 * (32 + 128 + 16)

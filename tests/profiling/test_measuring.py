@@ -1,4 +1,4 @@
-"""What a profile is made of: iterations of a known length, and numbers worked by hand."""
+"""Measurements of a profile: iterations of known duration, and hand-computed numbers."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,8 @@ from fdg.profiling.measuring import Iterations, make_profile
 from tests.tiny import Pupil
 
 
-class Busy:
-    """Stands for an engine: an iteration takes 4 s, in which the actors are busy for 3 and learners for 1."""
+class FakeEngine:
+    """An engine whose iteration takes 4 s, with actors busy for 3 s and learners for 1 s."""
 
     def __init__(self):
         self.seconds, self.counts = 0.0, []
@@ -26,7 +26,7 @@ class Busy:
     def run(self, state, iterations):
         self.seconds += 4.0 * iterations
         self.counts.append(iterations)
-        state += iterations  # in place, as what is donated
+        state += iterations  # in place, like a donated state
         return state, {"loss": jnp.zeros(iterations)}
 
     def busy_seconds(self):
@@ -34,8 +34,8 @@ class Busy:
 
 
 @pytest.mark.parametrize(("least", "count"), [(0.1, 1), (4.0, 1), (4.1, 2), (20.0, 5)])
-def test_times_are_those_of_one_iteration(least, count, monkeypatch):
-    engine, state = Busy(), np.zeros(())
+def test_times_per_iteration(least, count, monkeypatch):
+    engine, state = FakeEngine(), np.zeros(())
     monkeypatch.setattr(measuring, "time", engine)
     found = Iterations(engine, state, least)
     for _ in range(2):
@@ -49,19 +49,19 @@ def test_times_are_those_of_one_iteration(least, count, monkeypatch):
     )
 
 
-def test_a_profile_by_hand():
-    """Two groups: this process has a device of the first one, and none of the second."""
+def test_make_profile():
+    """Two groups; this process has a device of the first group only."""
     plan = fdg.place(fdg.trace(Pupil()), policies.SingleLearnerCoarse(), 2)
     fragments = place_fragments(plan)
     calls = {one.site.fragment.name: one.site.fragment.calls_per_iteration for one in fragments}
     acting, learning = plan.groups
-    whole = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_seconds={acting.name: 2.0, learning.name: 1.0}.get)
+    runs = SimpleNamespace(samples=[5.0, 3.0, 4.0], busy_seconds={acting.name: 2.0, learning.name: 1.0}.get)
     alone = {name: SimpleNamespace(seconds=0.25) for name in ("act", "step")}
     products = {product: (0.5, "x @ w") for one in fragments for product in one.work.products}
     known = SimpleNamespace(
         products=products, memory_rate=7.0, seconds=lambda products: 0.125, memory_seconds=lambda size: 0.0625
     )
-    found = make_profile(plan, fragments, whole, alone, {acting.name: known, learning.name: None})
+    found = make_profile(plan, fragments, runs, alone, {acting.name: known, learning.name: None})
     assert (found.iteration_s, found.usual_s, found.rounds, found.num_devices) == (3.0, 4.0, 3, 2)
     assert found.memory_rate == 7.0
     assert [(g.name, g.busy_s) for g in found.groups] == [(acting.name, 2.0), (learning.name, 1.0)]
@@ -73,9 +73,9 @@ def test_a_profile_by_hand():
     assert any("not timed alone" in note and "learn" in note for note in found.notes)
 
 
-def test_a_process_without_devices_knows_no_rates():
+def test_process_without_devices():
     plan = fdg.place(fdg.trace(Pupil()), policies.GPUOnly(), 1)
-    whole = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
-    found = make_profile(plan, place_fragments(plan), whole, {}, {"all": None, plan.groups[0].name: None})
+    runs = SimpleNamespace(samples=[1.0], busy_seconds=lambda group: None)
+    found = make_profile(plan, place_fragments(plan), runs, {}, {"all": None, plan.groups[0].name: None})
     assert found.memory_rate == 0.0 and {p.seconds for p in found.products} == {None}
     assert "memory: 0 B/s" in str(found)

@@ -1,4 +1,4 @@
-"""Profiles of whole engines: times that are known, every policy, and what they print."""
+"""Profiles of engines: known durations, every policy, and printed tables."""
 
 import gzip
 import json
@@ -20,11 +20,11 @@ from fdg.profiling.writing import as_json
 from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 
-TICK = 1000.0  # seconds of a clock that callbacks put forward: a busy machine loses none of them
+TICK = 1000.0  # seconds; callbacks advance a fake clock by this, so that the machine's load does not matter
 
 
 class Clock:
-    """The real one, and a tick for each that was waited."""
+    """The real clock plus `TICK` for each tick that callbacks add."""
 
     def __init__(self):
         self.ticks = 0
@@ -55,7 +55,7 @@ def ticks(seconds):
 
 
 class Slow:
-    """Acting for a tick twice; learning for three, of which a nested gradient takes one twice."""
+    """Acts twice for one tick, and learns for three: one tick, and two of a nested gradient."""
 
     def init(self, key):
         return {"weight": jnp.ones(4), "walks": jnp.zeros((2, 4))}
@@ -78,7 +78,7 @@ class Slow:
         return {"weight": learn(state["weight"], walks), "walks": walks}, {"mean": jnp.mean(walks)}
 
 
-def test_times_that_are_known(devices, monkeypatch):
+def test_known_durations(devices, monkeypatch):
     monkeypatch.setattr(repeating, "time", CLOCK)
     monkeypatch.setattr(measuring, "time", CLOCK)
     engine = fdg.compile(Slow(), policies.GPUOnly(), devices[:1])
@@ -87,7 +87,7 @@ def test_times_that_are_known(devices, monkeypatch):
     assert {f.name: f.calls for f in profile.fragments} == {"act": 2, "learn": 1, "slope": 2}
     assert [ticks(f.seconds) for f in profile.fragments] == [1, 3, 1]
     assert ticks(profile.iteration_s) == 5
-    assert ticks(profile.fragments_s) == 5  # what is nested counts once
+    assert ticks(profile.fragments_s) == 5  # nested fragments count once
     assert ticks(profile.own_s("learn")) == 1
     slope = profile.fragment("slope")
     assert slope.parent == "learn" and slope.depth == 1 and slope.products_s > 0
@@ -97,11 +97,11 @@ def test_times_that_are_known(devices, monkeypatch):
     lines = str(profile).splitlines()
     assert "Slow under GPUOnly() on 1 device: an iteration takes" in lines[0]
     assert any(line.startswith("    slope") and " 2 " in line for line in lines)
-    jax.block_until_ready(engine.run(state, 1))  # it was copied
+    jax.block_until_ready(engine.run(state, 1))  # `profile` has copied the state: it is not donated
 
 
 @pytest.mark.parametrize(
-    ("policy", "count", "apart"),
+    ("policy", "count", "untimed"),
     [
         (policies.GPUOnly(), 2, set()),
         (policies.SingleLearnerCoarse(staleness=1), 3, set()),
@@ -110,30 +110,30 @@ def test_times_that_are_known(devices, monkeypatch):
         (policies.MultiLearner(parameters="fsdp"), 2, set()),
     ],
 )
-def test_every_fragment_of_every_policy(policy, count, apart, devices):
+def test_every_fragment_under_every_policy(policy, count, untimed, devices):
     engine = fdg.compile(Pupil(), policy, devices[:count])
     profile = fdg.profile(engine, engine.init(0), rounds=1)
-    assert {f.name for f in profile.fragments if f.seconds is None} == apart
-    assert all(f.seconds > 0 for f in profile.fragments if f.name not in apart)
+    assert {f.name for f in profile.fragments if f.seconds is None} == untimed
+    assert all(f.seconds > 0 for f in profile.fragments if f.name not in untimed)
     assert profile.fragment("update").calls == 2 and profile.iteration_s > 0
     assert [group.name for group in profile.groups] == [group.name for group in engine.plan.groups]
     for group in profile.groups:
         assert (group.busy_s is not None) == (len(profile.groups) > 1) and group.fragments_s > 0
-    assert ("not timed alone (split" in str(profile)) == bool(apart)
+    assert ("not timed alone (split" in str(profile)) == bool(untimed)
     assert json.loads(json.dumps(as_json(profile)))["fragments"][0]["work"]["flops"]
 
 
-def test_a_fragment_is_timed_as_it_runs_in_training(devices):
+def test_benchmarked_fragment_has_collectives_of_training(devices):
     engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2])
     leaves = jax.device_get(jax.tree.leaves(engine.init(0)))
     gradient = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
-    # Sums of CPU devices travel as one array, which is written down before XLA's partitioner sees it.
+    # On the CPU, sums are combined into one array before XLA's partitioner.
     assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
-    """One group's fragment is timed, on the agents that a device begins with; it stands for all groups."""
+def test_agents_in_batches(together, devices):
+    """One batch of agents per device is timed, and its time is multiplied by the number of batches."""
     with limit_agents_per_vmap(together):
         engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
     leaves = jax.tree.leaves(engine.init(0))
@@ -147,14 +147,14 @@ def test_agents_that_run_a_few_at_a_time_are_timed_so(together, devices):
     assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)
 
 
-def test_rounds_are_counted(devices):
+def test_invalid_rounds(devices):
     engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:1])
     with pytest.raises(FdgError, match=r"rounds=0: give an integer of at least 1"):
         fdg.profile(engine, engine.init(0), rounds=0)
 
 
-def test_a_trace_says_whose_operations_are(tmp_path, devices):
-    # XLA of JAX 0.12 makes one operation of a loop over small arrays.
+def test_trace_names_fragments(tmp_path, devices):
+    # With small arrays, XLA of JAX 0.12 fuses a loop into one operation.
     engine = fdg.compile(Pupil(num_envs=8192), policies.GPUOnly(), devices[:1])
     state, _ = engine.run(engine.init(0), 1)
     path = trace_iteration(engine, state, tmp_path)
@@ -167,14 +167,14 @@ def test_a_trace_says_whose_operations_are(tmp_path, devices):
     assert trace_iteration(engine, state, None) is None
 
 
-def test_training_with_a_profile(tmp_path, capsys):
+def test_train_with_profile(tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--algo", "tests.tiny:Pupil", "--devices", "1", "--total-steps", "16", "--profile"]
     assert train_main([*words, "--out", str(run)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     table = (run / "profile" / "profile.txt").read_text()
-    assert table in said and "Pupil under GPUOnly() on 1 device" in table
+    assert table in output and "Pupil under GPUOnly() on 1 device" in table
     assert json.loads((run / "profile" / "profile.json").read_text())["iteration_s"] > 0
-    assert (run / "profile" / "trace.json.gz").exists() and "ui.perfetto.dev" in said
-    places = [said.rindex(words) for words in ("evaluation return", "an iteration takes", "run directory")]
+    assert (run / "profile" / "trace.json.gz").exists() and "ui.perfetto.dev" in output
+    places = [output.rindex(words) for words in ("evaluation return", "an iteration takes", "run directory")]
     assert places == sorted(places)

@@ -1,4 +1,4 @@
-"""Repeated calls: each of them happens, and their time is that of a call."""
+"""Repeated calls in one program: every call runs, and the time of one call is measured."""
 
 import time
 
@@ -11,8 +11,8 @@ from fdg.profiling import repeating
 from fdg.profiling.repeating import Repeated, Sample, compile_all
 
 
-def test_every_call_happens_and_hands_on():
-    """The second argument does not change; a call whose work depends on it alone is not moved away."""
+def test_every_call_runs():
+    """XLA does not hoist a call out of the loop, even if it depends only on a constant argument."""
     calls = []
 
     def note(x):
@@ -33,8 +33,8 @@ def test_every_call_happens_and_hands_on():
         assert [float(x) for x in results] == [8.0 if number else 0.0]
 
 
-def test_what_is_on_the_host_goes_on():
-    """Each run begins where the last one ended: what it stands for on the host has moved on too."""
+def test_state_on_host_advances():
+    """With `continues=True` each run starts from the last run's results, as the state on the host does."""
     begun = []
 
     def step(x):
@@ -50,7 +50,7 @@ def test_what_is_on_the_host_goes_on():
     assert begun == [float(i) for i in range(len(begun))] and len(begun) > 2
 
 
-def test_keys_and_weak_types_are_handed_on():
+def test_keys_and_weak_types_are_carried():
     def function(key, x):
         return [jax.random.split(key)[0], x * 2.0]
 
@@ -59,8 +59,8 @@ def test_keys_and_weak_types_are_handed_on():
     assert float(moving[1]) == 8 and moving[0].dtype == arguments[0].dtype
 
 
-def test_the_time_is_that_of_a_call(monkeypatch):
-    """By a clock that each call puts forward by 1,000 seconds, however busy the machine is."""
+def test_time_per_call(monkeypatch):
+    """Each call advances a fake clock by 1,000 seconds, so that the machine's load does not matter."""
 
     class Clock:
         calls = 0
@@ -87,19 +87,19 @@ def test_the_time_is_that_of_a_call(monkeypatch):
     assert one.num_copies == 1
 
 
-@pytest.mark.parametrize(("together", "lanes"), [(1.6, 2), (2.2, 1)])
-def test_more_lanes_only_where_they_do_more(together, lanes, monkeypatch):
-    """Two copies at once take 0.8 or 1.1 of the time that they take one after another."""
+@pytest.mark.parametrize(("together", "copies"), [(1.6, 2), (2.2, 1)])
+def test_copies_are_used_if_faster(together, copies, monkeypatch):
+    """Two concurrent copies take 0.8 or 1.1 times as long as two sequential ones."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)], {0: 0})
     monkeypatch.setattr(one, "_time_run", lambda calls: 0.5 + calls * {1: 1.0, 2: together}[one.num_copies])
     one.choose_copies(2)
-    assert one.num_copies == lanes
+    assert one.num_copies == copies
     one.measure()
     assert one.seconds == pytest.approx(min(1.0, together / 2))
 
 
-class Spread:
-    """Stands for an array, of which other processes may have a part."""
+class FakeArray:
+    """A fake array that may span processes."""
 
     def __init__(self, is_fully_addressable):
         self.is_fully_addressable = is_fully_addressable
@@ -108,16 +108,16 @@ class Spread:
 @pytest.mark.parametrize(
     ("here", "calls"), [((True, True), 16), ((), 16), ((True, False), 4), ((False, False), 4)]
 )
-def test_what_spans_processes_is_called_as_often_by_each(here, calls, monkeypatch):
-    """As the first process finds right, which is asked only then: who has no part in it never answers."""
+def test_number_of_calls_across_processes(here, calls, monkeypatch):
+    """With arrays that span processes, all use the first process's number of calls; others do not ask it."""
     made = []
 
-    def seconds(calls):  # a sixteenth of a round each
+    def seconds(calls):  # each call takes a sixteenth of a round
         made.append(calls)
         return calls * repeating.ROUND_S / 16
 
     monkeypatch.setattr(repeating.distributed, "exchange", lambda found: [4 * found, found])
-    one = Repeated(lambda *xs: [], [Spread(each) for each in here])
+    one = Repeated(lambda *xs: [], [FakeArray(each) for each in here])
     monkeypatch.setattr(one, "_time_run", seconds)
     one.set_compiled(None)
     made.clear()
@@ -125,10 +125,10 @@ def test_what_spans_processes_is_called_as_often_by_each(here, calls, monkeypatc
     assert made == [calls, 0]
 
 
-def test_the_shortest_of_the_rounds_counts(monkeypatch):
-    """Calls take 3, the rest of a run 1: a long run of none makes no call shorter."""
+def test_minimum_over_rounds(monkeypatch):
+    """A call takes 3 and a run without calls 1: a slow run without calls does not shorten the call."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)])
     one.samples = [Sample(9.0, 1.5), Sample(4.0, 3.5), Sample(5.0, 1.0)]
     assert one.seconds == 3.0
-    one.samples = [Sample(2.0, 2.5)]  # lost in the noise: no less than nothing
+    one.samples = [Sample(2.0, 2.5)]  # below the noise: the time is never negative
     assert one.seconds == 2.0

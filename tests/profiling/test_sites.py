@@ -1,4 +1,4 @@
-"""What fragments are called with, and what they hand on to themselves."""
+"""Inputs of fragments, and outputs that are inputs of the next call of the same fragment."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,16 @@ from fdg.tracing.trace import side_by_side
 from tests.tiny import Pupil
 
 
-def test_what_is_handed_on():
-    """Keys from act to act, positions from step to step, the weight from learn to learn, update to update."""
+def test_feedback():
+    """`act` passes keys to its next call, `step` positions, `learn` and `update` the weight."""
     found = {site.fragment.name: site for site in sites(fdg.trace(Pupil()))}
     feedback = {name: dict(site.feedback) for name, site in found.items()}
     assert feedback == {"act": {1: 2}, "step": {0: 0}, "learn": {0: 0}, "slope": {}, "update": {0: 0}}
     assert found["act"].axes == (None, 0, 0) and found["act"].output_axes == (0, 0)
 
 
-def by_hand(pupil, state):
-    """The first call of each fragment, as `iterate` makes it."""
+def first_inputs(pupil, state):
+    """Inputs of the first call of each fragment in `iterate`."""
     position, keys, positions, rewards = state["position"], state["keys"], [], []
     inputs = {}
     for _ in range(2):
@@ -40,7 +40,7 @@ def data(x):
 
 
 @pytest.mark.parametrize("num_seeds", [None, 3])
-def test_the_first_inputs(num_seeds):
+def test_inputs_of_first_call(num_seeds):
     pupil = Pupil()
     graph = fdg.trace(pupil)
     states = [pupil.init(jax.random.key(i)) for i in range(num_seeds or 1)]
@@ -48,7 +48,7 @@ def test_the_first_inputs(num_seeds):
     leaves = rows[0] if num_seeds is None else [jnp.stack(each) for each in zip(*rows, strict=True)]
     found = inputs_of(side_by_side(graph, num_seeds), leaves)
     for i, state in enumerate(states):
-        for name, wanted in by_hand(pupil, state).items():
+        for name, wanted in first_inputs(pupil, state).items():
             got = found[name] if num_seeds is None else [x[i] for x in found[name]]
             assert len(got) == len(wanted)
             for a, b in zip(got, wanted, strict=True):
@@ -56,7 +56,7 @@ def test_the_first_inputs(num_seeds):
 
 
 class Branching:
-    """A fragment in a branch of a loop without a known end."""
+    """A fragment in a branch within a `while_loop`."""
 
     def init(self, key):
         return jnp.float32(3)
@@ -70,13 +70,13 @@ class Branching:
         return jax.lax.while_loop(lambda x: x < 50, body, state + 0.5), {}
 
 
-def test_in_a_branch_of_a_while_loop():
+def test_inputs_in_branch_of_while_loop():
     graph = fdg.trace(Branching())
     assert [float(x) for x in inputs_of(graph, [jnp.float32(3)])["double"]] == [4.5]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_fragment_by_itself_prints_nothing(ordered, capfd):
+def test_debug_prints_are_removed(ordered, capfd):
     class Chatty:
         def init(self, key):
             return jnp.float32(3)

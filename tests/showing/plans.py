@@ -1,4 +1,4 @@
-"""Plans of the tests' own algorithm, one of groups that are hard to draw."""
+"""Plans of `Walker`, and a policy whose groups are hard to draw."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from tests.user_algorithm import Walker
 
 @dataclasses.dataclass(frozen=True)
 class Scattered:
-    """Four groups, one with a long name and every other device, and loops of three groups."""
+    """Four groups, one with a long name and every other device; loops span three groups."""
 
     def place(self, devices):
         n = len(devices)
@@ -24,10 +24,10 @@ class Scattered:
 
 @functools.cache
 def walker() -> fdg.FDG:
-    """The graph of the tests' own algorithm."""
+    """The graph of `Walker`."""
     return fdg.trace(Walker())
 
 
 def plan(policy, devices: int, num_seeds: int | None = None) -> fdg.Plan:
-    """Its plan."""
+    """The plan of `Walker` under a policy."""
     return fdg.place(walker(), policy, devices, num_seeds)

@@ -1,4 +1,4 @@
-"""Plans as people see them: the width of a terminal, idle devices, drawings that are whole."""
+"""Printed and drawn plans: width, idle devices, complete SVG and Mermaid drawings."""
 
 import dataclasses
 import itertools
@@ -35,16 +35,16 @@ def graphs():
 
 @pytest.fixture(scope="module")
 def plans(graphs):
-    """Every policy on both algorithms, on few devices and on many."""
+    """Every policy with both algorithms, on 8 and on 64 devices."""
     chosen = [*EVERY_POLICY, Scattered()]
     return [fdg.place(g, p, n) for (g, n), p in itertools.product(zip(graphs, (8, 64), strict=True), chosen)]
 
 
-def test_a_plan_whose_groups_share_their_device_in_spite_of_staleness(graphs):
+def test_staleness_on_a_shared_device(graphs):
     stale = policies.SingleLearnerCoarse(staleness=1)
-    said = "staleness 1: actors and learners share the one device, so they never run at the same time: use"
-    assert said in str(fdg.place(graphs[0], stale, 1))
-    assert said not in str(fdg.place(graphs[0], stale, 2))
+    note = "staleness 1: actors and learners share the one device, so they never run at the same time: use"
+    assert note in str(fdg.place(graphs[0], stale, 1))
+    assert note not in str(fdg.place(graphs[0], stale, 2))
 
 
 def test_plans_fit_a_terminal(plans):
@@ -61,7 +61,7 @@ def test_every_program_and_move_is_printed(plans):
             assert len(re.findall(r"^ +move ", text, re.MULTILINE)) == len(moves), plan
 
 
-def test_programs_have_names_of_their_own(plans):
+def test_program_names_are_unique(plans):
     for plan in plans:
         names = [program.name for program in plan.programs]
         assert len(set(names)) == len(names) and all(names), names
@@ -89,7 +89,7 @@ def test_programs_have_names_of_their_own(plans):
         ),
     ],
 )
-def test_idle_devices_and_why(graphs, policy, devices, reasons):
+def test_idle_devices_and_reasons(graphs, policy, devices, reasons):
     lines = str(fdg.place(graphs[0], policy, devices)).splitlines()
     assert [line.strip() for line in lines if "idle:" in line] == reasons
 
@@ -110,7 +110,7 @@ def test_svg_is_well_formed_and_complete(plans):
 
 
 def test_labels_do_not_overlap(plans):
-    """By an estimate of their width: the drawing's own, with some air."""
+    """Uses an estimated text width."""
     for plan in plans:
         boxes = []
         for element in ET.fromstring(plan._repr_svg_()).iter("{http://www.w3.org/2000/svg}text"):
@@ -139,7 +139,7 @@ def test_mermaid_is_well_formed_and_complete(plans):
         )
 
 
-def test_names_of_a_user_cannot_break_a_drawing():
+def test_names_are_escaped_in_drawings():
     class Odd:
         def init(self, key):
             return jnp.zeros(8)
@@ -152,8 +152,8 @@ def test_names_of_a_user_cannot_break_a_drawing():
     assert "<b>" not in plan.to_mermaid() and '"&' not in plan.to_mermaid()
 
 
-def test_notes_of_other_passes_are_printed_at_the_end(graphs):
-    """Such as what could not be predicted; long ones are wrapped."""
+def test_notes_are_printed_at_the_end(graphs):
+    """Long notes are wrapped."""
     plan = fdg.place(graphs[0], policies.GPUOnly(), 4)
     assert plan.notes == ()
     notes = ("no rule for 'eigh' in fragment 'learn': gathered and run whole on every device", "known " * 30)
@@ -163,7 +163,7 @@ def test_notes_of_other_passes_are_printed_at_the_end(graphs):
     assert "eigh" in noted._repr_svg_()
 
 
-def test_a_plan_for_machines_that_are_not_there(capsys):
+def test_plan_for_absent_devices(capsys):
     assert plan_main("--devices 64 --policy central --num-envs 96".split()) == 0
     text = capsys.readouterr().out
     assert "FDG of PPO" in text

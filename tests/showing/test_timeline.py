@@ -1,4 +1,4 @@
-"""Pictures of which group ran what when."""
+"""Timelines of the programs that each group ran."""
 
 import itertools
 import json
@@ -19,35 +19,35 @@ BARS = [
 ]
 
 
-def test_a_bar_is_as_long_as_its_program_ran():
+def test_bar_width_is_duration():
     root = ElementTree.fromstring(timeline_svg(BARS))
     shown = [box for box in root.iter() if box.tag.endswith("rect") and len(box)]
     widths = [float(box.get("width")) for box in shown]
-    assert widths == pytest.approx([440, 440, 660], abs=0.1)  # of 1,100 for a second
+    assert widths == pytest.approx([440, 440, 660], abs=0.1)  # 1,100 per second
     assert float(shown[2].get("x")) == float(shown[1].get("x"))
-    said = [box[0].text for box in shown]
-    assert said[1:] == ["act, iteration 0, part 1: 0.4 s", "learn <&>, iteration 0, part 0: 0.6 s"]
+    titles = [box[0].text for box in shown]
+    assert titles[1:] == ["act, iteration 0, part 1: 0.4 s", "learn <&>, iteration 0, part 0: 0.6 s"]
     rows = [text.text for text in root.iter() if text.tag.endswith("text")]
     assert "actors 80%" in rows and "learners 60%" in rows
     assert busy_seconds(BARS, "actors") == pytest.approx(0.8)
 
 
-def test_the_trace_of_nothing_is_empty():
+def test_empty_timeline():
     assert timeline_trace([]) == {"traceEvents": []}
     ElementTree.fromstring(timeline_svg([]))
 
 
-def test_an_engine_says_what_ran_when(devices):
+def test_engine_timeline(devices):
     engine = fdg.compile(Calls(None, trips=3), policies.SingleLearnerCoarse(staleness=1), devices[:2])
     state = engine.init(0)
     bars = engine.timeline(state, 5)
-    engine.run(state, 1)  # it was copied
+    engine.run(state, 1)  # `timeline` has copied the state: it is not donated
     assert {bar.group for bar in bars} == {"actors", "learners"}
     assert {bar.iteration for bar in bars} == set(range(5))
     acted = [bar for bar in bars if bar.name == "act"]
     assert [bar.part for bar in acted if bar.iteration == 3] in ([0], [0, 1, 2])
     assert all(bar.begin <= bar.end for bar in bars)
-    for group in ("actors", "learners"):  # one after the other
+    for group in ("actors", "learners"):  # programs of a group do not overlap
         row = [bar for bar in bars if bar.group == group]
         assert all(a.end <= b.begin for a, b in itertools.pairwise(row))
     json.dumps(timeline_trace(bars))

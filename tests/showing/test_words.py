@@ -1,4 +1,4 @@
-"""Words, numbers and tables, by hand."""
+"""Formatting of quantities, tables, names and device ranges."""
 
 import dataclasses
 import xml.etree.ElementTree as ET
@@ -20,7 +20,7 @@ def test_quantities(number, expected):
     assert words.quantity(number, "B") == expected
 
 
-def test_a_table_has_numbers_to_the_right_and_words_to_the_left():
+def test_table_alignment():
     rows = [("act", "6", "x"), ("environment", "128", "y")]
     assert words.table(("name", "calls", "z"), rows, numeric=[1]) == [
         "  name         calls  z",
@@ -33,7 +33,7 @@ def test_a_table_has_numbers_to_the_right_and_words_to_the_left():
     ("text", "width", "expected"),
     [("abcdef", 6, "abcdef"), ("abcdefg", 6, "abc..."), ("abcdefgh", 7, "abcd..."), ("", 3, "")],
 )
-def test_clipped_text_is_as_long_as_it_may_be(text, width, expected):
+def test_clip(text, width, expected):
     assert words.clip(text, width) == expected
 
 
@@ -48,15 +48,15 @@ def test_clipped_text_is_as_long_as_it_may_be(text, width, expected):
         ([], 5, ""),
     ],
 )
-def test_names_that_do_not_fit_are_counted(names, width, expected):
+def test_names_within_width(names, width, expected):
     assert words.listed_within(names, width) == expected and len(expected) <= width
 
 
-def test_names_in_a_sentence():
+def test_names_joined_by_and():
     assert words.joined_by_and(["act"]) == "act"
     assert words.joined_by_and(["act", "step"]) == "act and step"
     assert words.joined_by_and(["act", "step", "learn"]) == "act, step and learn"
-    assert words.joined_by_and(["a" * 17, "b" * 18]) == "a" * 17 + " and " + "b" * 18  # of 40
+    assert words.joined_by_and(["a" * 17, "b" * 18]) == "a" * 17 + " and " + "b" * 18  # within 40 characters
     assert words.joined_by_and(["a" * 18, "b" * 18]) == "a" * 18 + ", " + "b" * 18
     assert words.joined_by_and(["act", "step", "learn"], 10) == "act +2"
 
@@ -70,13 +70,13 @@ def test_devices_as_ranges(devices, expected):
     assert words.device_ranges(devices) == expected
 
 
-def test_what_a_plan_says_of_itself():
-    whole, coarse = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
-    assert repr(whole).endswith("1 program>") and repr(coarse).endswith(f"{len(coarse.programs)} programs>")
-    assert len(coarse.programs) > 1 and walker().fragments[0].name in str(whole)
+def test_plan_repr_and_str():
+    first, second = plan(policies.GPUOnly(), 4), plan(Scattered(), 64)
+    assert repr(first).endswith("1 program>") and repr(second).endswith(f"{len(second.programs)} programs>")
+    assert len(second.programs) > 1 and walker().fragments[0].name in str(first)
 
 
-def test_quotes_in_a_policy_do_not_end_its_label():
+def test_quotes_are_escaped_in_label():
     @dataclasses.dataclass(frozen=True)
     class Named(Scattered):
         word: str = 'all "of" them'

@@ -1,4 +1,4 @@
-"""What the tables of mistakes are made with."""
+"""Helpers of the tables of mistakes."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,12 @@ def ppo(**changed):
 
 
 def trace_with(env):
-    """Traces PPO on a batched environment that `vectorize` may not take as it is."""
+    """Traces PPO on an environment that is already batched."""
     return fdg.trace(ppo(env=env))
 
 
 def attempt(mistake):
-    """Calls what a table lists; of a class, traces an instance: an algorithm, or PPO on an environment."""
+    """Calls a function of a table; of a class, traces an instance: an algorithm, or PPO on an environment."""
     if not isinstance(mistake, type):
         mistake()
     elif hasattr(mistake, "reset"):
@@ -36,7 +36,7 @@ def attempt(mistake):
 
 
 def network(policy, value):
-    """A network without parameters, whose results have these shapes for N observations."""
+    """A constant network with outputs of shapes (N, *policy) and (N, *value) for N observations."""
 
     def apply(parameters, observation):
         n = observation.shape[0]
@@ -45,18 +45,18 @@ def network(policy, value):
     return Network(lambda key, observation: {"w": jnp.zeros(1)}, apply)
 
 
-def applying(apply):
-    """PPO with a network of a user's own."""
+def with_net(apply):
+    """Traces PPO with a network that has this `apply`."""
     init = lambda key, observation: {"policy": jnp.zeros((1, 2)), "value": jnp.zeros(1)}  # noqa: E731
     return lambda: fdg.trace(ppo(network=Network(init, apply)))
 
 
-def asks_the_observation(parameters, x):
+def branches_on_observation(parameters, x):
     x = 2 * x if x.mean() > 0 else x
     return x @ parameters["policy"], x @ parameters["value"]
 
 
-def logs_the_observation(parameters, x):
+def logs_observation(parameters, x):
     broken.LOG.append(x)
     return x @ parameters["policy"], x @ parameters["value"]
 
@@ -74,18 +74,18 @@ def place(algorithm=None, policy=None, devices=2, **more):
     return fdg.place(algorithm or broken.WithFragment(), policy or policies.GPUOnly(), devices, **more)
 
 
-def several_at_once():
+def run_without_iterations():
     algorithm = ppo()
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1], num_seeds=2)
     return engine.run(engine.init(0), 0)
 
 
-def run_of(state):
+def run_from(state):
     return fdg.compile(broken.Counter(), policies.GPUOnly(), jax.devices()[:1]).run(state)
 
 
 def evaluate(many):
-    """Evaluates, without running it, a state of several agents or of another algorithm."""
+    """Traces `evaluate` on a state of two agents, or of another algorithm."""
     algorithm, keys = ppo(), jax.random.split(jax.random.key(0), 2)
 
     def value(keys):

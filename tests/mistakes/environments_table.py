@@ -1,8 +1,8 @@
-"""Mistakes in environments: what is done, and what of the error has to be there: the cause and the fix."""
+"""Mistakes in environments: (call, cause in the error message, fix in the error message)."""
 
 import envs
 from tests.mistakes import environments as faulty
-from tests.mistakes.setting import ENV, observation_first, ppo, trace_with, unpack
+from tests.mistakes.helpers import ENV, observation_first, ppo, trace_with, unpack
 
 MISTAKES = {
     "a name as environment": (lambda: ppo(env="CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
@@ -26,8 +26,8 @@ MISTAKES = {
         "unknown parameter 'lenght'",
         "takes",
     ),
-    "no name": (lambda: envs.vectorize(faulty.Nameless()), "has no name", "give its class name ="),
-    "no step": (lambda: envs.vectorize(faulty.Motionless()), "has no step", "def step(self, key"),
+    "no name": (lambda: envs.vectorize(faulty.WithoutName()), "has no name", "give its class name ="),
+    "no step": (lambda: envs.vectorize(faulty.WithoutStep()), "has no step", "def step(self, key"),
     "does not hash": (lambda: envs.vectorize(faulty.HoldsAList()), "does not hash", "a frozen dataclass"),
     "a function as environment": (lambda: ppo(env=envs.make), "env=make is a function", "what it returns"),
     "step of an action": (
@@ -36,22 +36,22 @@ MISTAKES = {
         "let it take these",
     ),
     "reset by a seed": (lambda: ENV.reset(seed=0), "unknown argument of reset 'seed'", "known: keys"),
-    "step gives four": (faulty.GivesFour, "step gives 4 values: return five", "one flag `done`"),
-    "step gives six": (faulty.GivesSix, "step gives 6 values: return five", "info is a dictionary"),
-    "step gives a dict": (faulty.GivesADict, "a value of type dict", "return five, (state, observation"),
+    "step gives four": (faulty.StepReturnsFour, "step gives 4 values: return five", "one flag `done`"),
+    "step gives six": (faulty.StepReturnsSix, "step gives 6 values: return five", "info is a dictionary"),
+    "step gives a dict": (faulty.StepReturnsDict, "a value of type dict", "return five, (state, observation"),
     "reward is None": (faulty.NoReward, "step gives None as reward", "return five"),
-    "reset gives one": (faulty.ObservesAlone, "reset gives a value of type", "(state, observation)"),
-    "reset as in Gymnasium": (faulty.ObservationAndInfo, "type dict as observation", "in that order"),
-    "somebody else's space": (faulty.SpaceOfAnotherPackage, "its action_space is", "envs.Discrete"),
+    "reset gives one": (faulty.ResetGivesOne, "reset gives a value of type", "(state, observation)"),
+    "reset as in Gymnasium": (faulty.ResetReturnsInfo, "type dict as observation", "in that order"),
+    "somebody else's space": (faulty.ForeignSpace, "its action_space is", "envs.Discrete"),
     "a number as space": (faulty.SpaceAsANumber, "its action_space is 2", "envs.Discrete"),
-    "half a step": (faulty.LimitOfHalfAStep, "max_episode_steps is 2.5", "an integer of at least 1"),
+    "half a step": (faulty.HalfStepLimit, "max_episode_steps is 2.5", "an integer of at least 1"),
     "a number as name": (faulty.NumberedName, "its name is 7", "give a string"),
-    "if in step": (faulty.AsksTheState, "line", "use jnp.where"),
-    "a batch of pairs": (faulty.BatchOfPairs, "step gives", "envs.TimeStep"),
-    "rewards of integers": (faulty.RewardsOfWholeNumbers, "reward as int32[4]", "it must be float32[4]"),
-    "one flag for all": (faulty.OneFlagForAll, "terminated as bool[]", "it must be bool[4]"),
-    "a step without its state": (faulty.StepAlone, "an envs.TimeStep alone", "return (state, step)"),
-    "observation of one": (faulty.ForgetsTheBatch, "(1,)", "expected (4, 1)"),
+    "if in step": (faulty.BranchesOnState, "line", "use jnp.where"),
+    "a batch of pairs": (faulty.StepReturnsPair, "step gives", "envs.TimeStep"),
+    "rewards of integers": (faulty.IntegerRewards, "reward as int32[4]", "it must be float32[4]"),
+    "one flag for all": (faulty.ScalarFlag, "terminated as bool[]", "it must be bool[4]"),
+    "a step without its state": (faulty.StepReturnsNoState, "an envs.TimeStep alone", "return (state, step)"),
+    "observation of one": (faulty.ObservationWithoutBatch, "(1,)", "expected (4, 1)"),
     "state without batch": (faulty.StateWithoutBatch, "reset gives state[1]", "leading axis"),
     "self.t += 1 in step": (faulty.Counts, "step assigns self.t = 1, which was 0", "in the state"),
     "a count in a list": (faulty.Holds, "step assigns self.held[0] = 1, which was 0", "in the state"),
@@ -69,7 +69,7 @@ MISTAKES = {
         "define observation_",
     ),
     "a wrapper without a pair": (
-        lambda: trace_with(faulty.ShowsAlone(ENV)),
+        lambda: trace_with(faulty.BeginReturnsObservation(ENV)),
         "not float32[4, 1]",
         "return (state to keep, output)",
     ),
@@ -94,8 +94,8 @@ MISTAKES = {
         "envs.make('CartPole-v1', frame_stack=4, gravity=9.0)",
     ),
     **{
-        f"the case of {name}": (lambda name=name: envs.make(name), f"unknown environment '{name}'", meant)
-        for name, meant in {
+        f"the case of {name}": (lambda name=name: envs.make(name), f"unknown environment '{name}'", fix)
+        for name, fix in {
             "Cartpole-v1": "did you mean 'CartPole-v1'?",
             "BREAKOUT-minatar": "did you mean 'Breakout-MinAtar'?",
             "halfcheetah-v4": "did you mean 'gymnasium:HalfCheetah-v4' or",
