@@ -98,9 +98,9 @@ def test_costs_are_independent_of_the_batch(seed):
     nothing = costs(layers.stack([*found[:-1], None]), subs)
     assert all(not np.any(x[-1]) for x in nothing)  # an empty layer costs nothing, not even filling
     pairs = [jax.tree.map(lambda x, at=at: x[at : at + 1], subs) for at in range(24)]
-    once = Technology().chip_mm2
-    total = sum(float(cost.area_mm2(pair, KNOWN)) - once for pair in pairs)
-    assert cost.area_mm2(subs, KNOWN) == pytest.approx(once + total, rel=1e-5)
+    fixed = Technology().chip_mm2
+    total = sum(float(cost.area_mm2(pair, KNOWN)) - fixed for pair in pairs)
+    assert cost.area_mm2(subs, KNOWN) == pytest.approx(fixed + total, rel=1e-5)
 
 
 def test_absent_sub_accelerator_is_never_fastest():

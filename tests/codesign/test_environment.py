@@ -75,8 +75,8 @@ def test_designs_are_within_budgets(env):
     raw = jax.random.randint(jax.random.key(5), (300, STEPS), -3, 9)
     repair = jax.jit(jax.vmap(functools.partial(problem.repair, PROBLEM)))
     repaired = repair(raw)
-    drawn = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
-    assert {tuple(one) for one in [*repaired.tolist(), *drawn.tolist()]} <= allowed
+    sampled = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
+    assert {tuple(one) for one in [*repaired.tolist(), *sampled.tolist()]} <= allowed
     # Allowed designs stay unchanged.
     each = all_designs()
     assert (repair(each) == each).all()
@@ -225,12 +225,12 @@ def test_penalty_grows_if_violations_have_higher_reward():
     bad = each[int(jnp.where(evaluated.feasible, -jnp.inf, reward).argmax())]
     start, _ = env.reset(keys(1))
     step = jax.jit(env.step, compiler_options=COMPILE_FAST)
-    for taken in (
+    for history in (
         ((bad, 10), (good, 10), (bad, 10), (good, 10)),
         ((good, 10), (bad, 20), (bad, 20)),
     ):
         state = start
-        for design, rho in taken:
+        for design, rho in history:
             state, _ = step(keys(1), state, design[None])
             assert state.rho.tolist() == [rho]
 
@@ -261,8 +261,8 @@ def test_random_specs_need_both_levels():
     env = CoDesign(dataclasses.replace(PROBLEM, levels=levels, specs=loose), draws_specs=True)
     specs = np.asarray(env.reset(keys(20))[0].specs)
     assert np.isposinf(specs[:, 2]).all() and np.isfinite(specs[:, :2]).all()
-    for odd in (Specs(2_000), Specs(9_000, 1e5)):
-        problem = dataclasses.replace(PROBLEM, levels=(("tight", odd), ("loose", loose)), specs=loose)
+    for bad in (Specs(2_000), Specs(9_000, 1e5)):
+        problem = dataclasses.replace(PROBLEM, levels=(("tight", bad), ("loose", loose)), specs=loose)
         with pytest.raises(FdgError, match=r"specs=random draws .*: give it in both or neither"):
             CoDesign(problem, draws_specs=True)
 

@@ -91,8 +91,8 @@ def test_enumerate_all_matches_python():
                 kinds[k][0] * 0.00178 * (1.2 if kinds[k][1] == "shi" else 1) + 0.00325 * kinds[k][3]
                 for k in chip if kinds[k][0]
             )  # fmt: skip
-            took = int(cycles[i]), float(pj[i]), mm2
-            by_design[first, second, *chip] = (float(scores[0][first] + scores[1][second]), *took)
+            values = int(cycles[i]), float(pj[i]), mm2
+            by_design[first, second, *chip] = (float(scores[0][first] + scores[1][second]), *values)
     meets = {one: x for one, x in by_design.items() if all(a <= b for a, b in zip(x[1:], SPECS, strict=True))}
     assert found.feasible == len(meets) and 0 < len(meets) < len(by_design) and found.violation == 0
     best = max(x[0] for x in meets.values())

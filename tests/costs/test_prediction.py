@@ -66,11 +66,11 @@ def test_staleness_overlaps_groups(graph):
         plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
         return predict(plan, cluster(2, figures={"memory": 1e6, "product/float32": 1e7}))
 
-    apart, together = seconds(0), seconds(1)
-    largest = max(apart.busy.values())
-    assert apart.seconds == pytest.approx(sum(apart.busy.values()), rel=0.05)
-    assert together.seconds == pytest.approx(largest, rel=0.1)
-    assert min(together.idle.values()) < 0.1 < max(apart.idle.values())
+    synchronous, stale = seconds(0), seconds(1)
+    largest = max(synchronous.busy.values())
+    assert synchronous.seconds == pytest.approx(sum(synchronous.busy.values()), rel=0.05)
+    assert stale.seconds == pytest.approx(largest, rel=0.1)
+    assert min(stale.idle.values()) < 0.1 < max(synchronous.idle.values())
 
 
 def test_more_staleness_does_not_shorten_iterations():
@@ -85,9 +85,9 @@ def test_more_staleness_does_not_shorten_iterations():
         plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)
         return predict(plan, where).seconds
 
-    apart, together, staler = (seconds(staleness) for staleness in (0, 1, 2))
-    assert together == pytest.approx(staler, rel=1e-3)
-    assert 0.98 * apart < together <= apart
+    synchronous, stale, staler = (seconds(staleness) for staleness in (0, 1, 2))
+    assert stale == pytest.approx(staler, rel=1e-3)
+    assert 0.98 * synchronous < stale <= synchronous
 
 
 def test_transfer_between_processes_blocks_both_groups(graph):
@@ -131,12 +131,12 @@ def test_bytes_between_hosts(graph):
 
 def test_processes_of_a_machine_share_its_cores():
     """Devices that can use two cores each, in two processes: slower on one two-core machine than on two."""
-    apart = dataclasses.replace(cluster(2, 2, {"parallel": 1.0, "parallel_bytes": 1.0}), cores=2)
-    together = dataclasses.replace(apart, hosts_per_machine=2)
-    assert (apart.machines, apart.devices_per_machine) == (2, 1)
-    assert (together.machines, together.devices_per_machine) == (1, 2)
+    two_machines = dataclasses.replace(cluster(2, 2, {"parallel": 1.0, "parallel_bytes": 1.0}), cores=2)
+    one_machine = dataclasses.replace(two_machines, hosts_per_machine=2)
+    assert (two_machines.machines, two_machines.devices_per_machine) == (2, 1)
+    assert (one_machine.machines, one_machine.devices_per_machine) == (1, 2)
     plan = fdg.place(fdg.trace(Pupil(num_envs=8192)), policies.GPUOnly(), 2)
-    fast, slow = (predict(plan, one) for one in (apart, together))
+    fast, slow = (predict(plan, one) for one in (two_machines, one_machine))
     assert fast.seconds < slow.seconds
 
 

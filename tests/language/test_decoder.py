@@ -63,9 +63,9 @@ def test_packed_segments_are_independent(decoder, parameters):
     packed = apply(parameters, TOKENS, SEGMENTS)
     alone = jnp.stack([jnp.pad(TOKENS[0, 2:5], (0, 5)), jnp.pad(TOKENS[0, 5:], (5, 0))])
     segments = jnp.array([[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1]])
-    apart = apply(parameters, alone, segments)
-    np.testing.assert_allclose(packed[0, 2:5], apart[0, :3], atol=1e-5)
-    np.testing.assert_allclose(packed[0, 5:], apart[1, 5:], atol=1e-5)
+    separate = apply(parameters, alone, segments)
+    np.testing.assert_allclose(packed[0, 2:5], separate[0, :3], atol=1e-5)
+    np.testing.assert_allclose(packed[0, 5:], separate[1, 5:], atol=1e-5)
 
 
 def test_log_probs_match_logits(decoder, parameters, monkeypatch):
@@ -144,9 +144,9 @@ def test_yarn_by_its_equations():
     for pair in range(32):
         plain = 10_000.0 ** (-pair / 32)
         # Pairs with 32 or more rotations within the context stay; those with less than one are interpolated.
-        begins = math.floor(32 * math.log(2048 / (32 * 2 * math.pi)) / math.log(10_000.0))
-        ends = math.ceil(32 * math.log(2048 / (2 * math.pi)) / math.log(10_000.0))
-        ramp = min(1.0, max(0.0, (pair - begins) / (ends - begins)))
+        low = math.floor(32 * math.log(2048 / (32 * 2 * math.pi)) / math.log(10_000.0))
+        high = math.ceil(32 * math.log(2048 / (2 * math.pi)) / math.log(10_000.0))
+        ramp = min(1.0, max(0.0, (pair - low) / (high - low)))
         expected.append(plain * (1 - ramp) + plain / 4 * ramp)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert attention == pytest.approx(0.1 * math.log(4.0) + 1)

@@ -195,11 +195,11 @@ def _batch(algorithm, count):
         jnp.ones((count, env.prompt_length), bool),
     )
     tokens = jax.random.randint(keys[2], mask.shape, 3, 50)
-    drawn = -jnp.ones(mask.shape)
+    logp = -jnp.ones(mask.shape)
     total = jax.random.normal(keys[3], (count,))
     version = jnp.zeros(count, jnp.int32)
     return Batch(
-        Responses(prompts, tokens, mask, mask), mask, drawn, version, drawn, Reward(total, {"correct": total})
+        Responses(prompts, tokens, mask, mask), mask, logp, version, logp, Reward(total, {"correct": total})
     )
 
 
@@ -237,8 +237,8 @@ def test_no_update_without_advantage_and_kl():
         signs = jnp.where(jnp.arange(reference.size).reshape(reference.shape) % 2, 1.0, -1.0)
         read = batch._replace(reference_log_prob=reference + rounding * signs)
         trained, _, measures = learn(state.parameters, state.optimizer_state, 0, read, state.key)
-        apart = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, state.parameters)
-        return max(map(float, jax.tree.leaves(apart))), float(measures["gradient_norm"])
+        difference = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, state.parameters)
+        return max(map(float, jax.tree.leaves(difference))), float(measures["gradient_norm"])
 
     assert largest_update(2e-6) == (0.0, 0.0)
     distance, gradient_norm = largest_update(1e-4)  # larger than rounding errors: a full step of Adam

@@ -153,11 +153,11 @@ def test_kl_estimators_are_unbiased():
 
 
 def test_importance_weights():
-    drawn, new = (
+    sampled, new = (
         LOG(jnp.array([[0.1, 0.4, 0.9], [0.2, 0.2, 0.2]])),
         LOG(jnp.array([[0.4, 0.2, 0.1], [0.2] * 3])),
     )
-    weights = {kind: losses.correction(drawn, new, MASK, kind, 1.5) for kind in _CORRECTIONS}
+    weights = {kind: losses.correction(sampled, new, MASK, kind, 1.5) for kind in _CORRECTIONS}
     agree(weights["none"], jnp.ones((2, 3)))
     agree(weights["truncate_token"][0, :2], [1.5, 0.5])
     agree(weights["mask_token"][0, :2], [0.0, 0.0])
@@ -167,7 +167,7 @@ def test_importance_weights():
         float(
             jnp.sum(
                 jnp.abs(
-                    jax.grad(lambda x: losses.correction(drawn, x, MASK, "truncate_token", 9.0).sum())(new)
+                    jax.grad(lambda x: losses.correction(sampled, x, MASK, "truncate_token", 9.0).sum())(new)
                 )
             )
         )
@@ -212,17 +212,17 @@ REWARD = jnp.array([1.0, 0.0, 0.0, 3.0, 5.0, 1.0])  # two groups of three
 
 
 def test_group_advantages():
-    of = lambda *how: core.group_advantage(REWARD, 3, *how)  # noqa: E731
-    agree(of("group", "none", 0.0, True), [2 / 3, -1 / 3, -1 / 3, 0, 2, -2])
-    agree(of("leave_one_out", "none", 0.0, True), [1, -0.5, -0.5, 0, 3, -3])
-    agree(of("none", "none", 0.0, True), REWARD)
+    advantages = lambda *settings: core.group_advantage(REWARD, 3, *settings)  # noqa: E731
+    agree(advantages("group", "none", 0.0, True), [2 / 3, -1 / 3, -1 / 3, 0, 2, -2])
+    agree(advantages("leave_one_out", "none", 0.0, True), [1, -0.5, -0.5, 0, 3, -3])
+    agree(advantages("none", "none", 0.0, True), REWARD)
     small, large = math.sqrt(1 / 3) + 0.1, 2 + 0.1  # standard deviations over n - 1, plus the guard
     agree(
-        of("group", "group", 0.1, True),
+        advantages("group", "group", 0.1, True),
         [2 / 3 / small, -1 / 3 / small, -1 / 3 / small, 0, 2 / large, -2 / large],
     )
-    agree(of("group", "group", 0.0, False)[4], 2 / math.sqrt(8 / 3))
-    agree(of("group", "batch", 0.0, True)[4], 2 / np.std(np.asarray(REWARD), ddof=1))
+    agree(advantages("group", "group", 0.0, False)[4], 2 / math.sqrt(8 / 3))
+    agree(advantages("group", "batch", 0.0, True)[4], 2 / np.std(np.asarray(REWARD), ddof=1))
 
 
 def test_equal_rewards_have_zero_advantage():
@@ -316,7 +316,7 @@ def test_prompt_up_to_policy():
     found = prompt_up_to_policy(
         Responses(Prompts(jnp.array([[5], [5]]), jnp.ones((2, 1), bool)), tokens, *masks)
     )
-    shown = [row[there].tolist() for row, there in zip(found.prompts.tokens, found.prompts.mask, strict=True)]
+    shown = [row[mask].tolist() for row, mask in zip(found.prompts.tokens, found.prompts.mask, strict=True)]
     assert shown == [[5, 6], [5]]  # and the responses, with the replies of the game between them:
-    shown = [row[there].tolist() for row, there in zip(found.tokens, found.mask, strict=True)]
+    shown = [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
     assert shown == [[7, 8, 9], [6, 7]]
