@@ -1,4 +1,4 @@
-"""Random layers and sub-accelerators, of many sizes and kinds."""
+"""Random layers and sub-accelerators of many sizes and kinds."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def random_layers(random, number):
 
 
 def random_subs(random, number):
-    """Arrays [number]."""
+    """`SubAccelerators` of arrays [number]."""
     rates = [(2 ** random.uniform(-2, 7, number)).astype(np.float32) for _ in range(2)]
     template = random.integers(0, len(KNOWN), number).astype(np.int32)
     rows, columns = random.integers(1, 65, (2, number)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""ResNet-18 in ONNX and in Flax, written independently of the layers that it should have."""
+"""ResNet-18 in ONNX and in Flax: inputs for tests of `envs.codesign.given`."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -8,20 +8,20 @@ STAGES = (64, 128, 256, 512)
 
 
 def onnx_model(rows=224, batch="batch", widths=STAGES, classes=1000):
-    """With shapes of weights alone: their values are not stored."""
+    """A model whose weights have shapes but no stored values."""
     nodes, weights = [], []
 
-    def add(kind, *read, **attributes):
+    def add(kind, *inputs, **attributes):
         name = f"{kind}_{len(nodes)}"
-        nodes.append(helper.make_node(kind, list(read), [name], name=f"node {name}", **attributes))
+        nodes.append(helper.make_node(kind, list(inputs), [name], name=f"node {name}", **attributes))
         return name
 
     def weight(*sizes):
-        one = TensorProto(name=f"w{len(weights)}", dims=sizes, data_type=TensorProto.FLOAT)
-        one.data_location = TensorProto.EXTERNAL
-        one.external_data.add(key="location", value="absent.bin")
-        weights.append(one)
-        return one.name
+        tensor = TensorProto(name=f"w{len(weights)}", dims=sizes, data_type=TensorProto.FLOAT)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="absent.bin")
+        weights.append(tensor)
+        return tensor.name
 
     def convolution(x, into, out, kernel, stride, padding):
         attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [padding] * 4}

@@ -1,4 +1,4 @@
-"""A co-design problem small enough to compile at once, and to look at all of its designs."""
+"""A co-design problem that compiles quickly, and whose designs can all be enumerated."""
 
 import itertools
 
@@ -23,14 +23,14 @@ PROBLEM = Problem((TASK,), CHIPS, specs=Specs(3_000, 3e5, 0.7), bounds=Specs(9_0
 
 
 def all_designs(problem=PROBLEM):
-    """Every design within the budgets, by Python alone: [designs, decisions] int32."""
+    """All designs within the budgets, enumerated in Python: [designs, decisions] int32."""
     decisions, chips = problem.decisions(), problem.chips
     first, found = len(decisions) - 4 * chips.subaccelerators, []
     for choices in itertools.product(*(range(len(one.options)) for one in decisions)):
         subs = [choices[i : i + 4] for i in range(first, len(choices), 4)]
         pes = [chips.pes[one[0]] for one in subs]
-        noc = [chips.noc_bytes_per_cycle[one[2]] for one, there in zip(subs, pes, strict=True) if there]
-        is_plain = all(there or not any(one[1:]) for one, there in zip(subs, pes, strict=True))
+        noc = [chips.noc_bytes_per_cycle[one[2]] for one, used in zip(subs, pes, strict=True) if used]
+        is_plain = all(used or not any(one[1:]) for one, used in zip(subs, pes, strict=True))
         fits = 0 < sum(pes) <= chips.budget_pes and sum(noc) <= chips.budget_noc_bytes_per_cycle
         if fits and is_plain:
             found.append(choices)

@@ -22,7 +22,7 @@ def table(path, task=TASK, **changed):
     return np.asarray(found)
 
 
-def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
+def test_table_lookup(tmp_path):
     path = tmp_path / "mine.json"
     found = table(path)
     problem = Problem(
@@ -48,7 +48,7 @@ def test_a_table_is_looked_up_by_what_decides_accuracies(tmp_path):
     ["", "[]", "{", '{"a": 3}', '{"a": {"accuracy": []}}', '{"a": {"accuracy": [[1.5]]}}', "[" * 9999,
      '{"a": {"accuracy": [[10001]]}}', '{"a": {"accuracy": [3]}}', '{"a": {"accuracy": [[true]]}}'],
 )  # fmt: skip
-def test_what_is_no_table_is_refused(text, tmp_path):
+def test_invalid_tables_are_refused(text, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
     accuracy.read_table.cache_clear()
@@ -56,14 +56,14 @@ def test_what_is_no_table_is_refused(text, tmp_path):
         accuracy.of_choices(TASK, "table", str(path))
 
 
-def test_a_table_of_another_space_is_refused(tmp_path):
+def test_table_of_another_space_is_refused(tmp_path):
     table(tmp_path / "mine.json", accuracy=[[1, 2]])
     with pytest.raises(FdgError, match="needs one accuracy per network"):
         accuracy.of_choices(TASK, "table", str(tmp_path / "mine.json"))
 
 
 class Linear(space.ResNet9):
-    """A space whose children are one product, so that training them compiles at once."""
+    """A space whose children are a single matrix product, so that training compiles quickly."""
 
 
 def linear(task, build):
@@ -74,7 +74,7 @@ def linear(task, build):
     return children.Network({"last": (1, 64, 3)}, lambda choice: {"last": (64, 3)}, apply)
 
 
-def test_children_are_trained_within_the_program_if_their_hardware_is_feasible(tmp_path, monkeypatch):
+def test_only_feasible_children_are_trained(tmp_path, monkeypatch):
     monkeypatch.setitem(children._KINDS, Linear, linear)
     random = np.random.default_rng(0)
     labels = np.arange(60) % 3
@@ -82,23 +82,23 @@ def test_children_are_trained_within_the_program_if_their_hardware_is_feasible(t
     path = tmp_path / "mine.npz"
     np.savez(path, train_images=pictures, train_labels=labels, test_images=pictures, test_labels=labels)
     task = dataclasses.replace(TASK, build=Linear(8, 3, 1), data=str(path))
-    wanted = jnp.asarray([True, False, True] * 13)
+    is_needed = jnp.asarray([True, False, True] * 13)
     networks = jnp.arange(39, dtype=jnp.int32)[:, None] * 6
     run = jax.jit(lambda n, w: accuracy.accuracies((task,), "train", "", n, w))
-    found = run(networks, wanted)[:, 0]
-    assert (found[~wanted] == 0).all() and (found[wanted] > 0.5).all()
+    found = run(networks, is_needed)[:, 0]
+    assert (found[~is_needed] == 0).all() and (found[is_needed] > 0.5).all()
     loaded = images.get(str(path))
-    alone = children.train(linear(task, None), loaded, jnp.asarray(children.options(task))[networks[:, 0]],
+    direct = children.train(linear(task, None), loaded, jnp.asarray(children.options(task))[networks[:, 0]],
                            0, children.settings(loaded))  # fmt: skip
-    np.testing.assert_allclose(found[wanted], alone[wanted], atol=1e-5)
-    # Whatever else is in the batch.
-    few = run(networks[36:], wanted[36:])[:, 0]
+    np.testing.assert_allclose(found[is_needed], direct[is_needed], atol=1e-5)
+    # Independent of the rest of the batch.
+    few = run(networks[36:], is_needed[36:])[:, 0]
     np.testing.assert_allclose(few, found[36:], atol=1e-5)
     shared = accuracy.of_choices(task, "supernet")
     assert shared.shape == (256,) and shared.min() > 0.3
 
 
-def test_a_table_finds_images_that_were_moved_and_no_others(tmp_path):
+def test_table_lookup_of_moved_images(tmp_path):
     (tmp_path / "there").mkdir()
     first, moved = tmp_path / "mine.npz", tmp_path / "there" / "yours.npz"
     first.write_bytes(b"images")
@@ -115,21 +115,21 @@ def test_a_table_finds_images_that_were_moved_and_no_others(tmp_path):
         )
 
 
-def test_networks_that_are_given_cannot_be_trained():
+def test_given_networks_cannot_be_trained():
     task = dataclasses.replace(TASK, build=space.Given(()))
     with pytest.raises(FdgError, match="cannot train"):
         children.network(task)
     assert np.isnan(accuracy.of_choices(space.given("x", []), "table")[0])
 
 
-def test_the_shipped_table_has_what_the_workloads_need():
+def test_shipped_table_covers_the_workloads():
     from envs.codesign import reading
 
     for name in reading.WORKLOADS:
         problem = reading.get(name)
         for task in problem.tasks:
             found = accuracy.of_choices(task, "table")
-            # Networks differ by more than five points, and by more than their seeds do.
+            # Accuracies of networks differ by more than 0.05, and by more than those of seeds.
             seeds = accuracy.by_seed(task)
             assert found.max() - found.min() > 0.05
             assert len(seeds) < 2 or found.std() > seeds.std(0, ddof=1).mean() / len(seeds) ** 0.5

@@ -18,7 +18,7 @@ SPACES = {
 ORDER = jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % 7
 
 
-def drawn(task, number=8):
+def random_images(task, number=8):
     random = np.random.default_rng(0)
     shape = (number, task.build.size, task.build.size)
     labels = random.integers(0, 2, shape) if task.name == "segment" else random.integers(0, 3, number)
@@ -27,17 +27,17 @@ def drawn(task, number=8):
 
 
 @functools.cache
-def fitted(kind):
-    """Kernels of children before and after three steps, trained together; in float64."""
+def trained_children(kind):
+    """Weights of children before and after three steps of training together, in float64."""
     with jax.enable_x64(True):
-        return _fitted(kind)
+        return _trained_children(kind)
 
 
-def _fitted(kind):
+def _trained_children(kind):
     task = SPACES[kind]()
     network, choices = children.network(task), jnp.asarray(children.options(task)[[37, 255]])
     start = jax.jit(jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0))))(choices)
-    fit = jax.jit(lambda c, k: children.fit(network, drawn(task), c, k, ORDER, 0.01))
+    fit = jax.jit(lambda c, k: children.fit(network, random_images(task), c, k, ORDER, 0.01))
     return task, choices, start, fit(choices, start)
 
 
@@ -46,43 +46,43 @@ def assert_close(a, b):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
 
 
-KINDS = ["resnet9", pytest.param("unet", marks=pytest.mark.whole)]
+TRAINED_SPACES = ["resnet9", pytest.param("unet", marks=pytest.mark.whole)]
 
 
-def narrow_part(task, choice, kernels):
-    """A child's own kernels, cut from those of the widest; and the network of it alone."""
+def narrow_network(task, choice, kernels):
+    """The narrow network of one child, and its weights: slices of the widest network's."""
     options = tuple(Decision(one.name, (x,)) for one, x in zip(task.decisions, choice, strict=True))
-    alone = children.network(Task(task.name, options, task.build))
+    narrow = children.network(Task(task.name, options, task.build))
     wide, widths = children.network(task), children.network(task).widths(jnp.asarray(choice))
     cut = {}
-    for name, (_, inputs, outputs) in alone.sizes.items():
+    for name, (_, inputs, outputs) in narrow.sizes.items():
         kernel, most = kernels[name], wide.sizes[name][1]
-        # What joins two maps has the second one behind the widest first one.
+        # A layer that joins two maps reads the second one at the offset of the widest network.
         half = inputs // 2
         rows = [*range(half), *range(most // 2, most // 2 + half)] if "join" in name else [*range(inputs)]
         assert (int(widths[name][0]), int(widths[name][1])) == (inputs, outputs)
         cut[name] = children.Kernel(kernel.weights[:, jnp.asarray(rows), :outputs], kernel.bias[:outputs])
-    return alone, cut
+    return narrow, cut
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_masked_child_learns_what_a_narrow_network_learns(kind):
-    task, choices, start, after = fitted(kind)
+@pytest.mark.parametrize("kind", TRAINED_SPACES)
+def test_masked_child_trains_like_a_narrow_network(kind):
+    task, choices, start, after = trained_children(kind)
     pairs = zip(jax.tree.leaves(start), jax.tree.leaves(after), strict=True)
     assert min(np.abs(np.asarray(x) - np.asarray(y)).max() for x, y in pairs) > 1e-3
     at = 0
     choice = choices[at].tolist()
-    alone, before = narrow_part(task, choice, jax.tree.map(lambda x: x[at], start))
-    _, expected = narrow_part(task, choice, jax.tree.map(lambda x: x[at], after))
+    narrow, before = narrow_network(task, choice, jax.tree.map(lambda x: x[at], start))
+    _, expected = narrow_network(task, choice, jax.tree.map(lambda x: x[at], after))
     one = choices[at : at + 1]
-    fit = jax.jit(lambda c, k: children.fit(alone, drawn(task), c, k, ORDER, 0.01))
+    fit = jax.jit(lambda c, k: children.fit(narrow, random_images(task), c, k, ORDER, 0.01))
     with jax.enable_x64(True):
         found = fit(one, jax.tree.map(lambda x: x[None], before))
     assert_close(jax.tree.map(lambda x: x[0], found), expected)
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_what_is_trained_is_what_is_costed(kind):
+def test_trained_weights_match_the_cost_model(kind):
     task = SPACES[kind]()
     network = children.network(task)
     for choice in task.choices()[::17]:
@@ -98,7 +98,7 @@ def test_what_is_trained_is_what_is_costed(kind):
         assert total == sum(layer.weight_words for layer in task.build(*choice))
 
 
-def test_products_of_patches_are_convolutions():
+def test_convolve_matches_lax():
     random = np.random.default_rng(0)
     for size, stride in ((8, 1), (8, 2), (7, 2), (2, 2), (1, 1)):
         x = jnp.asarray(random.normal(size=(2, size, size, 3)), jnp.float32)
@@ -110,32 +110,32 @@ def test_products_of_patches_are_convolutions():
         np.testing.assert_allclose(found, expected + 1, atol=1e-5)
 
 
-def test_measures_by_hand():
+def test_accuracy_and_iou_by_hand():
     network = children.Network({}, lambda _: {}, lambda kernels, choice, x: kernels * x[..., 0])
     pictures = np.asarray([[[1, -1], [1, 1]], [[-1, -1], [1, -1]]], np.float32)[..., None]
     masks = np.asarray([[[1, 0], [0, 1]], [[0, 1], [1, 0]]], np.int32)
     found = children.measure(network, 1.0, None, Images(pictures, masks, pictures, masks))
-    assert found == pytest.approx(3 / 5)  # right 1,1 4; 3 of 5 that are found or there
+    assert found == pytest.approx(3 / 5)  # intersection 3, union 5
     classes = children.Network({}, lambda _: {}, lambda kernels, choice, x: x[:, 0, :, 0])
     labels = np.asarray([0, 1], np.int32)
     assert children.measure(classes, None, None, Images(pictures, labels, pictures, labels)) == 0.5
 
 
-def test_every_image_is_seen_before_one_comes_twice():
+def test_batches_use_every_image_before_repeating():
     order = children.batches(10, children.Settings(steps=5, batch=4), jax.random.key(0))
     assert order.shape == (5, 4) and sorted(order.ravel()[:10].tolist()) == list(range(10))
 
 
-def test_cells_are_drawn_with_their_masks():
+def test_cells_data_set():
     found = images.get("cells")
     assert found.is_segmentation and found.train.shape[1:] == (16, 16, 1)
-    share = found.train_labels.mean()
+    foreground_share = found.train_labels.mean()
     inside = found.train[..., 0][found.train_labels == 1].mean()
     outside = found.train[..., 0][found.train_labels == 0].mean()
-    assert 0.1 < share < 0.5 and inside > outside + 0.3
+    assert 0.1 < foreground_share < 0.5 and inside > outside + 0.3
 
 
-def test_images_of_a_file(tmp_path):
+def test_images_from_a_file(tmp_path):
     random = np.random.default_rng(0)
     arrays = {
         "train_images": random.integers(0, 256, (6, 8, 8), np.uint8), "train_labels": np.arange(6) % 3,
@@ -143,9 +143,9 @@ def test_images_of_a_file(tmp_path):
     }  # fmt: skip
     path = tmp_path / "mine.npz"
 
-    def read(**changed):
+    def read(**changes):
         images.get.cache_clear()
-        np.savez(path, **{k: v for k, v in {**arrays, **changed}.items() if v is not None})
+        np.savez(path, **{k: v for k, v in {**arrays, **changes}.items() if v is not None})
         return images.get(str(path))
 
     found = read()
@@ -155,7 +155,7 @@ def test_images_of_a_file(tmp_path):
         and found.test_labels.tolist() == [0, 1, 2]
     )
     children.check_images(space.resnet9(size=8, classes=3, channels=1), found)
-    for task, words in (
+    for task, message in (
         (space.resnet9(size=9, classes=3, channels=1), "8 x 8 with 1 channels, and its networks take 9 x 9"),
         (
             space.resnet9(size=8, classes=2, channels=1),
@@ -164,9 +164,9 @@ def test_images_of_a_file(tmp_path):
         (space.unet(size=16, channels=1), "8 x 8 with 1 channels"),
         (space.given("mine", []), "which fdg cannot train"),
     ):
-        with pytest.raises(FdgError, match=words):
+        with pytest.raises(FdgError, match=message):
             children.check_images(task, found)
-    for changed, words in (
+    for changes, message in (
         ({"train_labels": None}, "has no array train_labels"),
         ({"train_labels": np.arange(5)}, "train_labels is int64.5. for 6 images"),
         ({"train_images": np.zeros((6, 8))}, "train_images is float64.6, 8.; give numbers"),
@@ -175,22 +175,22 @@ def test_images_of_a_file(tmp_path):
         ({"test_images": np.zeros((3, 9, 9))}, "different shapes"),
         ({"train_labels": np.asarray([{}] * 6, object)}, "is not an .npz file of arrays"),
     ):
-        with refuses(match=words):
-            read(**changed)
+        with refuses(match=message):
+            read(**changes)
     path.write_bytes(b"PK not a zip")
     images.get.cache_clear()
     with pytest.raises(FdgError, match=r"is not an \.npz file"):
         images.get(str(path))
-    for name, words in (
+    for name, message in (
         ("digit", "unknown images 'digit': did you mean 'digits'"),
         ("no.npz", r"no\.npz: there is no such file"),
     ):
-        with pytest.raises(FdgError, match=words):
+        with pytest.raises(FdgError, match=message):
             images.get(name)
 
 
-def test_digits_need_scikit_learn():
+def test_digits_data_set():
     pytest.importorskip("sklearn")
-    found, turned = images.get("digits"), images.get("rotated-digits")
+    found, rotated = images.get("digits"), images.get("rotated-digits")
     assert found.train.shape == (512, 8, 8, 1) and len(found.test) == 768 and found.train_labels.max() == 9
-    assert (found.train_labels == turned.train_labels).all() and not np.allclose(found.train, turned.train)
+    assert (found.train_labels == rotated.train_labels).all() and not np.allclose(found.train, rotated.train)

@@ -25,7 +25,7 @@ from tests.envs.conformance import assert_conforms
 from tests.refusing import refuses
 
 ENV = CoDesign(PROBLEM, order="sequence", info=environment.INFO)
-AT_ONCE = dataclasses.replace(ENV, order="at_once")
+SINGLE_STEP = dataclasses.replace(ENV, order="at_once")
 STEPS = ENV.max_episode_steps
 evaluate = jax.jit(problem.evaluate, static_argnums=0, compiler_options=COMPILE_FAST)
 
@@ -46,7 +46,7 @@ def episodes(env, number=16, times=3, masked=True):
             state, observation = carry
             if masked:
                 action = random_actions(env, jax.random.split(key, number), observation)
-            else:  # any numbers, those outside of the space too
+            else:  # any integers, also outside the action space
                 action = jax.random.randint(key, (number, *env.action_space.shape), -3, 9)
             state, time_step = env.step(jax.random.split(key, number), state, action)
             return (state, time_step.observation), (action, time_step)
@@ -59,15 +59,15 @@ def episodes(env, number=16, times=3, masked=True):
 
 
 @pytest.mark.parametrize(
-    "env", [ENV, pytest.param(AT_ONCE, marks=pytest.mark.whole)], ids=["sequence", "at once"]
+    "env", [ENV, pytest.param(SINGLE_STEP, marks=pytest.mark.whole)], ids=["sequence", "at once"]
 )
-def test_it_keeps_the_contract_of_environments(env):
+def test_environment_contract(env):
     rollout = assert_conforms(dataclasses.replace(env, info=("score", "feasible")))
     assert rollout.step.terminated.any() and not rollout.step.truncated.any()
 
 
-@pytest.mark.parametrize("env", [ENV, AT_ONCE], ids=["sequence", "at once"])
-def test_budgets_hold_whatever_is_chosen(env):
+@pytest.mark.parametrize("env", [ENV, SINGLE_STEP], ids=["sequence", "at once"])
+def test_designs_are_within_budgets(env):
     state = episodes(env, masked=False)[0]
     results = env.designs(state)
     allowed = {tuple(one) for one in all_designs().tolist()}
@@ -75,14 +75,14 @@ def test_budgets_hold_whatever_is_chosen(env):
     raw = jax.random.randint(jax.random.key(5), (300, STEPS), -3, 9)
     repair = jax.jit(jax.vmap(functools.partial(problem.repair, PROBLEM)))
     repaired = repair(raw)
-    drawn = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
-    assert {tuple(one) for one in [*repaired.tolist(), *drawn.tolist()]} <= allowed
-    # What is allowed stays as it is.
+    sampled = jax.jit(jax.vmap(functools.partial(problem.draw, PROBLEM)))(keys(300))
+    assert {tuple(one) for one in [*repaired.tolist(), *sampled.tolist()]} <= allowed
+    # Allowed designs stay unchanged.
     each = all_designs()
     assert (repair(each) == each).all()
 
 
-def test_masked_actions_are_taken_as_they_are():
+def test_masked_actions_are_unchanged():
     _, action, step = episodes(ENV)
     seen = step.observation.observation[:, :, STEPS : 2 * STEPS]
     largest = [len(one.options) - 1 for one in PROBLEM.decisions()]
@@ -90,7 +90,7 @@ def test_masked_actions_are_taken_as_they_are():
         np.testing.assert_allclose(seen[t, :, t], action[t] / max(1, largest[t]), rtol=1e-6)
 
 
-def test_an_episode_is_worth_what_its_design_is():
+def test_reward_of_an_episode():
     _, action, step = episodes(ENV)
     choices = action[:STEPS].T
     by_hand = evaluate(PROBLEM, choices)
@@ -98,22 +98,22 @@ def test_an_episode_is_worth_what_its_design_is():
     assert not np.asarray(step.reward)[: STEPS - 1].any() and last.terminated.all()
     assert (last.episode_length == STEPS).all() and (last.episode_return == last.reward).all()
     for at in range(len(choices)):
-        took = [float(x[at]) for x in by_hand[:3]]
-        over = [max(x - s, 0) / (b - s) for x, s, b in zip(took, PROBLEM.specs, PROBLEM.bounds, strict=True)]
+        costs = [float(x[at]) for x in by_hand[:3]]
+        over = [max(x - s, 0) / (b - s) for x, s, b in zip(costs, PROBLEM.specs, PROBLEM.bounds, strict=True)]
         score = float(by_hand.accuracy[at, 0])
         assert last.reward[at] == pytest.approx(score - 10 * sum(over), rel=1e-4)
         assert last.episode_info["feasible"][at] == (sum(over) == 0)
-        assert last.episode_info["latency_cycles"][at] == took[0]
-        # The observation before the reset has what it took relative to the specs, and the accuracies.
-        relative = [min(x / s, 10) for x, s in zip(took, PROBLEM.specs, strict=True)]
+        assert last.episode_info["latency_cycles"][at] == costs[0]
+        # The final observation contains costs relative to the specs, and accuracies.
+        relative = [min(x / s, 10) for x, s in zip(costs, PROBLEM.specs, strict=True)]
         np.testing.assert_allclose(last.final_observation.observation[at, -4:], [*relative, score], rtol=1e-5)
     first = dataclasses.replace(ENV, reward="feasible_first")
-    worth = np.asarray(episodes(first)[2].reward)[STEPS - 1]
-    wrong = -np.minimum(np.asarray(by_hand.violation), 10)
-    np.testing.assert_allclose(worth, np.where(by_hand.feasible, by_hand.score, wrong), rtol=1e-5)
+    reward = np.asarray(episodes(first)[2].reward)[STEPS - 1]
+    penalty = -np.minimum(np.asarray(by_hand.violation), 10)
+    np.testing.assert_allclose(reward, np.where(by_hand.feasible, by_hand.score, penalty), rtol=1e-5)
 
 
-def test_the_best_outlives_episodes_and_all_of_them_count():
+def test_best_design_over_episodes():
     state, action, step = episodes(ENV)
     designs = np.asarray(action).reshape(3, STEPS, 16).transpose(0, 2, 1).reshape(-1, STEPS)
     each = evaluate(PROBLEM, jnp.asarray(designs))
@@ -125,15 +125,15 @@ def test_the_best_outlives_episodes_and_all_of_them_count():
     feasible = np.where(each.feasible, each.score, -np.inf).reshape(3, 16)
     so_far = np.maximum.accumulate(feasible)
     np.testing.assert_allclose(best_score, np.where(np.isfinite(so_far), so_far, np.nan), rtol=1e-5)
-    # Seeds, devices: an axis more, or the whole state of an algorithm.
+    # States with a further axis (seeds, devices), within the state of an algorithm.
     twice = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     assert_same(results, ENV.designs({"env_state": twice, "count": 3}))
     with pytest.raises(FdgError, match="contains 0 of its states"):
         ENV.designs({"count": 3})
 
 
-def fronts(points):
-    """The points that none dominates, by a double loop; of equal ones one."""
+def pareto_front(points):
+    """The distinct points that no other dominates, by a double loop."""
 
     def dominates(a, b):
         return a[0] < b[0] or (a[0] == b[0] and all(x <= y for x, y in zip(a, b, strict=True)))
@@ -142,7 +142,7 @@ def fronts(points):
     return [p for p in points if not any(q != p and dominates(q, p) for q in points)]  # fmt: skip
 
 
-def test_pareto_points_are_those_that_none_dominates():
+def test_pareto_front():
     insert = jax.jit(lambda front, new: jax.lax.scan(lambda f, x: (found.insert(f, x), None), front, new)[0])
     for seed in range(6):
         random = np.random.default_rng(seed)
@@ -161,14 +161,14 @@ def test_pareto_points_are_those_that_none_dominates():
             fields = (x.violation, -x.score, x.latency_cycles, x.energy_pj)
             return [tuple(float(y) for y in one) for one in zip(*fields, strict=True)]
 
-        expected = fronts(rows(new))
+        expected = pareto_front(rows(new))
         assert len(expected) > (1 if seed < 4 else 2)
         if len(expected) < found.POINTS:
             assert sorted(rows(results.front)) == expected
 
 
-def test_a_full_front_keeps_the_highest_score_and_drops_the_crowded():
-    # Of 40 points on a line, 0.01 apart but the last 1.0, none dominates another.
+def test_full_front_drops_crowded_points():
+    # 40 points, none of which dominates another: 0.01 apart, except for the last one at 1.4.
     at = jnp.append(jnp.arange(39) * 0.01, 1.4)
     new = found.empty(PROBLEM, (40,))._replace(
         score=at, latency_cycles=jnp.ones(40, jnp.int32), energy_pj=jnp.exp(at), violation=jnp.zeros(40)
@@ -177,33 +177,33 @@ def test_a_full_front_keeps_the_highest_score_and_drops_the_crowded():
     assert jnp.isfinite(front.violation).all() and front.score.max() == at[-1]
 
 
-def tempting():
-    """A problem whose most accurate networks just miss the latency, and all its designs."""
+def barely_infeasible():
+    """A problem whose most accurate networks slightly exceed the latency spec; and all its designs."""
     each = all_designs()
-    took = evaluate(PROBLEM, each)
-    best = np.asarray(took.score) == np.asarray(took.score).max()
-    cycles = 0.98 * np.asarray(took.latency_cycles)[best].min()
+    costs = evaluate(PROBLEM, each)
+    best = np.asarray(costs.score) == np.asarray(costs.score).max()
+    cycles = 0.98 * np.asarray(costs.latency_cycles)[best].min()
     specs, bounds = Specs(latency_cycles=cycles), Specs(latency_cycles=10 * cycles)
     return CoDesign(dataclasses.replace(PROBLEM, specs=specs, bounds=bounds), order="at_once"), each
 
 
-def test_the_design_that_maximises_the_papers_reward_may_be_infeasible():
-    env, each = tempting()
+def test_highest_reward_may_be_infeasible():
+    env, each = barely_infeasible()
     state, _ = env.reset(keys(len(each)))
     state, step = jax.jit(env.step)(keys(len(each)), state, each)
     evaluated = evaluate(env.problem, each)
-    leader = int(step.reward.argmax())
+    argmax = int(step.reward.argmax())
     best = env.designs(state).best
-    assert not evaluated.feasible[leader] and evaluated.feasible.any()
+    assert not evaluated.feasible[argmax] and evaluated.feasible.any()
     assert best.violation == 0 and best.score == evaluated.score[evaluated.feasible].max()
-    assert float(step.reward[leader]) > best.score
+    assert float(step.reward[argmax]) > best.score
 
 
-def test_the_answer_is_feasible_whenever_a_design_is():
+def test_best_design_is_feasible_if_any_is():
     each = all_designs()
-    took = evaluate(PROBLEM, each)
-    limits = np.stack([np.asarray(x, np.float64) for x in took[:3]], 1)
-    met = 0
+    costs = evaluate(PROBLEM, each)
+    limits = np.stack([np.asarray(x, np.float64) for x in costs[:3]], 1)
+    num_feasible = 0
     for quantile in np.linspace(0, 0.6, 13):
         specs = jnp.asarray(np.quantile(limits, quantile, axis=0), jnp.float32)
         evaluated = evaluate(PROBLEM, each, specs)
@@ -211,31 +211,31 @@ def test_the_answer_is_feasible_whenever_a_design_is():
         best = found.merge(designs, jax.tree.map(lambda x: x[:1], designs)).best
         meets = (limits <= np.asarray(specs, np.float64)[None] * (1 + 1e-6)).all(1)
         assert (best.violation == 0) == meets.any()
-        met += meets.any()
+        num_feasible += meets.any()
         if meets.any():
             assert best.score == np.asarray(evaluated.score)[meets].max()
-    assert 3 <= met < 13
+    assert 3 <= num_feasible < 13
 
 
-def test_the_penalty_grows_where_the_reward_prefers_a_violation():
-    env, each = tempting()
+def test_penalty_grows_if_violations_have_higher_reward():
+    env, each = barely_infeasible()
     evaluated = evaluate(env.problem, each)
     good = each[int(jnp.where(evaluated.feasible, evaluated.score, -1).argmax())]
     reward = evaluated.score - 10 * evaluated.excess[:, 0] / 9
     bad = each[int(jnp.where(evaluated.feasible, -jnp.inf, reward).argmax())]
     start, _ = env.reset(keys(1))
     step = jax.jit(env.step, compiler_options=COMPILE_FAST)
-    for taken in (
+    for history in (
         ((bad, 10), (good, 10), (bad, 10), (good, 10)),
         ((good, 10), (bad, 20), (bad, 20)),
     ):
         state = start
-        for design, rho in taken:
+        for design, rho in history:
             state, _ = step(keys(1), state, design[None])
             assert state.rho.tolist() == [rho]
 
 
-def test_specs_are_drawn_between_tight_and_loose():
+def test_random_specs():
     tight, loose = Specs(2_000, 1e5, 0.5), Specs(8_000, 4e6, 0.9)
     env = CoDesign(
         dataclasses.replace(PROBLEM, levels=(("tight", tight), ("loose", loose)), specs=loose),
@@ -250,25 +250,25 @@ def test_specs_are_drawn_between_tight_and_loose():
     seen = observation.observation[:, 3 * STEPS + 2 : 3 * STEPS + 5]
     np.testing.assert_allclose(seen, specs / np.float32(loose), rtol=1e-5)
     start, _, steps = episodes(env)
-    assert len({tuple(one) for one in np.asarray(start.specs).tolist()}) == 16  # each episode its own
+    assert len({tuple(one) for one in np.asarray(start.specs).tolist()}) == 16  # each episode has its own
     assert np.unique(np.asarray(steps.observation.observation)[0, :, 3 * STEPS + 2]).size == 16
 
 
-def test_a_spec_that_no_level_has_is_not_drawn():
-    """None stays none; one that one level has alone, or that is looser in tight, is refused."""
+def test_random_specs_need_both_levels():
+    """A spec in neither level stays absent; one in a single level, or looser in `tight`, is refused."""
     tight, loose = Specs(2_000, 1e5), Specs(8_000, 4e6)
     levels = ("tight", tight), ("loose", loose)
     env = CoDesign(dataclasses.replace(PROBLEM, levels=levels, specs=loose), draws_specs=True)
     specs = np.asarray(env.reset(keys(20))[0].specs)
     assert np.isposinf(specs[:, 2]).all() and np.isfinite(specs[:, :2]).all()
-    for odd in (Specs(2_000), Specs(9_000, 1e5)):
-        problem = dataclasses.replace(PROBLEM, levels=(("tight", odd), ("loose", loose)), specs=loose)
+    for bad in (Specs(2_000), Specs(9_000, 1e5)):
+        problem = dataclasses.replace(PROBLEM, levels=(("tight", bad), ("loose", loose)), specs=loose)
         with pytest.raises(FdgError, match=r"specs=random draws .*: give it in both or neither"):
             CoDesign(problem, draws_specs=True)
 
 
-class Search(NamedTuple):
-    """Random search as an algorithm of a user's own: nothing is learned."""
+class RandomSearch(NamedTuple):
+    """Random search as a user algorithm, without learning."""
 
     number: int
     env: Any = ENV
@@ -321,9 +321,9 @@ SETUPS = {
 
 
 @pytest.mark.parametrize("name", SETUPS)
-def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devices, tmp_path):
+def test_best_design_on_any_devices_and_after_resume(name, devices, tmp_path):
     policy, count = SETUPS[name]
-    search = Search(8)
+    search = RandomSearch(8)
     start = search.init(jax.random.key(0))
     expected, _ = plain(search, copied(start), 3)
     engine = fdg.compile(search, policy, devices[:count])
@@ -332,41 +332,41 @@ def test_what_is_found_is_the_same_on_any_devices_and_after_a_resume(name, devic
     checkpoints.save(2, state)
     checkpoints.close()
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    whole, _ = engine.run(state, 1)
-    again, _ = engine.run(Checkpoints(tmp_path).restore(2, types), 1)
-    assert_same(expected, whole)
-    assert_same(ENV.designs(expected), ENV.designs(whole))
-    mine, theirs = leaves(ENV.designs(whole)), leaves(ENV.designs(again))
-    assert {path: x.tobytes() for path, x in mine.items()} == {
-        path: x.tobytes() for path, x in theirs.items()
+    continued, _ = engine.run(state, 1)
+    resumed, _ = engine.run(Checkpoints(tmp_path).restore(2, types), 1)
+    assert_same(expected, continued)
+    assert_same(ENV.designs(expected), ENV.designs(continued))
+    continued_leaves, resumed_leaves = leaves(ENV.designs(continued)), leaves(ENV.designs(resumed))
+    assert {path: x.tobytes() for path, x in continued_leaves.items()} == {
+        path: x.tobytes() for path, x in resumed_leaves.items()
     }
     assert not engine.unexplained()
 
 
-def test_a_spec_given_by_name_leaves_the_others_of_the_file(tmp_path):
+def test_spec_parameters_override_the_file(tmp_path):
     file = tmp_path / "p.toml"
     file.write_text('[specs]\nlatency_cycles = 500\nenergy_uj = 2\n[[task]]\nname = "one"\nspace = "unet"\n')
     assert registry.make(f"codesign:{file}", area_mm2=1).problem.specs == Specs(500.0, 2e6, 1.0)
     assert registry.make(f"codesign:{file}", energy_uj=1).problem.specs == Specs(500.0, 1e6)
 
 
-def test_by_name_with_parameters():
-    given = {"specs": "tight", "order": "sequence", "accuracy": "surrogate"}
-    env = registry.make("codesign:w1", **given)
-    assert env == registry.make("codesign:w1", **given) and hash(env) == hash(env)
+def test_make_with_parameters():
+    settings = {"specs": "tight", "order": "sequence", "accuracy": "surrogate"}
+    env = registry.make("codesign:w1", **settings)
+    assert env == registry.make("codesign:w1", **settings) and hash(env) == hash(env)
     assert env.problem.specs.latency_cycles == 3058 and env.max_episode_steps == 19
-    alone = registry.make("codesign:w1", subs=1, latency_ms=0.004, order="sequence", accuracy="surrogate")
-    assert alone.max_episode_steps == 15 and alone.problem.specs == Specs(4000.0)
-    once = registry.make("codesign:w1", accuracy="surrogate")
-    assert once.action_space.shape == (19,) and once.max_episode_steps == 1
+    one_sub = registry.make("codesign:w1", subs=1, latency_ms=0.004, order="sequence", accuracy="surrogate")
+    assert one_sub.max_episode_steps == 15 and one_sub.problem.specs == Specs(4000.0)
+    single_step = registry.make("codesign:w1", accuracy="surrogate")
+    assert single_step.action_space.shape == (19,) and single_step.max_episode_steps == 1
     assert registry.parse("codesign:w1?specs=random&info=score") == (
         "codesign:w1", {"specs": "random", "info": "score"}
     )  # fmt: skip
     assert envs.beyond_registries("codesign:w1", {}) is None
-    algos.DQN(env=once), algos.PPO(env=env)
-    # All at once, a rollout is a design; one a step, it has to be many steps to be one.
+    algos.DQN(env=single_step), algos.PPO(env=env)
+    # A design takes one step with order=at_once, and many steps with order=sequence.
     assert (
-        algos.PPO.preset("codesign:w1", once)["num_steps"]
+        algos.PPO.preset("codesign:w1", single_step)["num_steps"]
         == 1
         < algos.PPO.preset("codesign:w1", env)["num_steps"]
     )
@@ -393,12 +393,12 @@ def test_by_name_with_parameters():
         ({"info": 3}, "info=3: give names of entries of info"),
     ],
 )
-def test_mistakes_are_one_line_with_the_fix(parameters, message):
+def test_invalid_parameters(parameters, message):
     with refuses(message):
         registry.make("codesign:w1", **parameters)
 
 
-def test_the_name_is_known_or_a_file():
+def test_unknown_names_are_refused():
     for name in ("w4", "nowhere.toml", "", "w1.toml/..", "."):
         with pytest.raises(FdgError):
             registry.make(f"codesign:{name}")

@@ -1,4 +1,4 @@
-"""Files for other tools: agreement with what ZigZag computed from them, and the grammar of MAESTRO."""
+"""Files for other tools: agreement with ZigZag's results, and the grammar of MAESTRO."""
 
 import json
 import math
@@ -20,7 +20,7 @@ LAYERS = [
 ]
 
 
-def test_latencies_and_energies_rank_as_zigzags_do():
+def test_agreement_with_zigzag():
     cases = codesign_zigzag.compare_cases(json.loads(codesign_zigzag.RESULTS.read_text()))
     found = codesign_zigzag.agreement(cases)
     assert found["cases"] >= 60 and found["macs_differ"] == 0
@@ -29,7 +29,7 @@ def test_latencies_and_energies_rank_as_zigzags_do():
 
 
 @pytest.mark.parametrize("template", exports.EXPORTED)
-def test_zigzag_gets_arrays_that_its_unrolling_fits(template):
+def test_zigzag_files(template):
     yaml = pytest.importorskip("yaml")
     files = exports.zigzag(LAYERS, CHIP._replace(template=template), cost.PROCESS)
     names = ("accelerator", "mapping", "workload")
@@ -47,7 +47,7 @@ def test_zigzag_gets_arrays_that_its_unrolling_fits(template):
             assert 1 <= math.prod(sizes) <= limit
     macs = [math.prod(layer["loop_sizes"]) for layer in workload]
     assert macs == [layer.macs for layer in LAYERS if layer.has_weights]
-    # Energy of a word: of an access as wide as a port, divided by words of it.
+    # Energy per word: that of an access of the port's width, divided by its words.
     buffer = accelerator["memories"]["buffer"]
     width = buffer["ports"][0]["bandwidth_max"]
     assert width == 8 * 16 and buffer["r_cost"] / (width / 8) == pytest.approx(0.23 * 8)
@@ -56,31 +56,31 @@ def test_zigzag_gets_arrays_that_its_unrolling_fits(template):
 MAP = r"(?:Temporal|Spatial)Map\((?:\d+|Sz\([RS]\)),(?:\d+|Sz\([RS]\))\) (?:[KCRSYX]|Y'|X');"
 CLUSTER = r"Cluster\((?:\d+|Sz\(R\)), P\);"
 DIMENSIONS = ", ".join(rf"{name}: [1-9]\d*" for name in "KCRSYX")
-LAYER = (
+LAYER_PATTERN = (
     r"Layer \w+ \{ Type: (?:CONV|DSCONV) Stride \{ X: [1-9]\d*, Y: [1-9]\d* \} "
     rf"Dimensions \{{ {DIMENSIONS} \}} Dataflow \{{ (?:{MAP} )+(?:{CLUSTER} (?:{MAP} )+)*\}} \}} "
 )
-NETWORK = re.compile(rf"Network \w+ \{{ (?:{LAYER})+\}}")
+GRAMMAR = re.compile(rf"Network \w+ \{{ (?:{LAYER_PATTERN})+\}}")
 
 
-def test_maestros_file_follows_its_grammar():
-    """Maps, clusters and layers as the language has them; a level maps each dimension once, one spatially."""
+def test_maestro_file_follows_its_grammar():
+    """Maps, clusters and layers match the grammar; a level maps each dimension once, and one spatially."""
     for template in exports.EXPORTED:
         chip = CHIP._replace(template=template)
-        written = exports.maestro([(f"net: {at}", layer, chip) for at, layer in enumerate(LAYERS)])
-        text = " ".join(re.sub(r"//.*", "", written).split())
-        assert NETWORK.fullmatch(text), text
+        maestro_file = exports.maestro([(f"net: {at}", layer, chip) for at, layer in enumerate(LAYERS)])
+        text = " ".join(re.sub(r"//.*", "", maestro_file).split())
+        assert GRAMMAR.fullmatch(text), text
         assert text.count("Layer ") == 3 and "K: 16, C: 3, R: 3, S: 3, Y: 33, X: 33" in text
         assert (
             "Type: DSCONV Stride { X: 1, Y: 1 } Dimensions { K: 1, C: 16, R: 3, S: 3, Y: 18, X: 18 }" in text
         )
-        for flow in re.findall(r"Dataflow \{(.*?)\}", text):
-            for level in flow.split("Cluster"):
+        for dataflow in re.findall(r"Dataflow \{(.*?)\}", text):
+            for level in dataflow.split("Cluster"):
                 named = re.findall(r"Map\([^;]*\) ([A-Z]'?);", level)
                 assert len(named) == len(set(named)) and "SpatialMap" in level
-        assert not NETWORK.fullmatch(text.replace("Stride", "Strides")) and not NETWORK.fullmatch(text[:-1])
+        assert not GRAMMAR.fullmatch(text.replace("Stride", "Strides")) and not GRAMMAR.fullmatch(text[:-1])
 
 
-def test_a_template_that_they_cannot_say_is_refused():
+def test_unsupported_templates_are_refused():
     with pytest.raises(FdgError, match=r"'systolic-os' has no description for other tools; .*: dla, shi, rs"):
         exports.zigzag(LAYERS, CHIP._replace(template="systolic-os"), cost.PROCESS)

@@ -1,4 +1,4 @@
-"""Networks of a user's own, from ONNX files and through jaxprs."""
+"""User networks, from ONNX files and from JAX functions."""
 
 import flax.linen as nn
 import jax
@@ -27,22 +27,22 @@ def image(*shape):
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
-def test_resnet18_of_onnx_and_of_flax_has_the_same_layers(tmp_path):
+def test_resnet18_from_onnx_and_flax(tmp_path):
     onnx.save(resnet.onnx_model(), tmp_path / "resnet18.onnx")
     of_onnx = given.from_onnx(tmp_path / "resnet18.onnx")
     of_flax = given.from_function(resnet.ResNet18(), image(1, 224, 224, 3))
     assert of_onnx == of_flax and len(of_onnx.layers) == 31
     macs = sum(layer.macs for layer in of_onnx.layers)
     assert abs(macs / 1.81e9 - 1) < 0.01
-    # Another order, and pooling whose image has a column of padding: the list that was written by hand.
-    written = [one for one in networks.get("resnet18") if one.has_weights]
-    assert sorted(map(str, written)) == sorted(str(one) for one in of_onnx.layers if one.has_weights)
-    # Stem, pooling, block of two convolutions, addition; then a block with a shortcut's convolution.
+    # The hand-written list has another order and other padding in pooling: compare layers with weights.
+    hand_written = [one for one in networks.get("resnet18") if one.has_weights]
+    assert sorted(map(str, hand_written)) == sorted(str(one) for one in of_onnx.layers if one.has_weights)
+    # Stem, pooling, a block of two convolutions, addition; later a block with a convolution as shortcut.
     assert [pair for pair in of_onnx.branches if pair[1] <= 4] == [(0, 1), (1, 2), (1, 4), (2, 3), (3, 4)]
     assert {(7, 8), (8, 9), (7, 10), (9, 11), (10, 11)} <= set(of_onnx.branches)
 
 
-def grouped(x):
+def all_layer_kinds(x):
     """Grouped, depthwise and transposed convolutions, pooling, attention, a gate, a loop."""
     kernel = jnp.zeros((3, 3, 2, 8))
     numbers = ("NHWC", "HWIO", "NHWC")
@@ -62,8 +62,8 @@ def grouped(x):
     return y + x.reshape(16, 4)
 
 
-def test_a_jaxpr_gives_every_kind_of_layer_and_who_needs_whom():
-    found = given.from_function(grouped, image(1, 8, 8, 4))
+def test_layers_and_branches_of_a_jaxpr():
+    found = given.from_function(all_layer_kinds, image(1, 8, 8, 4))
     attention = Layer(32, 4, 16, 1, groups=2), Layer(4, 32, 16, 1, groups=2)
     assert found.layers[:4] == (
         convolution(4, 8, 8, stride=2, groups=2),
@@ -73,8 +73,8 @@ def test_a_jaxpr_gives_every_kind_of_layer_and_who_needs_whom():
     )
     assert found.layers[4:6] == (pooling(4, 4, kernel=4, stride=1), gemm(1, 4, 4))
     assert found.layers[6:] == (*attention, *[gemm(16, 4, 4)] * 3, addition(4, 1, 16))
-    into = [sorted(i for i, j in found.branches if j == at) for at in range(len(found.layers))]
-    assert into == [[], [0], [1], [2], [3], [4], [3, 5], [3, 5, 6], [7], [8], [9], [3, 5, 10]]
+    inputs_of = [sorted(i for i, j in found.branches if j == at) for at in range(len(found.layers))]
+    assert inputs_of == [[], [0], [1], [2], [3], [4], [3, 5], [3, 5, 6], [7], [8], [9], [3, 5, 10]]
 
 
 class Small(nnx.Module):
@@ -87,7 +87,7 @@ class Small(nnx.Module):
         return self.dense(nnx.relu(self.norm(self.convolution(x))).mean((1, 2)))
 
 
-def test_modules_by_name_are_networks_or_make_them(tmp_path, monkeypatch):
+def test_from_module(tmp_path, monkeypatch):
     expected = (convolution(3, 4, 8), pooling(4, 8, kernel=8, stride=1), gemm(1, 2, 4))
     assert given.from_function(Small(nnx.Rngs(0)), image(1, 8, 8, 3)) == (expected, None)
     (tmp_path / "nets_of_mine.py").write_text(
@@ -100,7 +100,7 @@ def test_modules_by_name_are_networks_or_make_them(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert given.from_module("nets_of_mine:dense", (1, 8)).layers == (gemm(1, 4, 8),)
     assert given.from_module("nets_of_mine:made") == given.from_module("nets_of_mine:dense", (1, 8))
-    for name, shape, says in (
+    for name, shape, message in (
         ("nets_of_mine:dense", (), "the shape of its input is missing: input = [1, 224, 224, 3]"),
         ("nets_of_mine:dense", (1, 9), "tracing it with inputs [1, 9] fails"),
         ("nets_of_mine:dence", (1, 8), "did you mean 'dense'?"),
@@ -108,7 +108,7 @@ def test_modules_by_name_are_networks_or_make_them(tmp_path, monkeypatch):
         ("nets_of_mine:fails", (1, 8), "calling it fails: ValueError: no weights"),
         ("nets_of_yours:dense", (1, 8), "there is no module 'nets_of_yours'"),
     ):
-        with refuses(says):
+        with refuses(message):
             given.from_module(name, shape)
 
 
@@ -117,7 +117,7 @@ def three_axes(x):
 
 
 @pytest.mark.parametrize(
-    ("network", "shape", "says"),
+    ("network", "shape", "message"),
     [
         (lambda x: jnp.fft.fft(x), (1, 8), "operation fft of [1, 8]: this operation is not supported"),
         (lambda x: jnp.tanh(x), (1, 8), "it has no convolution or matrix product"),
@@ -130,8 +130,8 @@ def three_axes(x):
         (lambda x: x @ np.zeros((3, 2)), (1, 8), "tracing it with inputs [1, 8] fails: TypeError"),
     ],
 )  # fmt: skip
-def test_what_a_jaxpr_cannot_be_is_one_line(network, shape, says):
-    with refuses(says):
+def test_unsupported_functions_are_refused(network, shape, message):
+    with refuses(message):
         given.from_function(network, image(*shape))
 
 
@@ -151,7 +151,7 @@ def loop():
     return helper.make_node("Loop", ["", "", "x"], ["y"], name="again", body=body)
 
 
-def test_further_operators_of_onnx(tmp_path):
+def test_onnx_operators(tmp_path):
     nodes = [
         helper.make_node("ConvTranspose", ["x", "t"], ["a"], strides=[2, 2], kernel_shape=[2, 2]),
         helper.make_node("ReduceMean", ["a"], ["b"], axes=[2, 3], keepdims=0),
@@ -162,9 +162,9 @@ def test_further_operators_of_onnx(tmp_path):
         helper.make_node("Add", ["e", "f"], ["y"]),
     ]
     path = tmp_path / "net.onnx"
-    made = model(*nodes, weights={"t": (3, 4, 2, 2), "w": (4, 5), "v": (5, 5)})
-    made.opset_import[0].version = 13
-    onnx.save(made, path)
+    network = model(*nodes, weights={"t": (3, 4, 2, 2), "w": (4, 5), "v": (5, 5)})
+    network.opset_import[0].version = 13
+    onnx.save(network, path)
     found = given.from_onnx(path)
     up = transposed_convolution(3, 4, 8, kernel=2, stride=2)
     assert found.layers == (
@@ -178,7 +178,7 @@ def test_further_operators_of_onnx(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("content", "message"),
     [
         (b"no model", "cannot be read as ONNX"),
         (b"", "cannot be read as ONNX: it has no nodes"),
@@ -196,9 +196,9 @@ def test_further_operators_of_onnx(tmp_path):
          "are for 9"),
     ],
 )  # fmt: skip
-def test_what_an_onnx_file_cannot_be_is_one_line(made, says, tmp_path):
+def test_invalid_onnx_files_are_refused(content, message, tmp_path):
     path = tmp_path / "net.onnx"
-    if made is not None:
-        path.write_bytes(made if isinstance(made, bytes) else made().SerializeToString())
-    with refuses(says):
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content().SerializeToString())
+    with refuses(message):
         given.from_onnx(path)

@@ -21,7 +21,7 @@ SMALL = Problem((TASK, TASK), CHIPS)
 SPECS = Specs(9_000, 2e6, 0.7)
 
 
-def test_the_256_networks_of_a_task():
+def test_spaces_have_256_networks():
     for task in (space.resnet9(), space.unet()):
         found = [task.build(*choice) for choice in task.choices()]
         assert len(found) == 256 and len({tuple(one) for one in found}) >= 200
@@ -29,46 +29,46 @@ def test_the_256_networks_of_a_task():
     assert [one.out_rows for one in classifier] == [32, 16, 16, 16, 16, 8, 4, 1]
     assert classifier[-1].in_channels == 128 and classifier[4].macs == 0
     assert segmenter[-1].output_words == 64 * 64
-    # Each reads what the one before it wrote.
+    # The output of each layer is the input of the next.
     for one, other in itertools.pairwise(segmenter[:3]):
         assert one.out_channels == other.in_channels and one.out_rows == other.in_rows
 
 
-def walk(designs, chosen, at, mask):
-    """Every design that the masks of the decisions from `at` on lead to."""
+def allowed_designs(designs, chosen, i, mask):
+    """Yields all designs that the masks allow, with decisions before `i` given by `chosen`."""
     decisions = designs.decisions()
-    if at == len(decisions):
-        yield tuple(one.options[i] for one, i in zip(decisions, chosen, strict=True))
+    if i == len(decisions):
+        yield tuple(one.options[c] for one, c in zip(decisions, chosen, strict=True))
         return
-    left = np.asarray(mask(jnp.asarray(chosen, jnp.int32), at))
-    assert left.any()
-    for option in np.flatnonzero(left):
-        yield from walk(designs, [*chosen[:at], int(option), *chosen[at + 1 :]], at + 1, mask)
+    allowed = np.asarray(mask(jnp.asarray(chosen, jnp.int32), i))
+    assert allowed.any()
+    for option in np.flatnonzero(allowed):
+        yield from allowed_designs(designs, [*chosen[:i], int(option), *chosen[i + 1 :]], i + 1, mask)
 
 
 STACKS = [layers.stack((build(*choice) + [None])[:2]) for choice in TASK.choices()]
 
 
-def test_masks_lead_to_all_chips_within_the_budgets_and_to_no_other():
-    mask = jax.jit(lambda chosen, at: problem.mask(Problem((), CHIPS), chosen, at))
-    found = list(walk(Problem((), CHIPS), [0] * 8, 0, mask))
+def test_masks_allow_exactly_the_chips_within_budget():
+    mask = jax.jit(lambda chosen, i: problem.mask(Problem((), CHIPS), chosen, i))
+    found = list(allowed_designs(Problem((), CHIPS), [0] * 8, 0, mask))
     kinds = CHIPS.kinds()
     for design in found:
         pairs = [design[:4], design[4:]]
         assert 0 < sum(one[0] for one in pairs) <= 192
         assert sum(one[2] for one in pairs if one[0]) <= 32
     by_masks = {tuple(sorted((kinds.index(one[:4]), kinds.index(one[4:])))) for one in found}
-    # The least bandwidth is kept for the second, so one that is alone with more is the second.
+    # Masks reserve bandwidth for the second, so a single sub-accelerator with more bandwidth is the second.
     assert by_masks == {tuple(one) for one in CHIPS.all().tolist()}
 
 
-def test_decisions_before_the_chip_are_free():
+def test_network_decisions_are_not_masked():
     assert [one.name for one in SMALL.decisions()][:5:4] == ["task: filters", "sub-accelerator 0: pes"]
-    left = problem.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
-    assert left.tolist() == [True, True, False]
+    allowed = problem.mask(SMALL, jnp.zeros(12, jnp.int32), 1)
+    assert allowed.tolist() == [True, True, False]
 
 
-def test_all_designs_one_by_one_in_python():
+def test_enumerate_all_matches_python():
     scores = np.float32([0.1, 0.35, 0.3, 0.6]), np.float32([0, 0.2, 0.15, 0.3])
     found = exhaustive.enumerate_all(SMALL, scores, SPECS)
     kinds, choices, chips = CHIPS.kinds(), TASK.choices(), CHIPS.all()
@@ -86,26 +86,26 @@ def test_all_designs_one_by_one_in_python():
         energy = np.stack([np.asarray(x.energy_pj) for x in pair])[..., chips].transpose(2, 0, 1, 3)
         noc = np.asarray([min(kinds[k][2] for k in chip if kinds[k][0]) for chip in chips])
         cycles, pj = of_pair(latency, energy, np.ceil(maps[None] / noc[:, None, None]).astype(np.int32))
-        for at, chip in enumerate(chips.tolist()):
+        for i, chip in enumerate(chips.tolist()):
             mm2 = 0.384 + sum(
                 kinds[k][0] * 0.00178 * (1.2 if kinds[k][1] == "shi" else 1) + 0.00325 * kinds[k][3]
                 for k in chip if kinds[k][0]
             )  # fmt: skip
-            took = int(cycles[at]), float(pj[at]), mm2
-            by_design[first, second, *chip] = (float(scores[0][first] + scores[1][second]), *took)
+            values = int(cycles[i]), float(pj[i]), mm2
+            by_design[first, second, *chip] = (float(scores[0][first] + scores[1][second]), *values)
     meets = {one: x for one, x in by_design.items() if all(a <= b for a, b in zip(x[1:], SPECS, strict=True))}
     assert found.feasible == len(meets) and 0 < len(meets) < len(by_design) and found.violation == 0
     best = max(x[0] for x in meets.values())
     least = min(x[2] for x in meets.values() if x[0] > best - 1e-6)
     assert found.score == pytest.approx(best) and found.costs.energy_pj == pytest.approx(least, rel=1e-6)
     assert by_design[*found.networks, *found.kinds][1] == found.costs.latency_cycles
-    # Where none meets the specs: the least violation.
+    # If no design meets the specs: the least violation.
     none = exhaustive.enumerate_all(SMALL, scores, Specs(10, 1e3, 0.1))
     excess = [x[1] / 10 + x[2] / 1e3 + x[3] / 0.1 - 3 for x in by_design.values()]
     assert none.feasible == 0 and none.violation == pytest.approx(min(excess), rel=1e-5)
 
 
-def test_chains_are_scheduled_as_graphs_are():
+def test_chain_schedule_matches_graph_schedule():
     of_chains = jax.jit(schedule.chain_schedule)
     for seed in range(0, 12, 3):  # two chains
         one = codesign_schedules.instance(seed, 12, 2)
@@ -121,24 +121,24 @@ def test_chains_are_scheduled_as_graphs_are():
 
 
 @pytest.mark.parametrize("pes", [1, 7, 15, 64, 100, 4096])
-def test_a_chip_without_options_has_eighths_of_its_budget(pes):
-    said = {"budget": {"pes": pes, "bandwidth_gb_s": 16}, "accuracy": {"source": "surrogate"}}
-    chips = reading.from_dict({**said, "task": [{"name": "one", "space": "resnet9", "weight": 1}]}).chips
+def test_default_options_are_eighths_of_the_budget(pes):
+    settings = {"budget": {"pes": pes, "bandwidth_gb_s": 16}, "accuracy": {"source": "surrogate"}}
+    chips = reading.from_dict({**settings, "task": [{"name": "one", "space": "resnet9", "weight": 1}]}).chips
     assert chips.pes[0] == 0 and chips.pes[-1] == pes and len(chips.pes) == min(pes + 1, 9)
     assert chips.noc_bytes_per_cycle == (2, 4, 6, 8, 10, 12, 14)
 
 
-def test_what_equals_its_specs_meets_them():
-    # A quotient less one may not be 0 where XLA multiplies by the reciprocal.
-    taken = np.random.default_rng(0).uniform(0.4, 3, (3, 512)).astype(np.float32)
+def test_costs_equal_to_specs_are_feasible():
+    # x / x - 1 may differ from 0 if XLA multiplies by the reciprocal.
+    costs = np.random.default_rng(0).uniform(0.4, 3, (3, 512)).astype(np.float32)
     over = jax.jit(jax.vmap(problem.over, in_axes=(0, None)))
-    for at in range(32):
-        specs = taken[:, at]
-        assert not over(tuple(taken), tuple(specs))[at].any()
-        assert (over(tuple(taken), tuple(np.nextafter(specs, np.float32(0))))[at] > 0).all()
+    for i in range(32):
+        specs = costs[:, i]
+        assert not over(tuple(costs), tuple(specs))[i].any()
+        assert (over(tuple(costs), tuple(np.nextafter(specs, np.float32(0))))[i] > 0).all()
 
 
-def test_specs_by_rule_are_quantiles():
+def test_specs_at_quantiles():
     tight, loose = (exhaustive.specs_at(SMALL, q, samples=4096) for q in (0.1, 0.5))
     assert (
         all(a < b for a, b in zip(tight, loose, strict=True))
@@ -154,6 +154,6 @@ def test_specs_by_rule_are_quantiles():
         (lambda: exhaustive.enumerate_all(SMALL, (np.zeros(5),) * 2, SPECS), "[4, 4] choices, but"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line_with_the_fix(make, message):
+def test_invalid_arguments(make, message):
     with refuses(message):
         make()

@@ -20,7 +20,7 @@ from tests.refusing import refuses
 
 
 def plain_cycles(name, layer, rows, columns):
-    """The formulas on Python's integers."""
+    """The formulas with Python integers."""
     if not layer.has_weights:
         return 0
     if not name.startswith("systolic"):
@@ -28,31 +28,31 @@ def plain_cycles(name, layer, rows, columns):
     groups, out_group = layer.groups, layer.out_channels // layer.groups
     in_group, window = layer.in_channels // groups, layer.kernel_rows * layer.kernel_columns
     pixels = layer.out_rows * layer.out_columns
-    sizes = {
+    dimensions = {
         "systolic-os": (pixels, out_group, in_group * window, 1),
         "systolic-ws": (in_group * window, out_group, pixels, 2),
         "systolic-is": (in_group * window, pixels, out_group, 2),
     }
-    down, across, time, fills = sizes[name]
+    down, across, time, fills = dimensions[name]
     return groups * ceil_div(down, rows) * ceil_div(across, columns) * (fills * rows + columns + time - 2) - 1
 
 
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 @pytest.mark.parametrize("name", KNOWN)
-def test_cycles_are_those_of_plain_integers(name, seed):
+def test_cycles_match_plain_python(name, seed):
     random = np.random.default_rng(seed)
-    found, sides = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+    found, sizes = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
     large = layers.Layer(2000, 1000, 32, 32)  # 2.0e9 multiplications: too many cycles on few PEs
-    found, sides[:, :2] = [large, large, *found[2:]], [[1, 1], [1, 2]]
-    cycles = jax.jit(jax.vmap(templates.get(name).cycles))(layers.stack(found), *sides)
+    found, sizes[:, :2] = [large, large, *found[2:]], [[1, 1], [1, 2]]
+    cycles = jax.jit(jax.vmap(templates.get(name).cycles))(layers.stack(found), *sizes)
     cycles = np.asarray(cycles)
-    plain = [plain_cycles(name, *case) for case in zip(found, *sides.tolist(), strict=True)]
+    plain = [plain_cycles(name, *case) for case in zip(found, *sizes.tolist(), strict=True)]
     assert cycles.dtype == np.int32
     assert cycles.tolist() == [min(x, LARGEST_COUNT - ("sys" in name and x >= LARGEST_COUNT)) for x in plain]
-    # Utilisation is at most 1; SCALE-Sim, which counts cycles from 0, has one fewer.
+    # Utilisation is at most 1; SCALE-Sim counts cycles from 0, so it reports one less.
     macs = np.asarray([layer.macs for layer in found])
-    assert np.all(macs <= (cycles.astype(float) + ("sys" in name)) * sides[0] * sides[1])
+    assert np.all(macs <= (cycles.astype(float) + ("sys" in name)) * sizes[0] * sizes[1])
     empty = layers.Layers(*(x[0] for x in layers.stack([None])))
     words = templates.get(name).buffer_words(empty, *map(jnp.int32, (8, 8)))
     assert templates.get(name).cycles(empty, jnp.int32(8), jnp.int32(8)) == 0 and sum(words) == 0
@@ -61,15 +61,15 @@ def test_cycles_are_those_of_plain_integers(name, seed):
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 @pytest.mark.parametrize("name", KNOWN)
-def test_buffers_are_read_at_least_once_and_at_most_once_a_multiplication(name, seed):
+def test_bounds_of_buffer_traffic(name, seed):
     random = np.random.default_rng(seed)
-    found, sides = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
-    words = jax.jit(jax.vmap(templates.get(name).buffer_words))(layers.stack(found), *sides)
+    found, sizes = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+    words = jax.jit(jax.vmap(templates.get(name).buffer_words))(layers.stack(found), *sizes)
     words = BufferWords(*map(np.asarray, words))
     macs = np.asarray([layer.macs for layer in found])
-    for passed, tensor in zip(words, ("weight_words", "input_words", "output_words"), strict=True):
-        least = np.asarray([getattr(layer, tensor) for layer in found])
-        assert np.all((passed >= least * (1 - 1e-6)) | (macs == 0))
+    for traffic, tensor in zip(words, ("weight_words", "input_words", "output_words"), strict=True):
+        minimum = np.asarray([getattr(layer, tensor) for layer in found])
+        assert np.all((traffic >= minimum * (1 - 1e-6)) | (macs == 0))
     assert np.all((words.weights <= macs * (1 + 1e-6)) | (macs == 0))
 
 
@@ -77,8 +77,8 @@ def scalars(layer):
     return layers.Layers(*(x[0] for x in layers.stack([layer])))
 
 
-def test_words_times_their_reuse_are_the_multiplications():
-    # 32 kernels of 16 channels and 3 x 3 on 8 x 8 outputs: sizes that the arrays divide.
+def test_buffer_words_by_hand():
+    # 32 kernels of 16 channels and 3 x 3 on 8 x 8 outputs: divisible by the sizes of the arrays.
     layer = layers.convolution(16, 32, 8, kernel=3)
     words = {
         name: [
@@ -97,14 +97,14 @@ def test_words_times_their_reuse_are_the_multiplications():
         macs / 64,
         macs / 8,
         32 * 64,
-    ]  # a weight makes 64 outputs, an input meets 8 kernels
+    ]  # a weight is used for 64 outputs, an input for 8 kernels
     # A weight is broadcast to 16 PEs; a tile of 4 x 4 reads 6 x 6 for each kernel and channel.
     assert words["shi"] == [macs / 16, 32 * 16 * 4 * 36, 32 * 64]
     assert words["systolic-os"] == [macs / 8, macs / 8, 32 * 64]
     assert words["systolic-ws"] == [macs / 64, macs / 8, 32 * 64 * (2 * 9 - 1)]  # sums of 9 folds of 16 rows
 
 
-def test_groups_share_an_array_where_they_fit():
+def test_grouped_convolutions_by_hand():
     def cycles(layer):
         return templates.get("dla").cycles(scalars(layer), jnp.int32(64), jnp.int32(32)).item()
 
@@ -114,7 +114,7 @@ def test_groups_share_an_array_where_they_fit():
     assert cycles(layers.convolution(3, 64, 8, kernel=7)) == 2 * 7 * 64  # 21 lanes: all rows of a kernel
 
 
-def test_systolic_arrays_take_the_cycles_that_scale_sim_counts():
+def test_systolic_cycles_match_scale_sim():
     cases = json.loads((pathlib.Path(__file__).parent / "scalesim.json").read_text())
     assert len(cases) >= 60
     assert {case["dataflow"] for case in cases} == {"os", "ws", "is"}
@@ -140,7 +140,7 @@ def test_nvdla_on_resnet50():
     assert max(abs(line["mm2_error_left_out"]) for line in lines) <= 0.15
 
 
-def test_a_template_of_ones_own_is_found_by_name(monkeypatch):
+def test_register_template(monkeypatch):
     monkeypatch.setattr(templates, "_registered", {})
 
     def cycles(layer, rows, columns):
@@ -156,11 +156,11 @@ def test_a_template_of_ones_own_is_found_by_name(monkeypatch):
         layer.macs / 32
     )
     assert "ideal" in templates.names()
-    templates.register("ideal", cycles, words, lambda technology: 0.1)  # a cell that runs twice
+    templates.register("ideal", cycles, words, lambda technology: 0.1)  # a name may be registered again
 
 
 @pytest.mark.parametrize(
-    "wrong, message",
+    "changes, message",
     [
         ({"name": "dla"}, "template 'dla' is built in and cannot be replaced; register another name"),
         ({"cycles": lambda layer, rows, columns: 1.5 * rows}, "return one int32 number of cycles"),
@@ -172,14 +172,14 @@ def test_a_template_of_ones_own_is_found_by_name(monkeypatch):
         ({"pe_mm2": lambda technology: -1.0}, "pe_mm2 returns -1.0; return the area of a PE in mm2"),
     ],
 )
-def test_a_template_is_checked_when_it_is_registered(monkeypatch, wrong, message):
+def test_invalid_templates_are_refused(monkeypatch, changes, message):
     monkeypatch.setattr(templates, "_registered", {})
     shi = templates.get("shi")
-    right = {"name": "mine", "cycles": shi.cycles, "buffer_words": shi.buffer_words, "pe_mm2": shi.pe_mm2}
+    valid = {"name": "mine", "cycles": shi.cycles, "buffer_words": shi.buffer_words, "pe_mm2": shi.pe_mm2}
     with refuses(message, match="template"):
-        templates.register(**{**right, **wrong})
+        templates.register(**{**valid, **changes})
 
 
-def test_an_unknown_template_is_named_with_its_nearest():
+def test_unknown_template():
     with pytest.raises(FdgError, match="unknown template 'systolic-wo': did you mean 'systolic-"):
         templates.get("systolic-wo")

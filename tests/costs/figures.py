@@ -1,6 +1,6 @@
-"""Every figure that predictions are made of where nothing was measured, as `figures.json` has them.
+"""The figures from which uncalibrated predictions are computed; `figures.json` stores their expected values.
 
-The tables of docs/scale.md belong to these. Whoever changes one on purpose runs
+The tables of docs/scale.md were made with them. After an intended change run
 `python -m tests.costs.figures`.
 """
 
@@ -21,14 +21,14 @@ PRODUCTS = ("product/float32", "product/bfloat16", "product/float64", "product/i
 
 
 def figures() -> dict[str, Any]:
-    """All of them, as JSON has them."""
+    """All figures, as JSON values."""
     kinds = {**published.KINDS, machine.REFERENCE.name: machine.REFERENCE}
     links = {**published.LINKS, "shared memory": machine.SHARED_MEMORY, "sockets": machine.SOCKETS}
     found = {
-        "kinds": {name: _of_kind(kind) for name, kind in kinds.items()},
-        "links": {name: _of_link(link) for name, link in links.items()},
+        "kinds": {name: _kind_figures(kind) for name, kind in kinds.items()},
+        "links": {name: _link_figures(link) for name, link in links.items()},
         "joined": {name: dict(shares) for name, shares in program_time.JOINED.items()},
-        "needs": {name: _needs(*program) for name, program in PROGRAMS.items()},
+        "needs": {name: _peak_bytes(*program) for name, program in PROGRAMS.items()},
     }
     return json.loads(json.dumps(found))
 
@@ -44,7 +44,7 @@ def _attention(x, w):
     return scores @ x
 
 
-def _called(x, w):
+def _nested_jit(x, w):
     inside = jax.jit(lambda x: (jnp.tanh(x) @ w).reshape(-1))
     return inside(inside(x).reshape(x.shape)).reshape(x.shape).T
 
@@ -61,44 +61,44 @@ def _branches(x, w):
     return jax.lax.cond(x.sum() > 0, lambda x: jnp.sort(x @ w, axis=0), lambda x: x[::-1] * 2, x)
 
 
-def _places(x, w):
+def _indexing(x, w):
     order = jnp.argsort(x[:, 0])
     return x.at[order].add(x @ w)[order], jnp.concatenate([x, x], 1)[:, 3:9]
 
 
-def _wide(x):
-    """Products of which a library takes one into a reduction, and of which it leaves one."""
-    taken, left = jnp.ones((8, 8)), jnp.ones((7, 7))
+def _reductions(x):
+    """Reductions over matrix products of 8 x 8 and of 7 x 7 elements; XLA fuses only some of them."""
+    by_8, by_7 = jnp.ones((8, 8)), jnp.ones((7, 7))
     eights, sevens = x.reshape(-1, 8, 8), x.reshape(-1)[: 600 * 49].reshape(600, 7, 7)
     rows = [(some @ jnp.ones(some.shape)).sum(axis=1) for some in (eights, sevens)]
-    return (x @ taken).sum(axis=0), (x[:, :7] @ left).sum(axis=0), (x[:, :1] * x).max(axis=0), rows
+    return (x @ by_8).sum(axis=0), (x[:, :7] @ by_7).sum(axis=0), (x[:, :1] * x).max(axis=0), rows
 
 
-# Name: function, shapes of its arguments, batch axes of the first of them.
+# Name: (function, shapes of its arguments, batch axes of the first argument).
 PROGRAMS = {
     "gradient": (jax.grad(_layers, (1, 2)), [(512, 8), (8, 16), (16, 16)], (0,)),
     "attention": (_attention, [(16, 12, 8), (8, 8)], (0,)),
-    "calls": (_called, [(64, 64), (64, 64)], (0,)),
+    "calls": (_nested_jit, [(64, 64), (64, 64)], (0,)),
     "loop": (_loop, [(32, 16), (16, 16)], (0,)),
     "branches": (_branches, [(64, 64), (64, 64)], ()),
-    "places": (_places, [(64, 16), (16, 16)], ()),
-    "reductions": (_wide, [(4096, 8)], ()),
+    "places": (_indexing, [(64, 16), (16, 16)], ()),
+    "reductions": (_reductions, [(4096, 8)], ()),
     "draws": (lambda x: x + jax.random.normal(jax.random.key(0), x.shape), [(64, 64)], ()),
 }
 
 
-def _needs(function: Callable, shapes: Sequence[tuple[int, ...]], axes: Sequence[int]) -> dict[str, int]:
-    """Bytes that a program needs on one and on two devices."""
+def _peak_bytes(function: Callable, shapes: Sequence[tuple[int, ...]], axes: Sequence[int]) -> dict[str, int]:
+    """The peak bytes of a program per device, on one and on two devices."""
     jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
     return {str(devices): program_bytes(jaxpr, axes, devices) for devices in (1, 2)}
 
 
-def _of_kind(kind: DeviceKind) -> dict[str, Any]:
+def _kind_figures(kind: DeviceKind) -> dict[str, Any]:
     names = [name for name in RATES if not name.startswith("product/")]
     return {name: kind.rate(name) for name in (*names, *PRODUCTS)}
 
 
-def _of_link(link: Link) -> dict[str, float]:
+def _link_figures(link: Link) -> dict[str, float]:
     return {name: getattr(link, name).value for name in ("latency", "bandwidth", "call")}
 
 

@@ -1,4 +1,4 @@
-"""Clusters of round numbers, to work predictions out by hand."""
+"""Clusters with round numbers, so that tests can compute predictions by hand."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
 
 
 def kind(joined=None, overheads=None, **figures):
-    """A device of 1 GFLOP/s and 1 GB/s that starts everything at once, unless other figures are given."""
+    """A device with 1 GFLOP/s, 1 GB/s and no latencies; `figures` override these."""
     zero = dict.fromkeys(
         ("operation", "trip", "dispatch", "argument", "transfer", "product_call", "host_call"), 0.0
     )
@@ -16,11 +16,11 @@ def kind(joined=None, overheads=None, **figures):
 
 
 def link(name, latency=0.0, bandwidth=1e9, call=0.0):
-    """A link of so many seconds and bytes a second."""
+    """A link: `latency` and `call` in seconds, `bandwidth` in bytes per second."""
     return Link(name, Figure(latency), Figure(bandwidth), Figure(call))
 
 
 def cluster(devices, hosts=1, figures=None, **changes):
-    """So many devices on so many hosts."""
-    one = Cluster(kind(**(figures or {})), devices // hosts, hosts, link("inside"), link("between"))
-    return dataclasses.replace(one, **changes)
+    """A cluster of `devices` devices on `hosts` hosts."""
+    found = Cluster(kind(**(figures or {})), devices // hosts, hosts, link("inside"), link("between"))
+    return dataclasses.replace(found, **changes)

@@ -1,4 +1,4 @@
-"""`policies.auto`: what is looked at, what is taken, what is refused."""
+"""`policies.auto`: its candidates, its choice, and what it refuses."""
 
 import dataclasses
 import time
@@ -18,77 +18,77 @@ from tests.costs.machines import cluster, link
 from tests.tiny import Pupil, Silent
 
 
-def test_the_quickest_is_taken():
-    """Without any cost of exchanging, all devices share all work; where that is dear, one does it alone."""
-    free = cluster(4, inside=link("inside", bandwidth=1e30))
-    dear = cluster(4, inside=link("inside", latency=1.0, call=1.0))
-    assert policies.auto(Pupil(64), free).devices == 4
-    alone = policies.auto(Pupil(64), dear)
+def test_auto_chooses_the_fastest():
+    """All devices if communication is free, one device if it is expensive."""
+    fast = cluster(4, inside=link("inside", bandwidth=1e30))
+    slow_links = cluster(4, inside=link("inside", latency=1.0, call=1.0))
+    assert policies.auto(Pupil(64), fast).devices == 4
+    alone = policies.auto(Pupil(64), slow_links)
     assert alone.devices == 1
-    taken = [row.seconds for row in alone.rows if row.prediction is not None and not row.candidate.asks]
-    assert alone.seconds == min(taken)
+    feasible = [row.seconds for row in alone.rows if row.prediction is not None and not row.candidate.asks]
+    assert alone.seconds == min(feasible)
 
 
-def test_staleness_only_where_it_is_allowed():
+def test_staleness_needs_permission():
     slow = cluster(2, figures={"memory": 1e6, "product/float32": 1e7}, inside=link("inside", latency=1e-2))
     found = policies.auto(Pupil(64), slow, all_devices=True, policies=[policies.SingleLearnerCoarse])
     assert found.policy.staleness == 0
     assert "only with --max-staleness 1" in found.table
-    lagging = policies.auto(
+    stale = policies.auto(
         Pupil(64), slow, all_devices=True, policies=[policies.SingleLearnerCoarse], max_staleness=1
     )
-    assert lagging.policy.staleness == 1 and lagging.seconds < found.seconds
+    assert stale.policy.staleness == 1 and stale.seconds < found.seconds
 
 
-def test_the_table_says_what_was_looked_at_and_why():
+def test_table_lists_candidates_and_choice():
     table = policies.auto(Pupil(64), cluster(4)).table
     assert "candidates in" in table and "largest part" in table
     assert "chosen: " in table.splitlines()[-1] and "per iteration predicted" in table
 
 
-def test_the_table_counts_its_rows():
+def test_table_counts_its_rows():
     found = policies.auto(Pupil(6), cluster(8))
-    good = sum(row.prediction is not None for row in found.rows)
-    left = sum(row.refused.startswith("skipped: ") for row in found.rows)
-    others = len(found.rows) - good - left
-    why = "others of their kind are faster, or all are far slower than the best"
-    said = f"{good} of them predicted, {left} skipped ({why}), {others} not feasible;"
-    assert good and others > 0 and said in found.table
+    predicted = sum(row.prediction is not None for row in found.rows)
+    skipped = sum(row.refused.startswith("skipped: ") for row in found.rows)
+    others = len(found.rows) - predicted - skipped
+    reason = "others of their kind are faster, or all are far slower than the best"
+    expected = f"{predicted} of them predicted, {skipped} skipped ({reason}), {others} not feasible;"
+    assert predicted and others > 0 and expected in found.table
 
 
-def test_sizes_that_cannot_be_do_not_end_the_search():
-    """Of ten sizes every other is refused, and the quickest lies beyond some of them."""
+def test_search_continues_past_infeasible_sizes():
+    """Five of ten sizes are feasible; infeasible ones lie between the start and the fastest."""
     seconds = {0: 9.0, 2: 8.5, 5: 8.0, 8: 7.0, 9: 7.5}
-    some = [choosing.Candidate(policies.GPUOnly(), 1, (("size", i),)) for i in range(10)]
+    candidates = [choosing.Candidate(policies.GPUOnly(), 1, (("size", i),)) for i in range(10)]
 
-    def look(one):
-        i = some.index(one)
+    def evaluate(candidate):
+        i = candidates.index(candidate)
         found = types.SimpleNamespace(seconds=seconds[i]) if i in seconds else None
-        return choosing.Row(one, found, "" if found else "refused")
+        return choosing.Row(candidate, found, "" if found else "refused")
 
-    rows = choosing._KindRows(look)
-    rows.options += some
+    rows = choosing._KindRows(evaluate)
+    rows.options += candidates
     rows.predict(0)
     while choosing._try_neighbours(rows):
         pass
     assert min(rows, key=lambda i: rows[i].seconds) == 8
-    assert len(rows) == 10  # both neighbours of the best were looked at
+    assert len(rows) == 10  # both neighbours of the best were evaluated
 
 
-def test_what_does_not_fit_is_refused_with_the_number_and_the_fix():
+def test_too_little_memory_is_refused():
     small = cluster(2, figures={"memory_bytes": 100.0})
     with pytest.raises(PlanError, match=r"needs .* of memory, and round has 100 B: use more devices"):
         policies.auto(Pupil(64), small)
 
 
-def test_sizes_that_do_not_divide_are_refused_in_the_table():
+def test_indivisible_sizes_are_refused_in_the_table():
     found = policies.auto(Pupil(6), cluster(8))
     assert any("is not divisible" in row.refused for row in found.rows)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mine:
-    """A policy of a user's own."""
+class UserPolicy:
+    """A distribution policy of a user."""
 
     helpers: int = dataclasses.field(default=1, metadata={"devices": True})
 
@@ -98,8 +98,8 @@ class Mine:
         return {"environment": rest, "actor": rest, "learner": helpers}
 
 
-def test_no_process_is_left_without_work():
-    """Eight environments over seven actors leave three of them idle, and so do the processes of these."""
+def test_every_process_has_work():
+    """Eight environments on seven actors would leave three of them, and their processes, idle."""
     devices = [mock.Mock(jax.Device, platform="cpu", device_kind="cpu", process_index=i) for i in range(8)]
     coarse = [policies.SingleLearnerCoarse]
     choice = policies.auto(Pupil(num_envs=8), devices, policies=coarse, all_devices=True)
@@ -108,13 +108,13 @@ def test_no_process_is_left_without_work():
     assert choice.policy.learners == 4
 
 
-def test_a_policy_of_ones_own_takes_part():
-    found = policies.auto(Pupil(64), cluster(8), policies=[Mine], all_devices=True)
-    assert isinstance(found.policy, Mine)
+def test_user_policy_is_a_candidate():
+    found = policies.auto(Pupil(64), cluster(8), policies=[UserPolicy], all_devices=True)
+    assert isinstance(found.policy, UserPolicy)
     assert {row.candidate.policy.helpers for row in found.rows if row.prediction} >= {1, 4}
 
 
-def test_numbers_to_look_at():
+def test_device_counts_and_group_sizes():
     assert device_counts(8) == [8, 4, 2, 1] and group_sizes(8) == [1, 2, 3, 4, 6, 7]
     values = policies_of([policies.SingleLearnerCoarse], 4, range(2))
     assert {(value.learners, value.staleness) for value in values} == {
@@ -122,29 +122,29 @@ def test_numbers_to_look_at():
     }
 
 
-def test_more_than_two_hundred_in_less_than_ten_seconds():
-    begun = time.perf_counter()
+def test_search_time_with_200_candidates():
+    start = time.perf_counter()
     found = policies.auto(Pupil(64), cluster(64, hosts=8), max_staleness=3)
     assert len(found.rows) >= 200
-    assert time.perf_counter() - begun < 30  # ten on a quiet machine: `python -m bench.costs` says
+    assert time.perf_counter() - start < 30  # ten on an idle machine: see `python -m bench.costs`
 
 
-def test_an_algorithm_without_a_batch():
+def test_algorithm_without_batch():
     assert policies.auto(Silent(), cluster(2)).devices in (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "message"),
     [({"max_staleness": -1}, "max_staleness=-1"), ({"may_change": ["env"]}, "'env' must be one of shuffle")],
 )
-def test_bad_requests(given, says):
-    with pytest.raises(FdgError, match=says):
-        policies.auto(Pupil(64), cluster(2), **given)
+def test_invalid_arguments(arguments, message):
+    with pytest.raises(FdgError, match=message):
+        policies.auto(Pupil(64), cluster(2), **arguments)
     with pytest.raises(FdgError, match="at least 1"):
         policies.auto(Pupil(64), 0)
 
 
-def test_each_rate_halved():
+def test_sensitivity_to_halved_rates():
     where = cluster(4, inside=link("inside", latency=1e-4))
     classes = [policies.GPUOnly, policies.SingleLearnerCoarse]
     graph = fdg.trace(Pupil(64))

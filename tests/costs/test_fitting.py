@@ -1,4 +1,4 @@
-"""What is no rate, fitted: to jobs that take what a model with known numbers says of them."""
+"""`fit_overheads`: jobs are timed by a model with known parameters, so the right fit is known."""
 
 import dataclasses
 import types
@@ -26,24 +26,24 @@ SMALL = tuple(
         ("CartPole-v1", 64, 64, ("SingleLearnerCoarse", (("staleness", 0),), 2)),
     )
 )
-ELSEWHERE = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
-TRUE = {**JOINED["cpu"], "elementwise": 1.5, "product": 0.9}
-LOST = dataclasses.replace(OVERHEADS["cpu"], start=4e-4)
+UNSEEN = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
+FRACTIONS = {**JOINED["cpu"], "elementwise": 1.5, "product": 0.9}
+SLOW_START = dataclasses.replace(OVERHEADS["cpu"], start=4e-4)
 
 
 @pytest.fixture(scope="module")
 def plans():
-    return {job: fdg.place(*job.build(), job.devices) for job in (*SMALL, ELSEWHERE)}
+    return {job: fdg.place(*job.build(), job.devices) for job in (*SMALL, UNSEEN)}
 
 
-def machine():
+def calibrated():
     return Calibration(fingerprint("cpu"), REFERENCE, SHARED_MEMORY, SOCKETS, 2)
 
 
-def samples(plans, some=SMALL, off=1.0):
-    clusters = [machine().cluster(job.devices) for job in some]
+def samples(plans, some=SMALL, scale=1.0):
+    clusters = [calibrated().cluster(job.devices) for job in some]
     return [
-        JobSample(plans[job], one, off * seconds(JobSample(plans[job], one, 0.0), TRUE, LOST))
+        JobSample(plans[job], one, scale * seconds(JobSample(plans[job], one, 0.0), FRACTIONS, SLOW_START))
         for job, one in zip(some, clusters, strict=True)
     ]
 
@@ -52,17 +52,17 @@ def seconds(sample, joined, overheads):
     return predict(sample.plan, sample.cluster_with(joined, overheads)).seconds
 
 
-def test_a_fit_predicts_a_job_that_it_has_not_seen(plans):
+def test_fit_predicts_an_unseen_job(plans):
     found = fit_overheads(samples(plans), known=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
-    (other,) = samples(plans, [ELSEWHERE])
+    (other,) = samples(plans, [UNSEEN])
     new = seconds(other, found.joined, found.overheads)
     old = seconds(other, JOINED["cpu"], OVERHEADS["cpu"])
     assert new == pytest.approx(other.seconds, rel=0.05) and old < 0.8 * other.seconds
 
 
-def test_what_no_job_says_anything_about_stays(plans):
-    """No job has convolutions or sorts, and one device exchanges nothing with itself."""
+def test_parameters_without_data_keep_their_values(plans):
+    """No job has convolutions or sorts, and on one device there is no communication."""
     found = fit_overheads(samples(plans, SMALL[:2]))
     same = {name: found.joined[name] for name in ("convolution", "sort", "linear algebra", "host")}
     assert same == {name: JOINED["cpu"][name] for name in same}
@@ -72,56 +72,56 @@ def test_what_no_job_says_anything_about_stays(plans):
     assert found.overheads.divided <= 1
 
 
-def test_overheads_that_are_nothing_stay_nothing(plans):
+def test_zero_overheads_stay_zero(plans):
     found = fit_overheads(samples(plans), overheads=Overheads(divided=0.5))
-    nothing = [found.overheads.start, found.overheads.array, found.overheads.slowed]
-    assert nothing == [0.0, 0.0, 0.0]
+    fitted_overheads = [found.overheads.start, found.overheads.array, found.overheads.slowed]
+    assert fitted_overheads == [0.0, 0.0, 0.0]
 
 
-def test_one_job_that_was_disturbed_counts_less_than_the_others(plans):
-    some = samples(plans)
-    some[0] = some[0]._replace(seconds=5 * some[0].seconds)
-    found = fit_overheads(some, known=1e-3)
-    predicted = [seconds(s, found.joined, found.overheads) for s in some[1:]]
-    assert predicted == pytest.approx([s.seconds for s in some[1:]], rel=0.3)
+def test_fit_is_robust_to_an_outlier(plans):
+    measured = samples(plans)
+    measured[0] = measured[0]._replace(seconds=5 * measured[0].seconds)
+    found = fit_overheads(measured, known=1e-3)
+    predicted = [seconds(s, found.joined, found.overheads) for s in measured[1:]]
+    assert predicted == pytest.approx([s.seconds for s in measured[1:]], rel=0.3)
 
 
-def test_a_calibration_with_jobs_predicts_by_them(plans):
-    timed = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
-    bare = dataclasses.replace(machine(), jobs=timed)
-    found = fit_to_jobs(bare)
-    assert found.jobs == timed and found.kind.figures == bare.kind.figures
+def test_calibration_is_fitted_to_its_jobs(plans):
+    seconds_by_job = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
+    unfitted = dataclasses.replace(calibrated(), jobs=seconds_by_job)
+    found = fit_to_jobs(unfitted)
+    assert found.jobs == seconds_by_job and found.kind.figures == unfitted.kind.figures
     for job in SMALL:
-        before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (bare, found))
-        assert abs(after / timed[job.key] - 1) < abs(before / timed[job.key] - 1)
-    assert fit_to_jobs(machine()) == machine()
+        before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (unfitted, found))
+        assert abs(after / seconds_by_job[job.key] - 1) < abs(before / seconds_by_job[job.key] - 1)
+    assert fit_to_jobs(calibrated()) == calibrated()
 
 
-# --- the jobs ---
+# --- reference jobs ---
 
 
 @pytest.mark.parametrize("job", REFERENCE_JOBS, ids=str)
-def test_reference_jobs_are_cells_that_may_be_fitted_to(job):
+def test_reference_jobs_are_benchmark_cells(job):
     cell = costs.Cell.of_key(job.key)
     assert ReferenceJob.of_key(job.key) == job and cell.is_fitted and cell in costs.cells()
 
 
-def test_children_time_jobs_and_leave_out_what_cannot_be_compiled(devices):
+def test_child_process_skips_jobs_that_do_not_compile(devices):
     good = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
-    odd = ReferenceJob("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
-    said = []
-    found = jobs.time_reference_jobs([odd, good], devices, said.append)
+    invalid = ReferenceJob("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
+    log = []
+    found = jobs.time_reference_jobs([invalid, good], devices, log.append)
     assert set(found) == {good} and 0 < found[good] < 1
-    assert said[0] == "training: 2 jobs on 1 device" and "round 6 of 6" in said[-1]
+    assert log[0] == "training: 2 jobs on 1 device" and "round 6 of 6" in log[-1]
 
 
-def test_a_child_that_does_not_start_times_nothing(devices, monkeypatch):
+def test_child_process_that_does_not_start(devices, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
     assert jobs.time_reference_jobs(REFERENCE_JOBS[:1], devices, print) == {}
 
 
-def test_other_devices_are_used_as_they_are(monkeypatch):
-    """As many as there are; jobs for more are left out. Rounds of all jobs are in turns."""
+def test_jobs_on_other_devices(monkeypatch):
+    """Jobs that need more devices are skipped; each round measures every job once."""
     rounds = []
 
     class Iterations:
@@ -132,8 +132,8 @@ def test_other_devices_are_used_as_they_are(monkeypatch):
             rounds.append(self)
 
     monkeypatch.setattr(jobs, "iterations_of", Iterations)
-    some = [types.SimpleNamespace(platform="gpu")] * 2
-    found = jobs.time_reference_jobs(REFERENCE_JOBS, some, print)
+    devices = [types.SimpleNamespace(platform="gpu")] * 2
+    found = jobs.time_reference_jobs(REFERENCE_JOBS, devices, print)
     assert set(found) == {job for job in REFERENCE_JOBS if job.devices <= 2}
     assert all(seconds == job.devices for job, seconds in found.items())
     first = [one for one in rounds if one.seconds == 1.0]
@@ -141,7 +141,7 @@ def test_other_devices_are_used_as_they_are(monkeypatch):
     assert first == turn * jobs._ROUNDS and len(set(map(id, turn))) == len(turn)
 
 
-def test_of_two_measurements_the_better_one():
+def test_merge_keeps_the_better_figure():
     first = {"memory": Figure(1e9, 0.1), "trip": Figure(2e-6, 0.3), "special": Figure(5.0)}
     second = {"memory": Figure(2e9, 0.2), "trip": Figure(3e-6, 0.2)}
     assert calibration.merge_figures(first, second) == {

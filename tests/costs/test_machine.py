@@ -1,4 +1,4 @@
-"""Calibrations on disk: whole, of this machine, or refused in one line."""
+"""Calibration files: written, read, and refused in one line if damaged or from another machine."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from tests.refusing import refuses
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def cache_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -25,8 +25,8 @@ def home(tmp_path, monkeypatch):
 def calibration(**changes):
     figures = {**REFERENCE.figures, "memory": Figure(123.0, 0.1, "measured here")}
     kind = dataclasses.replace(REFERENCE, figures=figures)
-    mine = {**machine.fingerprint("cpu"), **changes}
-    return Calibration(mine, kind, SHARED_MEMORY, SOCKETS, 2, "2026-11-22", 60.0)
+    this_machine = {**machine.fingerprint("cpu"), **changes}
+    return Calibration(this_machine, kind, SHARED_MEMORY, SOCKETS, 2, "2026-11-22", 60.0)
 
 
 def write(found):
@@ -36,7 +36,7 @@ def write(found):
     return path
 
 
-def test_what_is_written_is_read(home):
+def test_write_and_read(cache_home):
     assert machine.read(write(calibration())) == calibration()
     kind = dataclasses.replace(calibration().kind, joined={"elementwise": 0.5}, overheads=Overheads(slowed=1))
     fitted = dataclasses.replace(calibration(), kind=kind, jobs={"a": 1.0})
@@ -44,14 +44,14 @@ def test_what_is_written_is_read(home):
     assert machine.read(machine.path_of("cpu")) == fitted
 
 
-def test_a_calibration_is_used_and_without_one_it_says_so(home):
+def test_calibration_is_used_if_present(cache_home):
     assert "python -m fdg.calibrate" in machine.host_cluster("cpu", "cpu", 2).note
     write(calibration())
     found = machine.host_cluster("cpu", "cpu", 2)
     assert found.kind.rate("memory") == 123.0 and "measured 2026-11-22" in found.note
 
 
-def test_one_of_another_machine_is_refused(home):
+def test_calibration_of_another_machine_is_refused(cache_home):
     path = write(calibration(cores=99))
     with pytest.raises(FdgError, match=r"another machine \(cores 99; this machine has .*fdg.calibrate"):
         machine.check_machine(machine.read(path), path)
@@ -59,7 +59,7 @@ def test_one_of_another_machine_is_refused(home):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ('{"version": 0}', "version 0"),
@@ -68,10 +68,10 @@ def test_one_of_another_machine_is_refused(home):
         ("[" * 100_000, "nested"),
     ],
 )
-def test_what_cannot_be_read_says_so(home, text, says):
+def test_unreadable_file(cache_home, text, message):
     path = write(calibration())
     path.write_text(text)
-    with refuses("fdg.calibrate", match=says):
+    with refuses("fdg.calibrate", match=message):
         machine.read(path)
 
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_read_says_so(home, text, says):
     ("name", "value"),
     [("machine", []), ("cores", "2"), ("date", 3), ("seconds", None), ("jobs", {"a": "b"}), ("joined", 1.0)],
 )
-def test_a_value_of_another_kind_is_refused(home, name, value):
+def test_values_of_wrong_type(cache_home, name, value):
     path = write(calibration())
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(FdgError, match="not a complete calibration"):
@@ -90,7 +90,7 @@ def test_a_value_of_another_kind_is_refused(home, name, value):
     ("name", "value"),
     [("cores", 0), ("figures", {}), ("figures", {"memory": {"value": float("nan")}}), ("text", "{")],
 )
-def test_fdg_plan_names_a_damaged_calibration(home, capsys, name, value):
+def test_plan_reports_a_damaged_calibration(cache_home, capsys, name, value):
     path = write(calibration())
     text = json.dumps({**json.loads(path.read_text()), name: value})
     path.write_text(value if name == "text" else text)
@@ -102,14 +102,14 @@ def test_fdg_plan_names_a_damaged_calibration(home, capsys, name, value):
     assert str(path) in line and "remove it, and run python -m fdg.calibrate" in line
 
 
-def test_a_device_that_nobody_knows(home):
+def test_unknown_device_kind(cache_home):
     with pytest.raises(FdgError, match="fdg has no rates of devices of kind 'Abacus'"):
         machine.host_cluster("Abacus", "gpu", 1)
     assert machine.host_cluster("NVIDIA H100 80GB HBM3", "gpu", 8).inside.name == "NVLink 4"
 
 
-def test_what_is_not_published_is_of_a_likely_size():
-    """Each figure of each kind: no rate, time or share is negative, and times are below a millisecond."""
+def test_published_figures_are_plausible():
+    """All figures of all kinds: rates, times and shares are not negative; times are below 1 ms."""
     for kind in published.KINDS.values():
         for name in RATES:
             value = kind.rate(name)
@@ -117,25 +117,25 @@ def test_what_is_not_published_is_of_a_likely_size():
             assert name not in TIMES or value < 1e-3, (kind.name, name)
 
 
-def test_every_figure_is_what_the_tables_were_made_with():
-    """If it should be another: `python -m tests.costs.figures`. Bytes are those of JAX 0.10's jaxprs."""
-    made, kept = figures(), json.loads(FILE.read_text())
+def test_figures_are_unchanged():
+    """After an intended change: `python -m tests.costs.figures`. Bytes are those of JAX 0.10's jaxprs."""
+    current, stored = figures(), json.loads(FILE.read_text())
     if jax.__version_info__ >= (0, 11):
-        made["needs"] = kept["needs"]
-    assert made == kept
+        current["needs"] = stored["needs"]
+    assert current == stored
 
 
-@pytest.mark.parametrize(("middle", "disturbed"), [(0.05, False), (0.4, True)])
-def test_repeats_that_lie_apart_say_that_the_machine_was_busy(home, monkeypatch, middle, disturbed):
-    """The median counts: one disturbed figure is none yet. What was taken, not measured, does not count."""
-    spreads = {"memory": 0.02, "product/float32": middle, "elementwise": 0.9}
+@pytest.mark.parametrize(("median", "disturbed"), [(0.05, False), (0.4, True)])
+def test_note_about_a_busy_machine(cache_home, monkeypatch, median, disturbed):
+    """The median spread of measured figures decides, not one outlier; assumed figures do not count."""
+    spreads = {"memory": 0.02, "product/float32": median, "elementwise": 0.9}
     known = {name: Figure(1e9, spread, machine.MEASURED) for name, spread in spreads.items()}
     known["sort"] = Figure(1e9, 5.0, "taken")
     found = dataclasses.replace(calibration(), kind=DeviceKind("cpu", "cpu", known))
-    assert found.is_disturbed == disturbed and found.unrest == middle
+    assert found.is_disturbed == disturbed and found.unrest == median
     write(found)
     monkeypatch.setattr(machine, "busy_cores", lambda: 0.0)
-    said = machine.host_cluster("cpu", "cpu", 2).note
-    assert ("other programs used it (repeats differ by 40%)" in said) == disturbed and "are busy" not in said
+    note = machine.host_cluster("cpu", "cpu", 2).note
+    assert ("other programs used it (repeats differ by 40%)" in note) == disturbed and "are busy" not in note
     monkeypatch.setattr(machine, "busy_cores", lambda: 14.0)
     assert "now 14.0 of 2 cores are busy" in machine.host_cluster("cpu", "cpu", 2).note

@@ -1,4 +1,4 @@
-"""The simulation, against schedules worked out by hand."""
+"""The simulation, compared with schedules computed by hand."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from fdg.costs.simulation import Simulation
 
 
-def test_a_lane_does_one_thing_at_a_time_in_the_order_given():
+def test_tasks_of_a_lane_run_in_order():
     simulation = Simulation()
     first = simulation.add("a", ("x",), 2.0)
     second = simulation.add("b", ("x",), 3.0)
@@ -19,7 +19,7 @@ def test_a_lane_does_one_thing_at_a_time_in_the_order_given():
     assert simulation.busy(trace, 0.0, 4.0) == {"x": 4.0, "y": 1.0}
 
 
-def test_a_task_of_two_lanes_waits_for_both():
+def test_task_on_two_lanes_waits_for_both():
     simulation = Simulation()
     simulation.add("a", ("x",), 2.0)
     simulation.add("b", ("y",), 5.0)
@@ -28,8 +28,8 @@ def test_a_task_of_two_lanes_waits_for_both():
 
 
 @pytest.mark.parametrize("cores", [math.inf, 4.0])
-def test_actors_and_learners_take_turns_or_overlap(cores):
-    """Act 3, learn 2: in turns 5 an iteration; where learning waits for the acting before, 3."""
+def test_actors_and_learners_overlap_with_staleness(cores):
+    """Acting takes 3 s and learning 2 s: 5 s per iteration in turns, 3 s if they overlap."""
     simulation = Simulation(cores)
     acted = simulation.add("act", ("actors",), 3.0, cores=1.0)
     for _ in range(4):
@@ -43,8 +43,8 @@ def test_actors_and_learners_take_turns_or_overlap(cores):
     assert max(simulation.run().ends) == pytest.approx(4 * 3 + 2)
 
 
-def test_cores_are_shared_while_more_are_wanted_than_there_are():
-    """Two tasks of 2 s want 2 cores each of 2: both take 4. A third, elsewhere, is not slowed."""
+def test_tasks_share_cores():
+    """Two tasks of 2 s on 2 cores each, of 2: both take 4 s. A task without cores is not slowed."""
     simulation = Simulation(2.0)
     one = simulation.add("a", ("x",), 2.0, cores=2.0)
     two = simulation.add("b", ("y",), 2.0, cores=2.0)
@@ -54,10 +54,10 @@ def test_cores_are_shared_while_more_are_wanted_than_there_are():
     assert [trace.ends[i] for i in (one, two, link, after)] == pytest.approx([4.0, 4.0, 2.0, 5.0])
 
 
-def test_what_starts_later_slows_what_runs():
-    """2 cores. `a` (1 core, 3 s) is alone for 1 s; then `b` (3 cores) comes: both at half speed.
+def test_later_task_slows_a_running_one():
+    """2 cores. `a` (1 core, 3 s) runs alone for 1 s; then `b` (3 cores) starts, and both run at half speed.
 
-    `b` has 1 s of work, over at 3; `a` then has 1 left, over at 4.
+    `b` has 1 s of work and ends at 3 s; `a` then has 1 s left and ends at 4 s.
     """
     simulation = Simulation(2.0)
     before = simulation.add("start", ("host",), 1.0)

@@ -1,4 +1,4 @@
-"""The decoder against transformers' numbers, and itself.
+"""The decoder, compared with Hugging Face's transformers and with itself.
 
 `golden.npz` is made by `python -m bench.language_oracle logits`.
 """
@@ -38,7 +38,7 @@ FAMILIES = ["llama kv=2 seed=0", "qwen2 kv=2 seed=0", "qwen3 kv=2 tied seed=0", 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_and_gradients_are_those_of_transformers(name):
+def test_logits_and_gradients_match_transformers(name):
     config, seed = next((config, seed) for each, config, seed in oracle.cases(golden=True) if each == name)
     with np.load(oracle.GOLDEN) as golden:
         found = oracle.compare(golden, name, config, seed)
@@ -46,12 +46,11 @@ def test_logits_and_gradients_are_those_of_transformers(name):
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_stretched_positions_are_those_of_transformers(kind):
+def test_scaled_rope_matches_transformers(kind):
     name = f"llama rope={kind} seed=0"
     config, seed = next((config, seed) for each, config, seed in oracle.cases() if each == name)
     tokens, mask = oracle.inputs(config.vocab_size, seed, False)
     parameters = oracle.parameters_of(config, seed)
-    # The frequencies are all that differs: one program, with those of each kind as its turn.
     found = jax.jit(Decoder(config).apply)(parameters, jnp.asarray(tokens), jnp.asarray(mask, jnp.int32))
     with np.load(oracle.GOLDEN) as golden:
         np.testing.assert_allclose(found, golden[name], atol=1e-4)
@@ -59,60 +58,60 @@ def test_stretched_positions_are_those_of_transformers(kind):
     assert np.abs(rotary_frequencies(config)[0] - rotary_frequencies(plain)[0]).max() > 1e-3
 
 
-def test_packed_segments_do_not_see_each_other(decoder, parameters):
+def test_packed_segments_are_independent(decoder, parameters):
     apply = jax.jit(decoder.apply)
     packed = apply(parameters, TOKENS, SEGMENTS)
     alone = jnp.stack([jnp.pad(TOKENS[0, 2:5], (0, 5)), jnp.pad(TOKENS[0, 5:], (5, 0))])
     segments = jnp.array([[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1]])
-    apart = apply(parameters, alone, segments)
-    np.testing.assert_allclose(packed[0, 2:5], apart[0, :3], atol=1e-5)
-    np.testing.assert_allclose(packed[0, 5:], apart[1, 5:], atol=1e-5)
+    separate = apply(parameters, alone, segments)
+    np.testing.assert_allclose(packed[0, 2:5], separate[0, :3], atol=1e-5)
+    np.testing.assert_allclose(packed[0, 5:], separate[1, 5:], atol=1e-5)
 
 
-def test_log_probs_are_of_each_token_given_those_before_it(decoder, parameters, monkeypatch):
+def test_log_probs_match_logits(decoder, parameters, monkeypatch):
     every = jax.nn.log_softmax(jax.jit(decoder.apply)(parameters, TOKENS, SEGMENTS))
     expected = np.zeros((2, 8))
     for n, t in [(0, 3), (0, 4), (0, 6), (0, 7), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]:
         expected[n, t] = every[n, t - 1, TOKENS[n, t]]
-    for numbers in (1 << 20, 3 * V):  # all places at once, and three
-        monkeypatch.setattr(module, "_LOGITS_AT_ONCE", numbers)
+    for max_logits in (1 << 20, 3 * V):  # all positions at once, and three at a time
+        monkeypatch.setattr(module, "_LOGITS_AT_ONCE", max_logits)
         found = jax.jit(lambda p: decoder.log_probs(p, TOKENS, SEGMENTS))(parameters)
         np.testing.assert_allclose(found, expected, atol=1e-6)
     hidden = jax.jit(decoder.hidden)(parameters, TOKENS, SEGMENTS)
     tempered, entropy = decoder.token_log_probs(parameters, hidden, TOKENS, SEGMENTS, temperature=2.0)
-    chances = jax.nn.softmax(decoder.logits(parameters, hidden)[1, 2] / 2)
-    np.testing.assert_allclose(tempered[1, 3], jnp.log(chances[TOKENS[1, 3]]), rtol=1e-5)
-    np.testing.assert_allclose(entropy[1, 3], -jnp.sum(chances * jnp.log(chances)), rtol=1e-5)
+    probabilities = jax.nn.softmax(decoder.logits(parameters, hidden)[1, 2] / 2)
+    np.testing.assert_allclose(tempered[1, 3], jnp.log(probabilities[TOKENS[1, 3]]), rtol=1e-5)
+    np.testing.assert_allclose(entropy[1, 3], -jnp.sum(probabilities * jnp.log(probabilities)), rtol=1e-5)
 
 
-def test_rematerialised_blocks_have_the_same_gradient_and_bfloat16_is_near(decoder, parameters):
-    few, segments = TOKENS[:1, :6], SEGMENTS[1:, :6]
+def test_gradients_with_remat_and_bfloat16(decoder, parameters):
+    tokens, segments = TOKENS[:1, :6], SEGMENTS[1:, :6]
 
-    def slope(**changes):
+    def gradient(**changes):
         other = Decoder(dataclasses.replace(decoder.config, **changes))
-        return jax.jit(jax.grad(lambda p: jnp.sum(other.log_probs(p, few, segments))))(parameters)
+        return jax.jit(jax.grad(lambda p: jnp.sum(other.log_probs(p, tokens, segments))))(parameters)
 
-    plain = slope()
-    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(slope(remat=True)), strict=True):
+    plain = gradient()
+    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(gradient(remat=True)), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-4)
-    rough = slope(dtype="bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(rough)} == {jnp.float32.dtype}
-    one, two = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(each)]) for each in (plain, rough))
+    bfloat16 = gradient(dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(bfloat16)} == {jnp.float32.dtype}
+    one, two = (jnp.concatenate([x.ravel() for x in jax.tree.leaves(each)]) for each in (plain, bfloat16))
     assert jnp.linalg.norm(one - two) < 0.05 * jnp.linalg.norm(one)
 
 
-def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters):
+def test_adapters_start_at_zero_and_merge(decoder, parameters):
     config = dataclasses.replace(decoder.config, lora_rank=2, lora_alpha=6.0)
     adapted = Decoder(config)
-    fresh = adapted.with_adapters(parameters, jax.random.key(3))
+    initial = adapted.with_adapters(parameters, jax.random.key(3))
     apply, plain = jax.jit(adapted.apply), jax.jit(decoder.apply)
     expected = plain(parameters, TOKENS, SEGMENTS)
-    np.testing.assert_allclose(apply(fresh, TOKENS, SEGMENTS), expected, atol=1e-6)
-    adapters, base = fresh["adapters"], fresh["base"]
-    moved = {"base": base, "adapters": jax.tree.map(lambda x: x + 0.1, adapters)}
-    found = apply(moved, TOKENS, SEGMENTS)
+    np.testing.assert_allclose(apply(initial, TOKENS, SEGMENTS), expected, atol=1e-6)
+    adapters, base = initial["adapters"], initial["base"]
+    changed = {"base": base, "adapters": jax.tree.map(lambda x: x + 0.1, adapters)}
+    found = apply(changed, TOKENS, SEGMENTS)
     assert jnp.abs(found - expected).max() > 0.1
-    merged = merge_adapters(config, moved)
+    merged = merge_adapters(config, changed)
     np.testing.assert_allclose(plain(merged, TOKENS, SEGMENTS), found, atol=1e-4)
 
 
@@ -131,23 +130,23 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(decoder, parameters)
         ({"num_layers": 0}, "num_layers=0: it must be a whole number above zero"),
     ],
 )
-def test_errors_of_configs(fields, message):
+def test_invalid_configs(fields, message):
     with refuses(message):
         DecoderConfig.tiny(V, **fields)
 
 
 def test_yarn_by_its_equations():
-    """arXiv 2309.00071, equations 17 to 23, of a head of 64 and a context of 2,048 stretched four times."""
+    """arXiv 2309.00071, equations 17 to 23: a head of 64 and a context of 2,048 extended by a factor of 4."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     config = DecoderConfig.tiny(11, head_dim=64, rope_scaling=tuple(sorted(scaling.items())))
     found, attention = rotary_frequencies(config)
     expected = []
     for pair in range(32):
         plain = 10_000.0 ** (-pair / 32)
-        # Pairs that turn 32 times and more in the context stay, those that turn less than once are stretched.
-        begins = math.floor(32 * math.log(2048 / (32 * 2 * math.pi)) / math.log(10_000.0))
-        ends = math.ceil(32 * math.log(2048 / (2 * math.pi)) / math.log(10_000.0))
-        stretched = min(1.0, max(0.0, (pair - begins) / (ends - begins)))
-        expected.append(plain * (1 - stretched) + plain / 4 * stretched)
+        # Pairs with 32 or more rotations within the context stay; those with less than one are interpolated.
+        low = math.floor(32 * math.log(2048 / (32 * 2 * math.pi)) / math.log(10_000.0))
+        high = math.ceil(32 * math.log(2048 / (2 * math.pi)) / math.log(10_000.0))
+        ramp = min(1.0, max(0.0, (pair - low) / (high - low)))
+        expected.append(plain * (1 - ramp) + plain / 4 * ramp)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert attention == pytest.approx(0.1 * math.log(4.0) + 1)

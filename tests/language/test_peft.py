@@ -1,4 +1,4 @@
-"""Adapters as PEFT keeps them: written, read, and what is wrong with them."""
+"""LoRA adapters in PEFT's format: saved, loaded, and refused if invalid."""
 
 import dataclasses
 import json
@@ -36,30 +36,30 @@ def base_of(decoder):
     return DecoderConfig(**{**vars(decoder.config), "lora_rank": 0})
 
 
-def altered(folder, **changes):
+def change_config(folder, **changes):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_what_is_written_is_read_again(adapted, folder):
+def test_save_and_load(adapted, folder):
     decoder, parameters = adapted
     config, adapters = peft.load(folder, base_of(decoder))
     assert config == decoder.config
     jax.tree.map(np.testing.assert_array_equal, adapters, parameters["adapters"])
-    said = json.loads((folder / "adapter_config.json").read_text())
-    assert said["base_model_name_or_path"] == "where/it/is" and said["r"] == 3
+    written = json.loads((folder / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "where/it/is" and written["r"] == 3
     names = load_file(folder / "adapter_model.safetensors")
     assert names["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"].shape == (3, 24)
     assert (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
-def test_some_layers_and_another_scale(adapted, folder):
-    """By hand: kernel + alpha / sqrt(r) (B A)^T, in one layer alone."""
+def test_rslora_on_one_layer(adapted, folder):
+    """By hand: kernel + alpha / sqrt(r) (B A)^T, in one layer."""
     decoder, parameters = adapted
     file = folder / "adapter_model.safetensors"
     kept = {key: x for key, x in load_file(file).items() if "layers.1.self_attn.v_proj" in key}
     save_file(kept, file)
-    altered(folder, use_rslora=True, target_modules="all-linear", init_lora_weights="gaussian")
+    change_config(folder, use_rslora=True, target_modules="all-linear", init_lora_weights="gaussian")
     config, adapters = peft.load(folder, base_of(decoder))
     assert config.lora_targets == ("value",)
     a, b = (kept[f"base_model.model.model.layers.1.self_attn.v_proj.lora_{x}.weight"] for x in "AB")
@@ -74,7 +74,7 @@ def test_some_layers_and_another_scale(adapted, folder):
     gradient = jax.jit(jax.grad(lambda p: Decoder(config).apply(p, TOKENS, segments).sum()))(both)[
         "adapters"
     ]["layers"]
-    assert not any(np.any(x) for x in jax.tree.leaves(gradient["0"])), "what has no adapter stays as it is"
+    assert not any(np.any(x) for x in jax.tree.leaves(gradient["0"])), "layer 0 has no adapters"
     assert all(np.any(x) for x in jax.tree.leaves(gradient["1"]))
 
 
@@ -88,38 +88,38 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_options_that_are_not_supported_are_named(adapted, folder, key):
-    altered(folder, **{key: REFUSED[key]})
+def test_unsupported_options_are_refused(adapted, folder, key):
+    change_config(folder, **{key: REFUSED[key]})
     with refuses(match=f"adapter_config.json: .*{key}={REFUSED[key]!r}".replace("[", r"\[")):
         peft.read_config(folder, base_of(adapted[0]))
 
 
-def test_folders_that_are_broken(adapted, folder, tmp_path):
+def test_invalid_folders(adapted, folder, tmp_path):
     config, file = base_of(adapted[0]), folder / "adapter_model.safetensors"
-    whole = load_file(file)
+    valid = load_file(file)
     key = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
 
-    def refused(said, *reads):
+    def refused(message, *reads):
         for read in reads or (peft.read_config, peft.load):
-            with refuses(said):
+            with refuses(message):
                 read(folder, config)
 
-    without = {name: x for name, x in whole.items() if name != key}
-    for held, said in (
+    without = {name: x for name, x in valid.items() if name != key}
+    for changed, message in (
         (without, "layers.0.mlp.up has only one of lora_A and lora_B"),
-        ({**whole, key: whole[key].T.copy()}, "would be [3, 16]"),
+        ({**valid, key: valid[key].T.copy()}, "would be [3, 16]"),
         (
-            {**whole, "base_model.model.lm_head.lora_A.weight": whole[key]},
+            {**valid, "base_model.model.lm_head.lora_A.weight": valid[key]},
             "adapts no linear layer of its base",
         ),
-        ({**without, key.replace("layers.0", "layers.9"): whole[key]}, "adapts no linear layer of its base"),
-        ({**without, key.replace("up_proj", "up_proj.default"): whole[key]}, "adapts no linear layer"),
-        ({**whole, "model.norm.lora_A.weight": whole[key]}, "adapts no linear layer of its base"),
+        ({**without, key.replace("layers.0", "layers.9"): valid[key]}, "adapts no linear layer of its base"),
+        ({**without, key.replace("up_proj", "up_proj.default"): valid[key]}, "adapts no linear layer"),
+        ({**valid, "model.norm.lora_A.weight": valid[key]}, "adapts no linear layer of its base"),
         ({}, "holds no tensor"),
     ):
-        save_file(held, file)
-        refused(said)
-    save_file({**whole, key: np.full_like(whole[key], np.nan)}, file)
+        save_file(changed, file)
+        refused(message)
+    save_file({**valid, key: np.full_like(valid[key], np.nan)}, file)
     refused("48 of its 48 numbers are NaN or infinite", peft.load)
     with pytest.raises(FdgError, match="num_layers=1000000000: give at most 4096"):
         peft.load(folder, dataclasses.replace(config, num_layers=10**9))
@@ -131,8 +131,8 @@ def test_folders_that_are_broken(adapted, folder, tmp_path):
         peft.load(tmp_path / "none", config)
 
 
-def test_random_bytes_are_refused_in_a_line(adapted, folder):
-    """Whatever is changed in the two files, reading ends in numbers or in one line."""
+def test_random_bytes_are_refused_in_one_line(adapted, folder):
+    """After any change to the two files, `load` succeeds or fails with a one-line message."""
     config = base_of(adapted[0])
     kept = {file: file.read_bytes() for file in folder.iterdir() if file.name != "tokenizer.json"}
     draw = random.Random(0)
@@ -150,13 +150,13 @@ def test_random_bytes_are_refused_in_a_line(adapted, folder):
             assert "\n" not in str(error)
 
 
-def test_a_network_without_adapters_has_none_to_write(tmp_path):
+def test_saving_without_adapters_is_refused(tmp_path):
     decoder = Decoder(DecoderConfig.tiny(11, **TINY))
     with pytest.raises(FdgError, match="the network has no adapters: train with lora_rank"):
         peft.save(tmp_path / "none", decoder, decoder.init(jax.random.key(0)))
     assert not (tmp_path / "none").exists()
 
 
-def test_a_whole_network_is_not_written_next_to_adapters(adapted, folder):
+def test_saving_a_checkpoint_next_to_adapters_is_refused(adapted, folder):
     with pytest.raises(FdgError, match="holds adapters, which would be added to the checkpoint"):
         weights.save(folder, *adapted)

@@ -1,4 +1,4 @@
-"""How tokens may be chosen: what is out of range is refused."""
+"""`Sampling` refuses values that are out of range."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fdg.errors import FdgError
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be 1 or more"),
         ({"temperature": -0.1}, "temperature=-0.1: it must be 0 or more"),
@@ -16,10 +16,10 @@ from fdg.errors import FdgError
         ({"top_p": 1.01}, "top_p=1.01: it must be above 0, and at most 1"),
     ],
 )
-def test_what_is_out_of_range(fields, said):
-    with pytest.raises(FdgError, match=said):
+def test_out_of_range(fields, message):
+    with pytest.raises(FdgError, match=message):
         Sampling(**{"max_new_tokens": 1, **fields})
 
 
-def test_the_ends_of_the_ranges_are_in_them():
+def test_limits_are_allowed():
     Sampling(1, temperature=0, top_k=0, top_p=1.0)

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face's: read, written, and what is wrong with them."""
+"""Hugging Face checkpoint directories: saved, loaded, and refused if invalid."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ FAMILIES = {
 }
 
 
-def made(**options):
+def random_network(**options):
     config = DecoderConfig.tiny(11, **TINY, **options)
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
     draw = np.random.default_rng(0)
@@ -32,26 +32,26 @@ def made(**options):
 
 
 @pytest.mark.parametrize("name", [".", "", "../here"])
-def test_the_current_folder_may_be_written(tmp_path, monkeypatch, name):
+def test_save_to_the_current_folder(tmp_path, monkeypatch, name):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    decoder, parameters = made()
+    decoder, parameters = random_network()
     weights.save(name, decoder, parameters)
     assert weights.load(tmp_path / "here")[0] == decoder
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def test_a_failed_write_leaves_nothing(tmp_path):
+def test_failed_save_leaves_no_files(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("file", "null\0"):
         with pytest.raises(FdgError, match="the checkpoint cannot be written"):
-            weights.save(tmp_path / name, *made())
+            weights.save(tmp_path / name, *random_network())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_is_read_again(tmp_path, family):
-    decoder, parameters = made(**FAMILIES[family])
+def test_save_and_load(tmp_path, family):
+    decoder, parameters = random_network(**FAMILIES[family])
     for shard_bytes, files in ((1 << 30, 1), (4000, 4)):
         weights.save(tmp_path / "model", decoder, parameters, shard_bytes=shard_bytes)
         assert len(list((tmp_path / "model").glob("*.safetensors"))) >= files
@@ -62,8 +62,8 @@ def test_what_is_written_is_read_again(tmp_path, family):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_half_precision_files_are_read_as_float32(tmp_path):
-    decoder, parameters = made()
+def test_half_precision_is_read_as_float32(tmp_path):
+    decoder, parameters = random_network()
     for dtype in ("bfloat16", "float16"):
         weights.save(tmp_path, decoder, parameters, dtype=dtype)
         found = weights.load(tmp_path)[1]
@@ -71,17 +71,17 @@ def test_half_precision_files_are_read_as_float32(tmp_path):
         np.testing.assert_allclose(found["embedding"], parameters["embedding"], rtol=1e-2)
 
 
-def test_adapters_begin_on_what_was_read(tmp_path):
-    decoder, parameters = made()
+def test_adapters_on_a_loaded_checkpoint(tmp_path):
+    decoder, parameters = random_network()
     weights.save(tmp_path, decoder, parameters)
     adapted, found = weights.load(tmp_path, lora_rank=2, remat=True)
     assert adapted.config.remat and found["adapters"]["layers"]["1"]["mlp"]["up"]["a"].shape == (16, 2)
     jax.tree.map(np.testing.assert_array_equal, found["base"], parameters)
-    weights.save(tmp_path / "merged", adapted, found)  # which change nothing yet
+    weights.save(tmp_path / "merged", adapted, found)  # initial adapters change nothing
     jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path / "merged")[1], parameters)
 
 
-def test_what_transformers_5_writes_is_read_too():
+def test_config_of_transformers_5():
     config = DecoderConfig.tiny(11, rope_theta=5e5)
     written = config.to_hugging_face()
     del written["rope_scaling"]
@@ -89,11 +89,11 @@ def test_what_transformers_5_writes_is_read_too():
     assert DecoderConfig.from_hugging_face(written) == config
 
 
-def broken(folder, how):
-    """Something wrong with a directory; returns what the error says."""
+def make_invalid(folder, fault):
+    """Introduces a fault; returns the directory to read, and the expected error message."""
     config = json.loads((folder / "config.json").read_text())
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    match how:
+    match fault:
         case "no directory":
             return folder / "none", "no such directory: give a directory with config.json and *.safetensors"
         case "no config":
@@ -102,34 +102,34 @@ def broken(folder, how):
         case "a run":
             (folder / "config.json").write_text('{"algo": "sft", "hyperparameters": {}}')
             return folder, f"{folder} is a run, not a checkpoint: fdg export {folder} --out DIR, and give DIR"
-        case "config is no JSON":
+        case "config is not JSON":
             (folder / "config.json").write_text("{")
             return folder, "config.json: is not JSON"
-        case "another kind":
+        case "unknown model_type":
             (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
             return folder, "model_type='gpt2' is not a supported decoder: supported are llama, mistral"
-        case "another activation":
+        case "unknown activation":
             (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
             return folder, "hidden_act='gelu'"
-        case "another architecture":
+        case "wrong architecture":
             (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
             return folder, "holds 'model.layers.0.self_attn.k_proj.bias', which the qwen3 of its"
-        case "more that it should have":
-            more = {**config, "model_type": "llama", "attention_bias": True}
-            (folder / "config.json").write_text(json.dumps(more))
+        case "missing biases":
+            changed = {**config, "model_type": "llama", "attention_bias": True}
+            (folder / "config.json").write_text(json.dumps(changed))
             return folder, "'model.layers.0.self_attn.o_proj.bias' is missing, and 1 more, which the llama"
-        case "another size":
+        case "wrong vocab_size":
             (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 12}))
             return (
                 folder,
                 "'model.embed_tokens.weight' is [11, 16], and by its config.json it",
             )
-        case "a shard is missing":
+        case "missing shard":
             shard = sorted(folder.glob("*.safetensors"))[1]
             shard.unlink()
             count = sum(file == shard.name for file in index["weight_map"].values())
             return folder, f"shard {shard.name} is missing, with {count} of the 26"
-        case "a shard is cut":
+        case "truncated shard":
             shard = sorted(folder.glob("*.safetensors"))[0]
             shard.write_bytes(shard.read_bytes()[:-10])
             return folder, f"{shard.name}: is truncated: its header says"
@@ -138,26 +138,26 @@ def broken(folder, how):
 
 
 @pytest.mark.parametrize(
-    "how",
+    "fault",
     [
-        "no directory", "no config", "a run", "config is no JSON", "another kind", "another activation",
-        "another architecture", "more that it should have", "another size", "a shard is missing",
-        "a shard is cut", "no weights",
+        "no directory", "no config", "a run", "config is not JSON", "unknown model_type",
+        "unknown activation", "wrong architecture", "missing biases", "wrong vocab_size", "missing shard",
+        "truncated shard", "no weights",
     ],
 )  # fmt: skip
-def test_errors(tmp_path, how):
-    weights.save(tmp_path, *made(qkv_bias=True), shard_bytes=4000)
-    folder, message = broken(tmp_path, how)
+def test_invalid_folders(tmp_path, fault):
+    weights.save(tmp_path, *random_network(qkv_bias=True), shard_bytes=4000)
+    folder, message = make_invalid(tmp_path, fault)
     for read in (weights.check, weights.load):
         with refuses(message):
             read(folder)
 
 
-def test_what_hugging_face_has_no_name_for_is_not_written(tmp_path):
-    decoder, parameters = made()
-    odd = Decoder(dataclasses.replace(decoder.config, qk_norm=True, mlp_bias=True))
+def test_unsupported_architecture_is_not_saved(tmp_path):
+    decoder, parameters = random_network()
+    unsupported = Decoder(dataclasses.replace(decoder.config, qk_norm=True, mlp_bias=True))
     with pytest.raises(FdgError, match="no model of Hugging Face has"):
-        weights.save(tmp_path / "odd", odd, parameters)
+        weights.save(tmp_path / "odd", unsupported, parameters)
     assert not (tmp_path / "odd").exists()
 
 
@@ -173,7 +173,7 @@ def first_fit_decreasing(lengths, width):
     return full[..., 0], full[..., 1]
 
 
-def test_a_program_packs_by_first_fit_decreasing():
+def test_packing_is_first_fit_decreasing():
     draw = np.random.default_rng(1)
     lengths = draw.integers(1, 7, 20)
     tokens = np.zeros((20, 9), np.int32)
@@ -184,17 +184,17 @@ def test_a_program_packs_by_first_fit_decreasing():
     np.testing.assert_array_equal(found.tokens, want)
     np.testing.assert_array_equal(found.segments, segments)
     np.testing.assert_array_equal(found.gather(jax.numpy.asarray(tokens)), want)
-    few = pack_rows(tokens, tokens > 0, 3, 8)
-    counted = [int((few.tokens == i + 1).sum()) for i in range(20)]
-    assert counted == list(np.where(few.fits, lengths, 0)) and 0 < few.fits.sum() < 20
+    truncated = pack_rows(tokens, tokens > 0, 3, 8)
+    counted = [int((truncated.tokens == i + 1).sum()) for i in range(20)]
+    assert counted == list(np.where(truncated.fits, lengths, 0)) and 0 < truncated.fits.sum() < 20
 
 
-def altered(folder, file="config.json", **changes):
+def change_json(folder, file="config.json", **changes):
     config = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**config, **changes}))
 
 
-def refused(folder, message, *reads):
+def assert_refused(folder, message, *reads):
     for read in reads or (weights.check, weights.load):
         with refuses(message):
             read(folder)
@@ -216,14 +216,14 @@ def refused(folder, message, *reads):
         ({"head_dim": 3}, "config.json: head_dim=3: rotary positions need an even width"),
     ],
 )  # fmt: skip
-def test_a_config_of_wrong_values_names_file_field_and_value(tmp_path, changes, message):
-    weights.save(tmp_path, *made())
-    altered(tmp_path, **changes)
-    refused(tmp_path, message)
+def test_invalid_config_values(tmp_path, changes, message):
+    weights.save(tmp_path, *random_network())
+    change_json(tmp_path, **changes)
+    assert_refused(tmp_path, message)
 
 
-def tensors_written(path, tensors, cut=0, **header):
-    """A safetensors file by hand: `name: (dtype, shape, content)`; `header` replaces entries."""
+def write_safetensors(path, tensors, cut=0, **header):
+    """Writes a safetensors file from `name: (dtype, shape, content)`; `header` overrides entries."""
     entries, data = {}, b""
     for name, (dtype, shape, content) in tensors.items():
         entries[name] = {
@@ -232,8 +232,8 @@ def tensors_written(path, tensors, cut=0, **header):
             "data_offsets": [len(data), len(data) + len(content)],
         }
         data += content
-    said = json.dumps({**entries, **header}).encode()
-    path.write_bytes(len(said).to_bytes(8, "little") + said + data[: len(data) - cut])
+    header_bytes = json.dumps({**entries, **header}).encode()
+    path.write_bytes(len(header_bytes).to_bytes(8, "little") + header_bytes + data[: len(data) - cut])
 
 
 @pytest.mark.parametrize(
@@ -248,64 +248,64 @@ def tensors_written(path, tensors, cut=0, **header):
         ({"c": {"dtype": "F32", "shape": [1], "data_offsets": [16, 20]}}, "is truncated: its header says 20"),
     ],
 )  # fmt: skip
-def test_a_header_that_contradicts_itself_or_the_file(tmp_path, header, message):
-    weights.save(tmp_path, *made())
+def test_invalid_headers(tmp_path, header, message):
+    weights.save(tmp_path, *random_network())
     tensors = {"a": ("F32", [2], bytes(8)), "b": ("F32", [2], bytes(8))}
-    tensors_written(tmp_path / "model.safetensors", tensors, **header)
-    refused(tmp_path, message)
+    write_safetensors(tmp_path / "model.safetensors", tensors, **header)
+    assert_refused(tmp_path, message)
     (tmp_path / "model.safetensors").write_bytes((10**11).to_bytes(8, "little") + b"{}")
-    refused(tmp_path, "a header of 100000000000 bytes, in a file of 10")
+    assert_refused(tmp_path, "a header of 100000000000 bytes, in a file of 10")
 
 
-def test_numbers_that_are_not_finite_are_counted_and_named(tmp_path):
-    decoder, parameters = made()
+def test_nonfinite_weights(tmp_path):
+    decoder, parameters = random_network()
     kernel = parameters["layers"]["1"]["mlp"]["up"]["kernel"]
     kernel[2, :3] = np.nan, np.inf, -np.inf
     weights.save(tmp_path, decoder, parameters)
-    assert weights.check(tmp_path) == decoder.config  # which reads headers alone
-    refused(
+    assert weights.check(tmp_path) == decoder.config  # which reads headers only
+    assert_refused(
         tmp_path,
         "'model.layers.1.mlp.up_proj.weight': 3 of its 384 numbers are NaN or infinite",
         weights.load,
     )
-    kernel[2, :3] = 3e38, 3e38, -3e38  # whose squares are infinite, and they are not
+    kernel[2, :3] = 3e38, 3e38, -3e38  # finite, but their squares are not
     weights.save(tmp_path, decoder, parameters)
     np.testing.assert_array_equal(weights.load(tmp_path)[1]["layers"]["1"]["mlp"]["up"]["kernel"], kernel)
 
 
-def test_an_index_stays_in_its_directory_and_names_each_tensor_once(tmp_path):
-    weights.save(tmp_path, *made(), shard_bytes=4000)
+def test_invalid_indices(tmp_path):
+    weights.save(tmp_path, *random_network(), shard_bytes=4000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     key, shard = next(iter(index.items()))
     for other in ("../x.safetensors", "/etc/passwd", "..", "", "a\0b", 3, None):
-        altered(tmp_path, "model.safetensors.index.json", weight_map={**index, key: other})
-        refused(tmp_path, "has no weight_map of tensors to files in this directory")
+        change_json(tmp_path, "model.safetensors.index.json", weight_map={**index, key: other})
+        assert_refused(tmp_path, "has no weight_map of tensors to files in this directory")
     (tmp_path / "copy.safetensors").write_bytes((tmp_path / shard).read_bytes())
-    altered(tmp_path, "model.safetensors.index.json", weight_map={**index, key: "copy.safetensors"})
-    refused(tmp_path, "is in an earlier shard too: remove one")
+    change_json(tmp_path, "model.safetensors.index.json", weight_map={**index, key: "copy.safetensors"})
+    assert_refused(tmp_path, "is in an earlier shard too: remove one")
 
 
-def test_checkpoints_as_other_tools_leave_them(tmp_path):
-    decoder, parameters = made()
+def test_checkpoints_of_other_tools(tmp_path):
+    decoder, parameters = random_network()
     weights.save(tmp_path, decoder, parameters)
     plain = load_file(tmp_path / "model.safetensors")
     embedding = "model.embed_tokens.weight"
-    eight = {key: x.astype(ml_dtypes.float8_e4m3fn) for key, x in plain.items()}
+    float8 = {key: x.astype(ml_dtypes.float8_e4m3fn) for key, x in plain.items()}
     variants = {
-        "a tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
-        "a compiled module": {f"module._orig_mod.{key}": x for key, x in plain.items()},
-        "a head of values": {
+        "tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
+        "compiled module": {f"module._orig_mod.{key}": x for key, x in plain.items()},
+        "value head": {
             **{f"pretrained_model.{key}": x for key, x in plain.items()},
             "v_head.summary.weight": np.zeros((1, 16), np.float32),
         },
     }
-    for held in variants.values():
-        save_file(held, tmp_path / "model.safetensors")
+    for tensors in variants.values():
+        save_file(tensors, tmp_path / "model.safetensors")
         jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path)[1], parameters)
-    save_file(eight, tmp_path / "model.safetensors")
+    save_file(float8, tmp_path / "model.safetensors")
     found = weights.load(tmp_path)[1]["embedding"]
-    np.testing.assert_array_equal(found, eight[embedding].astype(np.float32))
-    # One file goes before an index that was left there.
+    np.testing.assert_array_equal(found, float8[embedding].astype(np.float32))
+    # A single file takes precedence over a remaining index.
     weights.save(tmp_path / "shards", decoder, parameters, shard_bytes=4000)
     save_file({key: 0 * x for key, x in plain.items()}, tmp_path / "shards" / "model.safetensors")
     assert not weights.load(tmp_path / "shards")[1]["embedding"].any()

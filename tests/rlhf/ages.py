@@ -1,11 +1,10 @@
-"""The metrics of streams counted by hand: what is needed is the lengths of responses, and the page's clock.
+"""Compares the metrics of streams with a reference in plain Python, `tests.stream.reference.Clock`.
 
     python -m tests.rlhf.ages
 
-Each run's metrics say, of each iteration, which problems it was over and how long each response was. The
-clock in plain Python is given these lengths, and says which version drew each token: from it follow the ages
-of tokens, and which problems make which batch. They have to be those of the run, and no problem may be
-skipped or met twice.
+The metrics of each run contain the prompt and the response length of every row. Given these lengths, the
+reference computes which version of the parameters sampled each token, hence the ages of tokens and the
+problems of each batch. These must equal those of the run, and no problem may be skipped or used twice.
 """
 
 import dataclasses
@@ -42,44 +41,44 @@ CASES = [
 
 
 def task():
-    """Sums whose answers are of 12 characters of 13, so that responses of an untrained network end early."""
+    """Addition with a small vocabulary, so that some responses of an untrained network end early."""
     problem = envs.make("text:addition", digits=4).problem
     return envs.text.TextTask(problem, CharacterTokenizer("0123456789+="), max_response=12)
 
 
-def named(tokens, mask):
-    """A number for each prompt `[N, P]`."""
+def prompt_ids(tokens, mask):
+    """An integer id for each prompt `[N, P]`."""
     powers = jnp.asarray([pow(31, i, 1 << 20) for i in range(tokens.shape[1])], jnp.int32)
     return jnp.sum(jnp.where(mask, (tokens + 1) * powers[None], 0), axis=1, dtype=jnp.int32) % (1 << 22)
 
 
-def shown(name, **fields):
-    """An algorithm whose metrics have the prompt of each row, and the length of its response."""
+def with_rows(name, **fields):
+    """An algorithm whose metrics include the prompt id and the response length of each row."""
     kind = algos.get(name)
 
     @dataclasses.dataclass(frozen=True)
-    class Shown(kind):
+    class WithRows(kind):
         def _lengths(self, responses):
             rows = {
-                "prompt": named(responses.prompts.tokens, responses.prompts.mask),
+                "prompt": prompt_ids(responses.prompts.tokens, responses.prompts.mask),
                 "length": jnp.sum(responses.mask, axis=1, dtype=jnp.int32),
             }
             each = {f"{what}_{i}": x for what, row in rows.items() for i, x in enumerate(row)}
             return {**super()._lengths(responses), **each}
 
-    return Shown(env=task(), **{**SMALL, **FIELDS, **fields})
+    return WithRows(env=task(), **{**SMALL, **FIELDS, **fields})
 
 
 def check(name, policy, devices, iterations=12, **fields):
-    """One run, compared with the count.
+    """Compares one run with the reference.
 
     Returns:
-      The largest age that was seen.
+      The largest age of a token.
 
     Raises:
       AssertionError: they differ.
     """
-    algorithm = shown(name, **fields)
+    algorithm = with_rows(name, **fields)
     engine = fdg.compile(algorithm, policy, devices=devices)
     first = engine.init(seed=3)
     start = jax.jit(algorithm.init)(jax.random.key(3))
@@ -91,38 +90,38 @@ def check(name, policy, devices, iterations=12, **fields):
     @jax.jit
     def prompts(iteration):
         keys, numbers = algorithm._problem_keys(start._replace(iteration=iteration), sizes.batch)
-        asked = algorithm.problems(keys, *numbers).prompts
-        return named(asked.tokens, asked.mask)
+        batch = algorithm.problems(keys, *numbers).prompts
+        return prompt_ids(batch.tokens, batch.mask)
 
-    def in_parts(rows):
-        # Problem j M + m of an iteration is in its micro-batch m.
+    def by_micro_batch(rows):
+        # Problem j M + m of an iteration belongs to micro-batch m.
         return np.asarray(rows).reshape(-1, sizes.micro_batches).T.reshape(-1)
 
-    units = np.concatenate([in_parts(prompts(i)) for i in range(iterations + sizes.ahead)]).tolist()
-    assert len(set(units)) == len(units), "two prompts are the same: take another seed"
+    ids = np.concatenate([by_micro_batch(prompts(i)) for i in range(iterations + sizes.ahead)]).tolist()
+    assert len(set(ids)) == len(ids), "two prompts are equal: use another seed"
     lengths = {}
-    met = [[int(metrics[f"prompt_{row}"][i]) for row in range(rows)] for i in range(iterations)]
+    used = [[int(metrics[f"prompt_{row}"][i]) for row in range(rows)] for i in range(iterations)]
     for i in range(iterations):
         for row in range(rows):
-            response = units.index(met[i][row]) * group + row % group
-            assert response not in lengths, "a problem was met twice"
+            response = ids.index(used[i][row]) * group + row % group
+            assert response not in lengths, "a problem was used twice"
             lengths[response] = int(metrics[f"length_{row}"][i])
-    assert len(set(lengths.values())) > 3, "all are as long: nothing is tried"
+    assert len(set(lengths.values())) > 3, "response lengths do not vary: the test shows nothing"
 
     clock = Clock(sizes, lambda response: max(1, lengths[response] - 1))
     parts, oldest = sizes.micro_batches, 0
     lag = getattr(policy, "lag", 0) or getattr(policy, "staleness", 0) * parts
     for i in range(iterations - sizes.ahead - 1):
-        before, ages, of = (clock.t, clock.busy), [], []
+        before, ages, responses = (clock.t, clock.busy), [], []
         for part in range(parts):
             take = clock.take(max(0, (i * parts + part - lag) // parts))
-            of.append(take.responses)
+            responses.append(take.responses)
             for response, drawn in zip(take.responses, take.drawn, strict=True):
                 versions = [version for _, version in drawn]
                 tokens = [versions[0], *versions][: lengths[response]]
                 ages += [i - version for version in tokens]
-        by_row = np.asarray(of).reshape(parts, -1, group).transpose(1, 0, 2).reshape(-1)
-        assert met[i] == [units[response // group] for response in by_row], f"iteration {i}: other problems"
+        by_row = np.asarray(responses).reshape(parts, -1, group).transpose(1, 0, 2).reshape(-1)
+        assert used[i] == [ids[response // group] for response in by_row], f"iteration {i}: problems differ"
         counted, ticks = clock.counts(), clock.t - before[0]
         expected = {
             "staleness": np.mean(ages),
@@ -142,7 +141,7 @@ def main():
     for name, policy, fields in CASES:
         devices = jax.devices()[: 1 if policy == policies.Colocated() else 2]
         oldest = check(name, policy, devices, **fields)
-        print(f"{name}, {policy}, {fields}: as counted; the oldest token {oldest} updates", flush=True)
+        print(f"{name}, {policy}, {fields}: equal; maximum age {oldest} updates", flush=True)
 
 
 if __name__ == "__main__":

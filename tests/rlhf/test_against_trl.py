@@ -1,6 +1,6 @@
-"""Losses, and their gradients, are those that TRL 1.16's trainers compute on the same tensors.
+"""Losses and their gradients, compared with those of TRL 1.16's trainers on the same tensors.
 
-`trl_losses.json` is made by `bench/rlhf_oracle.py`, which calls TRL itself.
+`bench/rlhf_oracle.py` calls TRL and writes `trl_losses.json`.
 """
 
 import json
@@ -18,29 +18,29 @@ from algos.rlhf.variants import objective
 _FILE = json.loads((Path(__file__).parent / "trl_losses.json").read_text())
 _GIVEN = {name: np.array(x) for name, x in _FILE["given"].items()}
 _MASK = _GIVEN["mask"]
-_LONGEST = _MASK.shape[1]
+_MAX_LENGTH = _MASK.shape[1]
 
 
-def _group_relative(values, log_prob, advantage=None):
-    """The loss of an objective, put together as in `algos.rlhf.group_relative`."""
-    wanted = objective(**{"clip_high": 0.28, "kl_coefficient": 0.0, **values})
+def _group_relative_loss(values, log_prob, advantage=None):
+    """The loss of an objective, computed as in `algos.rlhf.group_relative`."""
+    settings = objective(**{"clip_high": 0.28, "kl_coefficient": 0.0, **values})
     mask = jnp.asarray(_MASK)
     old, sampled, reference = (jnp.asarray(_GIVEN[n], jnp.float32) for n in ("old", "sampled", "reference"))
     advantage = jnp.asarray(_GIVEN["advantage"], jnp.float32)[:, None] * mask
-    ratio = core.log_ratio(log_prob, old, mask, wanted.ratio_level)
-    cost = wanted.cost(log_prob, ratio, advantage, mask)
-    cost = cost * losses.correction(sampled, old, mask, wanted.correction, wanted.correction_cap)
-    kl = core.divergence(log_prob, reference, wanted.kl_estimator)
-    weight = core.token_weights(mask, wanted.aggregation, _LONGEST, wanted.count_empty)
-    return jnp.sum(weight * (cost + wanted.kl_coefficient * kl))
+    ratio = core.log_ratio(log_prob, old, mask, settings.ratio_level)
+    cost = settings.cost(log_prob, ratio, advantage, mask)
+    cost = cost * losses.correction(sampled, old, mask, settings.correction, settings.correction_cap)
+    kl = core.divergence(log_prob, reference, settings.kl_estimator)
+    weight = core.token_weights(mask, settings.aggregation, _MAX_LENGTH, settings.count_empty)
+    return jnp.sum(weight * (cost + settings.kl_coefficient * kl))
 
 
-def _dpo(preference, log_prob, label_smoothing=0.0):
+def _dpo_loss(preference, log_prob, label_smoothing=0.0):
     mask, reference = jnp.asarray(_MASK), jnp.asarray(_GIVEN["reference"], jnp.float32)
-    grown = jnp.sum(jnp.where(mask, log_prob - reference, 0.0), axis=1)
+    log_ratio = jnp.sum(jnp.where(mask, log_prob - reference, 0.0), axis=1)
     if preference == "ipo":
-        grown = grown / jnp.sum(mask, axis=1)
-    chosen, rejected = jnp.split(grown, 2)
+        log_ratio = log_ratio / jnp.sum(mask, axis=1)
+    chosen, rejected = jnp.split(log_ratio, 2)
     return jnp.mean(losses.preference_loss(chosen - rejected, 0.1, preference, label_smoothing))
 
 
@@ -72,37 +72,37 @@ _DPO = {
 def _loss(case):
     if case in _DPO:
         kind, smoothing = _DPO[case]
-        return lambda log_prob: _dpo(kind, log_prob, smoothing)
-    return lambda log_prob: _group_relative(_GROUP_RELATIVE[case], log_prob)
+        return lambda log_prob: _dpo_loss(kind, log_prob, smoothing)
+    return lambda log_prob: _group_relative_loss(_GROUP_RELATIVE[case], log_prob)
 
 
-def _agrees(case, loss):
-    """Whether a loss has the value and the gradient of TRL's, to 1e-5."""
+def _matches_trl(case, loss):
+    """Whether the value and the gradient of a loss equal TRL's within 1e-5."""
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(_GIVEN["log_prob"], jnp.float32))
     want = _FILE["cases"][case]
-    inside = np.where(_MASK, gradient, 0.0)
+    masked_gradient = np.where(_MASK, gradient, 0.0)
     assert np.all(np.isfinite(gradient))
     return np.isclose(value, want["loss"], rtol=0, atol=1e-5) and np.allclose(
-        inside, np.where(_MASK, want["gradient"], 0.0), rtol=0, atol=1e-5
+        masked_gradient, np.where(_MASK, want["gradient"], 0.0), rtol=0, atol=1e-5
     )
 
 
 @pytest.mark.parametrize("case", [*_GROUP_RELATIVE, *_DPO])
-def test_loss_and_gradient_are_those_of_trl(case):
-    assert _agrees(case, _loss(case))
+def test_loss_and_gradient_match_trl(case):
+    assert _matches_trl(case, _loss(case))
 
 
-def test_every_case_of_the_file_is_compared():
+def test_all_stored_cases_are_compared():
     assert set(_FILE["cases"]) == {*_GROUP_RELATIVE, *_DPO, "sft"}
 
 
-def test_cross_entropy_of_demonstrations_is_that_of_trl():
+def test_sft_loss_matches_trl():
     labels = np.array(_FILE["cases"]["sft"]["labels"])
     tokens, mask = labels[:, 1:], labels[:, 1:] >= 0
 
     def loss(logits):
-        every = jax.nn.log_softmax(logits[:, :-1])
-        log_prob = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+        log_probs = jax.nn.log_softmax(logits[:, :-1])
+        log_prob = jnp.take_along_axis(log_probs, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
         return -jnp.sum(core.token_weights(jnp.asarray(mask), "token_mean", 3) * log_prob)
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(_GIVEN["logits"], jnp.float32))

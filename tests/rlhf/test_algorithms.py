@@ -1,8 +1,7 @@
-"""SFT, DPO, PPO and GRPO put together; what their losses are made of is in `test_losses.py`.
+"""SFT, DPO, PPO and GRPO as complete algorithms; `test_losses.py` tests the terms of their losses.
 
 DPO: arXiv 2305.18290, equation 7; GRPO: arXiv 2402.03300, equation 3; DAPO: arXiv 2503.14476, equation 11;
-PPO with
-the divergence in the reward: arXiv 1909.08593, equation 2.
+PPO with the KL divergence in the reward: arXiv 1909.08593, equation 2.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from fdg.errors import FdgError
 from fdg.placing.plans import SteppedPlan
 from tests.conformance.comparison import assert_same
 from tests.refusing import refuses
-from tests.rlhf.small import SMALL, TASK, made
+from tests.rlhf.small import SMALL, TASK, make
 from tests.rlhf.synchronous import eighths
 
 CASES = {
@@ -47,9 +46,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_iteration_keeps_the_state_and_hands_on_new_values(case):
-    """Read from the traced iteration; references, the run's key and what adapters adapt stay as they are."""
-    algorithm = made(case.split()[0], **CASES[case])
+def test_iteration_updates_the_state(case):
+    """In the jaxpr, only references, the run's key and the base of adapters are returned unchanged."""
+    algorithm = make(case.split()[0], **CASES[case])
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     traced, (after, metrics) = jax.make_jaxpr(algorithm.iterate, return_shape=True)(state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
@@ -58,23 +57,23 @@ def test_an_iteration_keeps_the_state_and_hands_on_new_values(case):
     assert all(metric.shape == () for metric in metrics.values())
     assert {"tokens", "response_length", "truncation_rate", "loss"} <= set(metrics)
     if case.startswith(("grpo", "ppo")):
-        said = {"entropy", "clip_fraction", "approx_kl", "log_prob_difference", "log_prob_difference_max"}
-        assert {*said, "episode_return", "reward_correct", "kl"} - set(metrics) <= {"kl"}
+        expected = {"entropy", "clip_fraction", "approx_kl", "log_prob_difference", "log_prob_difference_max"}
+        assert {*expected, "episode_return", "reward_correct", "kl"} - set(metrics) <= {"kl"}
     leaves = jax.tree_util.tree_leaves_with_path(state)
     same = zip(leaves, traced.jaxpr.invars, traced.jaxpr.outvars[: len(leaves)], strict=True)
-    standing = {jax.tree_util.keystr(path) for (path, _), old, new in same if old is new}
+    unchanged = {jax.tree_util.keystr(path) for (path, _), old, new in same if old is new}
     assert all(
         name.startswith(
             (".reference", ".key", ".parameters['base']", ".respondent", ".parameters['network']['base']")
         )
-        for name in standing
+        for name in unchanged
     )
-    assert ("adapters" in case) == any("['base']" in name for name in standing)
+    assert ("adapters" in case) == any("['base']" in name for name in unchanged)
 
 
-def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is():
-    """On each device that works with it; of 60 kB, and 5 kB of adapters with Adam's two moments of each."""
-    algorithm = made("grpo", group_size=2, lora_rank=2, hidden_size=32, kl_coefficient=0.1)
+def test_adapters_share_one_base_network():
+    """One copy per device, never transferred: 60 kB; adapters have 5 kB, plus Adam's two moments."""
+    algorithm = make("grpo", group_size=2, lora_rank=2, hidden_size=32, kl_coefficient=0.1)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     base, adapters = (
         sum(4 * x.size for x in jax.tree.leaves(state.parameters[k])) for k in ("base", "adapters")
@@ -88,8 +87,8 @@ def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is
     ):
         plan = fdg.place(graph, policy, count)
         for group in plan.groups if isinstance(plan, SteppedPlan) else ():
-            held = sum(v.bytes for places in plan.schedule.leaves for v in places if v.group == group.name)
-            assert base <= held <= base + 8 * adapters, (policy, group)
+            size = sum(v.bytes for places in plan.schedule.leaves for v in places if v.group == group.name)
+            assert base <= size <= base + 8 * adapters, (policy, group)
         down = [each for each in plan.movements if each.where == "learners -> actors"]
         assert sum(each.bytes_per_crossing for each in down) == actors * (
             adapters + 4
@@ -97,14 +96,14 @@ def test_with_adapters_there_is_one_copy_of_the_network_and_it_stays_where_it_is
 
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
-def test_a_respondent_that_stays_as_it_is_never_waits_for_learning(name):
-    plan = fdg.place(fdg.trace(made(name, group_size=2)), policies.Split(actors=1, learners=1), 2)
+def test_frozen_respondent_never_waits_for_the_learner(name):
+    plan = fdg.place(fdg.trace(make(name, group_size=2)), policies.Split(actors=1, learners=1), 2)
     assert {each.where for each in plan.movements if each.how} == {"actors -> learners"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Echo:
-    """Twice, the model is told what it said; a token 5 in the second turn is worth 1."""
+    """A game of two turns that repeats the model's response; a token 5 in the second turn has reward 1."""
 
     name: ClassVar[str] = "echo"
     tokenizer: ClassVar = CharacterTokenizer()
@@ -124,7 +123,7 @@ class Echo:
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
-def test_in_a_game_only_what_the_model_said_is_learned_from(name):
+def test_games_train_on_model_tokens_only(name):
     algorithm = algos.get(name)(env=Echo(), group_size=2, **SMALL)
     assert (algorithm.longest, algorithm.network.config.max_positions) == (6, 14)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -135,11 +134,11 @@ def test_in_a_game_only_what_the_model_said_is_learned_from(name):
         state = jax.jit(algorithm.init)(jax.random.key(0))
         responses, log_prob, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         assert responses.tokens.shape == (8, 13) and reward.total.shape == (8,)
-        own, there = np.asarray(responses.own), np.asarray(responses.mask)
-        # What is said is said again by the game after the first turn: half is the model's.
-        assert np.all(own <= there) and np.all((log_prob < 0) == own)
-        echoed = there.sum(1) - own.sum(1)
-        first = there.shape[1] - there.argmax(1)
+        own, mask = np.asarray(responses.own), np.asarray(responses.mask)
+        # The game repeats the first response, and these tokens are not the model's own.
+        assert np.all(own <= mask) and np.all((log_prob < 0) == own)
+        echoed = mask.sum(1) - own.sum(1)
+        first = mask.shape[1] - mask.argmax(1)
         assert np.all(echoed >= 1) and np.all(first >= 3)
     with pytest.raises(FdgError, match="'echo' has no demonstrations: use GRPO or PPORLHF"):
         algos.SFT(env=Echo(), **SMALL)
@@ -152,9 +151,9 @@ RESPONSES = Responses(
 )
 
 
-def test_how_much_of_the_returns_the_critic_explains(monkeypatch):
-    """1 - Var[target - value] / Var[target], of tokens that are the policy's own alone."""
-    monkeypatch.setattr(updates, "epochs", lambda step, carry, *rest: (carry, {}))  # the critic stands still
+def test_explained_variance(monkeypatch):
+    """1 - Var[target - value] / Var[target], over the policy's own tokens only."""
+    monkeypatch.setattr(updates, "epochs", lambda step, carry, *rest: (carry, {}))  # no updates
     algorithm = algos.get("ppo_rlhf")(env=envs.make(TASK), **SMALL)
     target, value = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     mask = np.array([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
@@ -166,7 +165,7 @@ def test_how_much_of_the_returns_the_critic_explains(monkeypatch):
     assert float(measures["explained_variance"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_scores_are_those_of_each_response_alone():
+def test_scores_do_not_depend_on_other_responses():
     decoder = Decoder(DecoderConfig.tiny(12, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
     parameters = jax.jit(decoder.init)(jax.random.key(0))
     log_prob, entropy = jax.jit(lambda p: scores(decoder, p, RESPONSES, 0.5))(parameters)
@@ -196,16 +195,16 @@ def _batch(algorithm, count):
         jnp.ones((count, env.prompt_length), bool),
     )
     tokens = jax.random.randint(keys[2], mask.shape, 3, 50)
-    drawn = -jnp.ones(mask.shape)
+    logp = -jnp.ones(mask.shape)
     total = jax.random.normal(keys[3], (count,))
     version = jnp.zeros(count, jnp.int32)
     return Batch(
-        Responses(prompts, tokens, mask, mask), mask, drawn, version, drawn, Reward(total, {"correct": total})
+        Responses(prompts, tokens, mask, mask), mask, logp, version, logp, Reward(total, {"correct": total})
     )
 
 
-def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
-    algorithm = made("grpo", group_size=2, variant="dapo", dynamic_sampling=0, kl_coefficient=0.1)
+def test_micro_batches_add_up_and_first_ratio_is_one():
+    algorithm = make("grpo", group_size=2, variant="dapo", dynamic_sampling=0, kl_coefficient=0.1)
     parameters = jax.jit(algorithm.network.init)(jax.random.key(0))
     samples = algorithm._samples(parameters, _batch(algorithm, 8))
     mask = samples.batch.weight_mask
@@ -222,43 +221,43 @@ def test_micro_batches_add_up_and_the_first_ratio_is_exactly_one():
         assert measures["clip_fraction"] == measures["approx_kl"] == 0.0
         for one, other in zip(jax.tree.leaves((gradient, measures)), jax.tree.leaves(found[8]), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    # Every weight is divided by the tokens of the minibatch, not by those of a micro-batch.
+    # Weights are normalised by the tokens of the minibatch, not of a micro-batch.
     np.testing.assert_allclose(jnp.sum(minibatch.weight), 1.0, rtol=1e-6)
 
 
-def test_where_nothing_is_to_be_learned_nothing_moves():
-    """Of rounding, Adam would make steps as large as any: on each placement others."""
-    algorithm = made("grpo", group_size=2, num_minibatches=2, kl_coefficient=0.004)
+def test_no_update_without_advantage_and_kl():
+    """Adam would turn rounding errors into steps of full size, which differ between placements."""
+    algorithm = make("grpo", group_size=2, num_minibatches=2, kl_coefficient=0.004)
     state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
     reference = jax.jit(algorithm.refer)(state.reference, batch.responses)
     batch = batch._replace(sampled_log_prob=reference, reward=Reward(jnp.full(8, 0.1), {}))
     learn = jax.jit(algorithm.learn)
 
-    def moved(rounding):  # as a reference on other devices may be off, up and down in turns
+    def largest_update(rounding):  # errors of a reference on other devices, with alternating signs
         signs = jnp.where(jnp.arange(reference.size).reshape(reference.shape) % 2, 1.0, -1.0)
         read = batch._replace(reference_log_prob=reference + rounding * signs)
         trained, _, measures = learn(state.parameters, state.optimizer_state, 0, read, state.key)
-        apart = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, state.parameters)
-        return max(map(float, jax.tree.leaves(apart))), float(measures["gradient_norm"])
+        difference = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), trained, state.parameters)
+        return max(map(float, jax.tree.leaves(difference))), float(measures["gradient_norm"])
 
-    assert moved(2e-6) == (0.0, 0.0)
-    distance, slope = moved(1e-4)  # beyond rounding: an opinion, and a full step of Adam's
-    assert distance > 1e-4 and 0 < slope < 1e-4
+    assert largest_update(2e-6) == (0.0, 0.0)
+    distance, gradient_norm = largest_update(1e-4)  # larger than rounding errors: a full step of Adam
+    assert distance > 1e-4 and 0 < gradient_norm < 1e-4
 
 
-def test_what_one_algorithm_begins_with_is_what_another_has_learned():
-    """By presets, as the command line takes them: one network on every task, whatever learns it."""
+def test_presets_share_one_network():
+    """With presets, all text algorithms have the same network, so one can start from another's weights."""
     env = envs.make("text:sorting")
-    made = [algos.make(name, env) for name in algos.names("text")]
-    assert len({algorithm.network for algorithm in made}) == 1 and made[0].hidden_size == 64
-    assert made[0].network.config.initializer_range == pytest.approx((0.4 / 64) ** 0.5)
-    assert algos.make("grpo", env, num_prompts=2).micro_batch > 4, "all of a minibatch at once"
+    found = [algos.make(name, env) for name in algos.names("text")]
+    assert len({algorithm.network for algorithm in found}) == 1 and found[0].hidden_size == 64
+    assert found[0].network.config.initializer_range == pytest.approx((0.4 / 64) ** 0.5)
+    assert algos.make("grpo", env, num_prompts=2).micro_batch > 4, "a whole minibatch at once"
 
 
-@pytest.mark.parametrize("whose, ratio", [("learner", 1.0), ("actor", 1.1)])
-def test_ratios_are_over_the_policy_that_is_asked_for(whose, ratio):
-    """The actor gave each token 1 / 1.1 of the probability that the learner gives it."""
-    algorithm = made("grpo", group_size=2, num_minibatches=1, old_log_prob=whose)
+@pytest.mark.parametrize("old_log_prob, ratio", [("learner", 1.0), ("actor", 1.1)])
+def test_old_log_prob(old_log_prob, ratio):
+    """The actor's probability of each token is 1 / 1.1 of the learner's."""
+    algorithm = make("grpo", group_size=2, num_minibatches=1, old_log_prob=old_log_prob)
     state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
     log_prob = scores(algorithm.network, state.parameters, batch.responses, algorithm.temperature)[0]
     batch = batch._replace(sampled_log_prob=log_prob - jnp.log(1.1))
@@ -266,22 +265,22 @@ def test_ratios_are_over_the_policy_that_is_asked_for(whose, ratio):
     assert float(measures["ratio_max"]) == pytest.approx(ratio, abs=1e-5)
 
 
-def test_the_gradient_is_that_of_reinforce_written_by_hand():
-    """-1 / (N R) sum of A log pi over tokens that were said, A a reward less its group's mean."""
-    algorithm = made("grpo", group_size=4, variant="dr_grpo", temperature=0.7)
+def test_gradient_matches_reinforce_by_hand():
+    """-1 / (N R) sum of A log pi over response tokens, where A is the reward minus the mean of its group."""
+    algorithm = make("grpo", group_size=4, variant="dr_grpo", temperature=0.7)
     parameters, batch = jax.jit(algorithm.network.init)(jax.random.key(3)), _batch(algorithm, 16)
     samples = algorithm._samples(parameters, batch)
     minibatch = samples._replace(
         weight=algorithm._weights(batch.weight_mask), share=algorithm._shares(batch.weight_mask)
     )
-    asked, said, mask = batch.responses.prompts.tokens, batch.responses.tokens, np.array(batch.weight_mask)
-    rows, rewards = jnp.concatenate([asked, said], axis=1), np.array(batch.reward.total).reshape(4, 4)
+    prompt, reply, mask = batch.responses.prompts.tokens, batch.responses.tokens, np.array(batch.weight_mask)
+    rows, rewards = jnp.concatenate([prompt, reply], axis=1), np.array(batch.reward.total).reshape(4, 4)
     advantage = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(16, 1)
 
     def by_hand(parameters):
         logits = algorithm.network.apply(parameters, rows, jnp.ones_like(rows)) / 0.7
-        every = jax.nn.log_softmax(logits)[:, asked.shape[1] - 1 : -1]
-        log_prob = jnp.take_along_axis(every, said[..., None], axis=2)[..., 0]
+        every = jax.nn.log_softmax(logits)[:, prompt.shape[1] - 1 : -1]
+        log_prob = jnp.take_along_axis(every, reply[..., None], axis=2)[..., 0]
         return -jnp.sum(np.where(mask, advantage, 0.0) * log_prob) / mask.size
 
     want = jax.jit(jax.grad(by_hand))(parameters)
@@ -293,10 +292,10 @@ def test_the_gradient_is_that_of_reinforce_written_by_hand():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
-    algorithm = made("grpo", num_prompts=2, group_size=2, variant="dapo", micro_batch=2)
+def test_dynamic_sampling():
+    algorithm = make("grpo", num_prompts=2, group_size=2, variant="dapo", micro_batch=2)
     batch = _batch(algorithm, 8)
-    reward = jnp.array([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 2.0, 1.0])  # the second and the fourth prompt
+    reward = jnp.array([1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 2.0, 1.0])  # they differ for prompts 2 and 4
     chosen = algorithm._select_responses(batch._replace(reward=Reward(reward, {})))
     assert chosen.reward.total.tolist() == [0.0, 1.0, 2.0, 1.0]
     np.testing.assert_array_equal(chosen.weight_mask, batch.responses.mask[jnp.array([2, 3, 6, 7])])
@@ -305,8 +304,8 @@ def test_dynamic_sampling_takes_the_prompts_whose_responses_differ():
     assert jnp.any(only.weight_mask, axis=1).tolist() == [True, True, False, False]
 
 
-def test_responses_that_did_not_end_may_have_no_loss():
-    algorithm = made("grpo", mask_truncated=True)
+def test_mask_truncated():
+    algorithm = make("grpo", mask_truncated=True)
     batch = _batch(algorithm, 8)
     stop, tokens = algorithm.env.stop_tokens[0], batch.responses.tokens
     ended = batch._replace(responses=batch.responses._replace(tokens=tokens.at[:4, 0].set(stop)))
@@ -314,8 +313,8 @@ def test_responses_that_did_not_end_may_have_no_loss():
     assert counted.tolist() == [True] * 4 + [False] * 4
 
 
-def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
-    algorithm = made("dpo", group_size=3, num_prompts=2)
+def test_pairs_of_best_and_worst_response():
+    algorithm = make("dpo", group_size=3, num_prompts=2)
     responses = _batch(algorithm, 6).responses
     pairs = best_and_worst(responses, jnp.array([0.5, 1.0, 0.0, 2.0, 2.0, 2.0]), 3)
     assert pairs.differ.tolist() == [True, False]
@@ -324,8 +323,8 @@ def test_pairs_are_the_best_and_the_worst_response_to_a_prompt():
 
 
 @pytest.mark.parametrize("name", ["sft", "grpo", "ppo_rlhf", "dpo", "reward_model"])
-def test_without_padding_an_iteration_is_the_same_but_for_rounding(name):
-    """Rewards are tokens' numbers, so lengths and gradients differ among responses."""
+def test_remove_padding_changes_only_rounding(name):
+    """Rewards are sums of token ids, so gradients differ among responses."""
     found = []
     for fields in ({}, {"remove_padding": True, "micro_batch": 2}):
         env = eighths() if name != "sft" else envs.make(TASK)
@@ -339,18 +338,18 @@ def test_without_padding_an_iteration_is_the_same_but_for_rounding(name):
 
 def test_packing_is_deprecated():
     with pytest.warns(fdg.FdgWarning, match="packing=2 is deprecated since 0.3: write remove_padding"):
-        assert made("sft", num_prompts=8, packing=2).remove_padding
+        assert make("sft", num_prompts=8, packing=2).remove_padding
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf"])
-def test_beyond_its_cap_entropy_pays_nothing(name):
-    """By the gradient: under a cap that every token's entropy is above, that of no bonus at all."""
+def test_entropy_cap(name):
+    """If every token's entropy is above the cap, the update is that without an entropy bonus."""
 
-    state = jax.jit(made(name, group_size=2).init)(jax.random.key(0))
+    state = jax.jit(make(name, group_size=2).init)(jax.random.key(0))
 
     @jax.jit
     def trained(coefficient, cap):
-        algorithm = made(name, group_size=2, entropy_coefficient=coefficient, entropy_cap=cap)
+        algorithm = make(name, group_size=2, entropy_coefficient=coefficient, entropy_cap=cap)
         after, metrics = algorithm.iterate(state)
         return after.parameters, metrics["entropy"]
 
@@ -360,24 +359,24 @@ def test_beyond_its_cap_entropy_pays_nothing(name):
     with pytest.raises(AssertionError):
         assert_same(trained(10.0, 1e3)[0], none, tolerance=0)
     with pytest.raises(FdgError, match="entropy_cap=0: it must be above zero, or None"):
-        made(name, entropy_cap=0)
+        make(name, entropy_cap=0)
 
 
-def test_the_order_of_problems_follows_from_key_and_iteration_alone():
-    """Also where a batch begins in one epoch and ends in the next."""
+def test_problem_order_depends_on_key_and_iteration():
+    """Also if a batch spans two epochs."""
     key = jax.random.key(5)
-    words = lambda i: jax.random.key_data(problem_keys(key, jnp.int32(i), 4, 6)).tolist()  # noqa: E731
-    met = [tuple(word) for i in range(6) for word in words(i)]  # 24: four epochs of 6
-    epochs = [met[start : start + 6] for start in range(0, 24, 6)]
+    keys_of = lambda i: jax.random.key_data(problem_keys(key, jnp.int32(i), 4, 6)).tolist()  # noqa: E731
+    seen = [tuple(k) for i in range(6) for k in keys_of(i)]  # 24: four epochs of 6
+    epochs = [seen[start : start + 6] for start in range(0, 24, 6)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 6 for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert words(1) == words(1)
+    assert keys_of(1) == keys_of(1)
     fresh = [tuple(w) for i in range(3) for w in jax.random.key_data(problem_keys(key, i, 4, None)).tolist()]
     assert len(set(fresh)) == 12
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "said"),
+    ("name", "fields", "message"),
     [
         ("grpo", {"group_size": 1}, "group_size=1: responses are compared with each other"),
         ("grpo", {"num_minibatches": 3}, "num_minibatches=3 does not divide the 32 responses"),
@@ -400,18 +399,18 @@ def test_the_order_of_problems_follows_from_key_and_iteration_alone():
         ("sft", {"decoder": Decoder(DecoderConfig.tiny(56, max_positions=9))}, "the network's context is 9"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(name, fields, said):
-    with refuses(match=said):
-        made(name, **fields)
+def test_invalid_settings(name, fields, message):
+    with refuses(match=message):
+        make(name, **fields)
 
 
-def test_an_environment_is_no_text_task():
+def test_environment_that_is_no_text_task():
     with pytest.raises(FdgError, match=r"'CartPole-v1' is no text task: use envs.make\('text:addition'\)"):
         algos.GRPO(env=envs.make("CartPole-v1"))
 
 
-def test_prompts_of_somebody_are_answered_or_refused():
-    algorithm = made("sft")
+def test_invalid_prompts_are_refused():
+    algorithm = make("sft")
     state = jax.jit(algorithm.init)(jax.random.key(0))
     with pytest.raises(FdgError, match="'Ω' at 0 is not in the alphabet"):
         algorithm.answer(state, ["1+1=", "Ω"])
@@ -419,14 +418,14 @@ def test_prompts_of_somebody_are_answered_or_refused():
         algorithm.answer(state, ["1" * 50])
 
 
-def test_equal_algorithms_hash_alike():
-    one, other = made("grpo", clip_high=0.3), made("grpo", clip_high=0.3)
+def test_equal_algorithms_have_equal_hashes():
+    one, other = make("grpo", clip_high=0.3), make("grpo", clip_high=0.3)
     assert one == other and hash(one) == hash(other)
     assert dataclasses.replace(one, variant="gspo").objective.ratio_level == "sequence"
 
 
 def changed_echo(part, change):
-    """The game with one part of what its method gives changed; the other parts as they are."""
+    """The game `Echo`, with `change` applied to one part of what a method returns."""
 
     @dataclasses.dataclass(frozen=True)
     class Changed(Echo):
@@ -471,7 +470,7 @@ def changed_echo(part, change):
         ("answer", lambda x: x[0], "sample gives an answer of shape (), expected the leading axis N"),
     ],
 )
-def test_what_a_game_gives_is_checked(part, change, message):
+def test_invalid_games_are_refused(part, change, message):
     algorithm = algos.GRPO(env=changed_echo(part, change), group_size=2, **SMALL)
     with refuses(f"game 'echo': {message}"):
         fdg.trace(algorithm)

@@ -1,4 +1,4 @@
-"""What is exported answers wherever it is loaded: tokenizers go along, or a folder without one is refused."""
+"""Exported checkpoints: the tokenizer is part of them, and a directory without one is refused."""
 
 import json
 
@@ -15,13 +15,13 @@ from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
 from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
-from tests.rlhf.small import SMALL, TASK, made
+from tests.rlhf.small import SMALL, TASK, make
 
-library = pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
-def network(size, **options):
+def random_network(size, **options):
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 12}
     decoder = Decoder(DecoderConfig.tiny(size, **{**sizes, **options}))
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
@@ -31,16 +31,16 @@ def network(size, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A checkpoint of others: a tokenizer of pieces, a template, two stop tokens."""
+    """A checkpoint of another tool: a BPE tokenizer, a chat template, two stop tokens."""
     pieces = [*SPECIAL, *map(chr, range(32, 127)), "th", "the"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = library.Tokenizer(
-        library.models.BPE(vocab=vocabulary, merges=[("t", "h"), ("th", "e")], unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocabulary, merges=[("t", "h"), ("th", "e")], unk_token="<unk>")
     )
-    tokenizer.decoder = library.decoders.Fuse()
-    tokenizer.add_special_tokens([library.AddedToken(word, special=True) for word in SPECIAL])
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(word, special=True) for word in SPECIAL])
     path = tmp_path / "checkpoint"
-    weights.save(path, *network(len(pieces)))
+    weights.save(path, *random_network(len(pieces)))
     tokenizer.save(str(path / "tokenizer.json"))
     words = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": {"content": "<pad>"}}
     (path / "tokenizer_config.json").write_text(json.dumps(words))
@@ -52,8 +52,8 @@ def folder(tmp_path):
     return path
 
 
-def test_an_export_has_the_tokenizer_of_its_checkpoint(folder, tmp_path):
-    algorithm = made("sft", model=str(folder))
+def test_export_copies_the_tokenizer(folder, tmp_path):
+    algorithm = make("sft", model=str(folder))
     state, out = jax.jit(algorithm.init)(jax.random.key(0)), tmp_path / "out"
     fdg.Run(algorithm, state, 0).export(out)
     for name in (
@@ -64,46 +64,46 @@ def test_an_export_has_the_tokenizer_of_its_checkpoint(folder, tmp_path):
     config = json.loads((out / "config.json").read_text())
     assert (config["eos_token_id"], config["bos_token_id"], config["pad_token_id"]) == ([2, 3], 1, 3)
     assert config["architectures"] == ["LlamaForCausalLM"] and config["torch_dtype"] == "float32"
-    again = made("sft", model=str(out))
+    again = make("sft", model=str(out))
     assert again.env.tokenizer == HuggingFaceTokenizer(str(out)) and again._stops == (2, 3)
     assert again.env.tokenizer.encode("the + 1") == algorithm.env.tokenizer.encode("the + 1")
     jax.tree.map(np.testing.assert_array_equal, weights.load(out)[1], weights.load(folder)[1])
-    fdg.Run(again, jax.jit(again.init)(jax.random.key(0)), 0).export(out)  # into its own folder
-    assert made("sft", model=str(out)).env == again.env
+    fdg.Run(again, jax.jit(again.init)(jax.random.key(0)), 0).export(out)  # into its own directory
+    assert make("sft", model=str(out)).env == again.env
 
 
-def test_what_the_next_user_needs_is_written_where_a_folder_lacks_it(folder):
+def test_missing_tokenizer_files_are_written(folder):
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
     files = files_of(HuggingFaceTokenizer(str(folder)))
-    said = json.loads(files["tokenizer_config.json"])
-    assert (said["eos_token"], said["tokenizer_class"]) == ("</s>", "PreTrainedTokenizerFast")
+    written = json.loads(files["tokenizer_config.json"])
+    assert (written["eos_token"], written["tokenizer_class"]) == ("</s>", "PreTrainedTokenizerFast")
     assert json.loads(files["generation_config.json"])["eos_token_id"] == 2
 
 
-def test_characters_are_a_tokenizer_of_the_library(tmp_path):
-    algorithm = made("sft")
+def test_character_tokenizer_is_exported(tmp_path):
+    algorithm = make("sft")
     state = jax.jit(algorithm.init)(jax.random.key(0))
     algorithm.export(state, tmp_path)
-    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     draw = np.random.default_rng(0)
     for text in ["", COMMON, *("".join(draw.choice([*COMMON], 30)) for _ in range(50))]:
         ids = algorithm.env.tokenizer.encode(text)
         assert tokenizer.encode(text).ids == ids and tokenizer.decode(ids) == text
-    again = made("sft", model=str(tmp_path))
-    assert again.env == algorithm.env, "it is what it was, lengths of responses too"
+    again = make("sft", model=str(tmp_path))
+    assert again.env == algorithm.env, "equal to the original, also in response lengths"
     assert again.answer(state, ["1+1="]) == algorithm.answer(state, ["1+1="])
-    asked = HuggingFaceTokenizer(str(tmp_path)).chat([{"role": "user", "content": "1+1="}])
-    assert tokenizer.encode(asked).ids == [1, *algorithm.env.tokenizer.encode("1+1=")]
+    prompt = HuggingFaceTokenizer(str(tmp_path)).chat([{"role": "user", "content": "1+1="}])
+    assert tokenizer.encode(prompt).ids == [1, *algorithm.env.tokenizer.encode("1+1=")]
     text = (tmp_path / "tokenizer.json").read_text().replace("Fuse", "ByteFallback")
     (tmp_path / "tokenizer.json").write_text(text)
-    assert isinstance(tokenizer_of(tmp_path), HuggingFaceTokenizer), "which is another one"
+    assert isinstance(tokenizer_of(tmp_path), HuggingFaceTokenizer), "a different tokenizer"
 
 
 BROKEN = {
-    "none": (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer: copy tokenizer.json"),
+    "missing": (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer: copy tokenizer.json"),
     "SentencePiece": (
         lambda path: (path / "tokenizer.json").rename(path / "tokenizer.model"),
         "has tokenizer.model (SentencePiece), and no tokenizer.json: make one with Transformers",
@@ -111,14 +111,14 @@ BROKEN = {
     "BPE": (
         lambda path: (path / "tokenizer.json").rename(path / "vocab.json"), "has vocab.json (BPE), and no"
     ),
-    "no JSON": (lambda path: (path / "tokenizer.json").write_text("{"), "is not JSON"),
-    "nothing": (lambda path: (path / "tokenizer.json").write_text("{}"), "it has no model"),
-    "a list": (lambda path: (path / "tokenizer.json").write_text('{"model": {"vocab": [[1]]}}'), "tokenizer"),
-    "cut": (
+    "not JSON": (lambda path: (path / "tokenizer.json").write_text("{"), "is not JSON"),
+    "empty": (lambda path: (path / "tokenizer.json").write_text("{}"), "it has no model"),
+    "vocab": (lambda path: (path / "tokenizer.json").write_text('{"model": {"vocab": [[1]]}}'), "tokenizer"),
+    "truncated": (
         lambda path: (path / "tokenizer.json").write_text((path / "tokenizer.json").read_text()[:400]),
         "is not JSON",
     ),
-    "no end": (
+    "no eos": (
         lambda path: [
             (path / f"{name}.json").unlink()
             for name in ("tokenizer_config", "generation_config", "special_tokens_map")
@@ -128,46 +128,46 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_folder_whose_tokenizer_cannot_be_read_is_refused(folder, how):
-    breaks, said = BROKEN[how]
-    breaks(folder)
+@pytest.mark.parametrize("fault", BROKEN)
+def test_invalid_tokenizers_are_refused(folder, fault):
+    damage, message = BROKEN[fault]
+    damage(folder)
     for task in (envs.make(TASK), envs.text.Guess()):
         with pytest.raises(FdgError) as error:
             algos.GRPO(env=task, **SMALL, model=str(folder))
         text = str(error.value)
-        assert said in text and "name one by tokenizer= (--tokenizer)" in text and "\n" not in text, text
+        assert message in text and "name one by tokenizer= (--tokenizer)" in text and "\n" not in text, text
 
 
-def test_a_user_may_say_which_tokenizer_it_is(folder, tmp_path):
+def test_tokenizer_argument(folder, tmp_path):
     other = folder.rename(tmp_path / "moved")
-    save(folder, *network(103), HuggingFaceTokenizer(str(other)))
+    save(folder, *random_network(103), HuggingFaceTokenizer(str(other)))
     (folder / "tokenizer.json").unlink()
-    assert made("sft", model=str(folder), tokenizer=str(other)).env.tokenizer.path == str(other)
-    assert made("sft", model=str(folder), tokenizer="characters").env == envs.make(TASK)
+    assert make("sft", model=str(folder), tokenizer=str(other)).env.tokenizer.path == str(other)
+    assert make("sft", model=str(folder), tokenizer="characters").env == envs.make(TASK)
     given = envs.make(TASK).with_tokenizer(HuggingFaceTokenizer(str(other)))
     assert algos.SFT(env=given, **SMALL, model=str(folder)).env == given
-    fresh = made("sft", tokenizer=str(other))
+    fresh = make("sft", tokenizer=str(other))
     assert fresh.network.config.vocab_size == fresh.env.tokenizer.vocab_size == 101
     with pytest.raises(FdgError, match=r"no such folder: give one with tokenizer\.json"):
-        made("sft", model=str(folder), tokenizer=str(tmp_path / "none"))
-    save(tmp_path / "small", *network(100), HuggingFaceTokenizer(str(other)))
+        make("sft", model=str(folder), tokenizer=str(tmp_path / "none"))
+    save(tmp_path / "small", *random_network(100), HuggingFaceTokenizer(str(other)))
     with pytest.raises(FdgError, match="a vocabulary of 101 tokens, and the network one of 100"):
-        made("sft", model=str(tmp_path / "small"))
+        make("sft", model=str(tmp_path / "small"))
 
 
-def test_a_game_does_not_speak_by_another_tokenizer(folder):
+def test_games_refuse_another_tokenizer(folder):
     with pytest.raises(FdgError, match=r"game 'guess' has a tokenizer of its own, and .* another"):
         algos.GRPO(env=envs.text.Guess(), **SMALL, model=str(folder))
-    said = algos.GRPO(env=envs.text.Guess(), **SMALL, model=str(folder), tokenizer="characters")
-    assert said.network.config.vocab_size == 101
+    algorithm = algos.GRPO(env=envs.text.Guess(), **SMALL, model=str(folder), tokenizer="characters")
+    assert algorithm.network.config.vocab_size == 101
 
 
 class Words:
-    """One that cannot be written."""
+    """A tokenizer without a method `files`."""
 
 
-def test_a_tokenizer_of_ones_own_is_written_by_its_own_method():
+def test_user_tokenizers_write_their_files():
     with pytest.raises(FdgError, match=r"Words cannot be written .* give it a method files\(\)"):
         files_of(Words())
     Words.files = lambda self: {"tokenizer.json": b"{}"}
@@ -175,16 +175,16 @@ def test_a_tokenizer_of_ones_own_is_written_by_its_own_method():
     assert same_tokens(CharacterTokenizer(), CharacterTokenizer())
 
 
-def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
-    algorithm = made("sft", model=str(folder), lora_rank=2)
+def test_export_and_load_adapters(folder, tmp_path):
+    algorithm = make("sft", model=str(folder), lora_rank=2)
     state = jax.jit(algorithm.init)(jax.random.key(0))
-    moved = jax.tree.map(lambda x: x + 0.1, state.parameters["adapters"])
-    state = state._replace(parameters={**state.parameters, "adapters": moved})
+    changed = jax.tree.map(lambda x: x + 0.1, state.parameters["adapters"])
+    state = state._replace(parameters={**state.parameters, "adapters": changed})
     run = fdg.Run(algorithm, state, 0)
     run.export(tmp_path / "adapters", format="peft")
     run.export(tmp_path / "whole")
     assert (tmp_path / "adapters" / "tokenizer.json").exists()
-    again = made("sft", model=str(folder), adapters=str(tmp_path / "adapters"))
+    again = make("sft", model=str(folder), adapters=str(tmp_path / "adapters"))
     assert again.network.config == algorithm.network.config
     read = jax.jit(again.init)(jax.random.key(5)).parameters
     jax.tree.map(np.testing.assert_array_equal, read, state.parameters)
@@ -193,16 +193,16 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
         == 0
     )
     with pytest.raises(FdgError, match=r"adapters=\S+: adapters belong to a checkpoint: give its folder too"):
-        made("sft", adapters=str(tmp_path / "adapters"))
+        make("sft", adapters=str(tmp_path / "adapters"))
     with pytest.raises(FdgError, match=r"they have a rank of their own: leave lora_rank=4 out"):
-        made("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)
+        make("sft", model=str(folder), adapters=str(tmp_path / "adapters"), lora_rank=4)
     expected = "format='onnx': SFT is exported in its own format: give none, or 'peft'"
     with pytest.raises(FdgError, match=expected):
         run.export(tmp_path / "x", format="onnx")
     other = {**state.parameters, "base": jax.tree.map(lambda x: x + 1, state.parameters["base"])}
     with pytest.raises(FdgError, match="the base of the adapters is not the checkpoint in"):
         fdg.Run(algorithm, state._replace(parameters=other), 0).export(tmp_path / "x", format="peft")
-    plain = made("sft", lora_rank=2)
+    plain = make("sft", lora_rank=2)
     with pytest.raises(FdgError, match="this run has no LoRA adapters"):
         fdg.Run(plain, jax.jit(plain.init)(jax.random.key(0)), 0).export(tmp_path / "x", format="peft")
     merged = weights.load(tmp_path / "whole")[1]
@@ -214,17 +214,17 @@ def test_adapters_go_out_and_come_in_alone(folder, tmp_path):
     )  # fmt: skip
 
 
-def test_characters_come_back_from_transformers(tmp_path):
-    """`save_pretrained` (5.24) adds a post-processor; only one that adds nothing is passed over."""
-    kept = CharacterTokenizer("12+=é")
-    for name, content in files_of(kept).items():
+def test_character_tokenizer_saved_by_transformers(tmp_path):
+    """`save_pretrained` (5.24) adds a post-processor, which is ignored only if it adds no tokens."""
+    original = CharacterTokenizer("12+=é")
+    for name, content in files_of(original).items():
         (tmp_path / name).write_bytes(content)
     file = tmp_path / "tokenizer.json"
     single = [{"Sequence": {"id": "A", "type_id": 0}}]
-    for front, known in (([], True), ([{"SpecialToken": {"id": "⟨bos⟩", "type_id": 0}}], False)):
-        bos = {"⟨bos⟩": {"id": "⟨bos⟩", "ids": [1], "tokens": ["⟨bos⟩"]}} if front else {}
+    for bos_items, is_recognised in (([], True), ([{"SpecialToken": {"id": "⟨bos⟩", "type_id": 0}}], False)):
+        bos = {"⟨bos⟩": {"id": "⟨bos⟩", "ids": [1], "tokens": ["⟨bos⟩"]}} if bos_items else {}
         pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-        after = {"single": [*front, *single], "pair": pair, "special_tokens": bos}
-        said = json.loads(file.read_text())
-        file.write_text(json.dumps({**said, "post_processor": {"type": "TemplateProcessing", **after}}))
-        assert (tokenizer_of(tmp_path) == kept) is known
+        after = {"single": [*bos_items, *single], "pair": pair, "special_tokens": bos}
+        stored = json.loads(file.read_text())
+        file.write_text(json.dumps({**stored, "post_processor": {"type": "TemplateProcessing", **after}}))
+        assert (tokenizer_of(tmp_path) == original) is is_recognised

@@ -1,4 +1,4 @@
-"""Rewards and preferences of one's own: what functions are given, what counts, what a run keeps."""
+"""User-defined rewards, tasks and data: arguments of reward functions, and what runs store."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ ROWS = [
 ]
 
 
-def file_of(folder, rows, name="data.jsonl"):
+def write_jsonl(folder, rows, name="data.jsonl"):
     path = folder / name
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return str(path)
@@ -42,11 +42,11 @@ def file_of(folder, rows, name="data.jsonl"):
 
 @pytest.fixture
 def task(tmp_path):
-    return envs.make("text:file", path=file_of(tmp_path, ROWS))
+    return envs.make("text:file", path=write_jsonl(tmp_path, ROWS))
 
 
-def judged(task, count=5):
-    """The right answers of `count` problems, as a task judges them."""
+def task_rewards(task, count=5):
+    """The task's rewards of the correct answers to `count` problems."""
 
     @jax.jit
     def run(keys):
@@ -56,7 +56,7 @@ def judged(task, count=5):
     return run(jax.random.split(jax.random.key(0), count))
 
 
-def three(seen):
+def positional(seen):
     def judge(p, r, a):
         seen.update(prompts=p, responses=r, answers=a)
         return [float(x == y) for x, y in zip(r, a, strict=True)]
@@ -64,14 +64,14 @@ def three(seen):
     return judge
 
 
-def documented(seen):
+def named_arguments(seen):
     def judge(prompts, responses, answers):
-        return three(seen)(prompts, responses, answers)
+        return positional(seen)(prompts, responses, answers)
 
     return judge
 
 
-def as_trl_has_it(seen):
+def trl_style(seen):
     def judge(completions, prompts, answer, level, **kwargs):
         seen.update(prompts=prompts, responses=completions, columns=(answer, level, kwargs["ünï"]))
         return [float(c == str(a)) for c, a in zip(completions, answer, strict=True)]
@@ -79,7 +79,7 @@ def as_trl_has_it(seen):
     return judge
 
 
-def by_columns(seen):
+def keyword_columns(seen):
     def judge(*, level, responses, answers, weight=2.0):
         seen.update(responses=responses, answers=answers, level=level, weight=weight)
         return np.array([r == a for r, a in zip(responses, answers, strict=True)])
@@ -87,10 +87,10 @@ def by_columns(seen):
     return judge
 
 
-@pytest.mark.parametrize("make", [three, documented, as_trl_has_it, by_columns])
-def test_functions_are_given_the_row_in_each_way_of_asking(make, task):
+@pytest.mark.parametrize("make", [positional, named_arguments, trl_style, keyword_columns])
+def test_calling_conventions_of_rewards(make, task):
     seen = {}
-    found = judged(task.with_reward(make(seen)))
+    found = task_rewards(task.with_reward(make(seen)))
     assert found.total.tolist() == [1.0] * 5 and found.parts.keys() == {"judge"}
     rows = {str(row["question"]): row for row in ROWS}
     if "prompts" in seen:
@@ -103,50 +103,50 @@ def test_functions_are_given_the_row_in_each_way_of_asking(make, task):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_columns_reach_functions_by_name(seed, tmp_path):
-    """A function of random names in a random order, made from text as a user would write it."""
+def test_random_columns_are_passed_by_name(seed, tmp_path):
+    """A reward function with random parameter names in random order, from source text as a user writes it."""
     rng = random.Random(seed)
     names = rng.sample(["topic", "zahl", "größe", "x1", "meta_data", "解", "Level"], rng.randint(1, 4))
     rows = [
         {"prompt": f"{i}", "completion": f"é{i}", **{n: [rng.random(), n, i] for n in names}}
         for i in range(6)
     ]
-    asked = rng.sample([*names, "responses", "answers", "prompts"], rng.randint(1, len(names)))
+    parameters = rng.sample([*names, "responses", "answers", "prompts"], rng.randint(1, len(names)))
     scope = {}
-    kept = ", ".join(f"{name}={name}" for name in asked)
-    lines = f"def judge({', '.join(asked)}, **more):", f"  seen.append((dict({kept}), more))"
-    exec("\n".join([*lines, f"  return [1] * len({asked[0]})"]), {"seen": (seen := [])}, scope)
-    judged(envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(scope["judge"]), 4)
+    named = ", ".join(f"{name}={name}" for name in parameters)
+    lines = f"def judge({', '.join(parameters)}, **more):", f"  seen.append((dict({named}), more))"
+    exec("\n".join([*lines, f"  return [1] * len({parameters[0]})"]), {"seen": (seen := [])}, scope)
+    task_rewards(envs.make("text:file", path=write_jsonl(tmp_path, rows)).with_reward(scope["judge"]), 4)
     given = {**seen[0][0], **seen[0][1]}
-    at = [int(p) for p in given["prompts"]]
-    assert all(given[n] == [rows[i][n] for i in at] for n in names) and set(seen[0][0]) == set(asked)
-    assert given["responses"] == given["completions"] == given["answers"] == [f"é{i}" for i in at]
+    order = [int(p) for p in given["prompts"]]
+    assert all(given[n] == [rows[i][n] for i in order] for n in names) and set(seen[0][0]) == set(parameters)
+    assert given["responses"] == given["completions"] == given["answers"] == [f"é{i}" for i in order]
 
 
-def test_messages_are_given_as_messages_and_responses_as_text(tmp_path):
-    asked = [[{"role": "user", "content": f"{i}?"}] for i in range(4)]
-    rows = [{"prompt": one, "completion": [{"role": "assistant", "content": "ja"}]} for one in asked]
+def test_messages_and_responses(tmp_path):
+    prompts = [[{"role": "user", "content": f"{i}?"}] for i in range(4)]
+    rows = [{"prompt": one, "completion": [{"role": "assistant", "content": "ja"}]} for one in prompts]
     seen = []
 
     def judge(prompts, completions, responses):
         seen.extend([prompts, completions, responses])
         return [len(c[0]["content"]) for c in completions]
 
-    assert judged(
-        envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(judge), 2
+    assert task_rewards(
+        envs.make("text:file", path=write_jsonl(tmp_path, rows)).with_reward(judge), 2
     ).total.tolist() == [2, 2]
-    assert all(one in asked for one in seen[0]) and seen[2] == ["ja", "ja"]
+    assert all(one in prompts for one in seen[0]) and seen[2] == ["ja", "ja"]
     assert seen[1] == [[{"role": "assistant", "content": "ja"}]] * 2
 
 
-def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
+def test_weighted_rewards_and_none(task):
     def even(level, responses):
         return [1.0 if one % 2 == 0 else None for one in level]
 
     def low(level, responses):
         return [2.0 if one < 2 else None for one in level]
 
-    found = judged(task.with_reward([even, low], weights=[0.5, 3]), 12)
+    found = task_rewards(task.with_reward([even, low], weights=[0.5, 3]), 12)
     numbers = task.problem.rows
     order = [numbers[int(i)].columns["level"] for i in task.draw(jax.random.split(jax.random.key(0), 12))]
     assert {0, 3} <= set(order)
@@ -157,7 +157,7 @@ def test_several_functions_are_weighed_and_none_counts_for_nothing(task):
     }  # fmt: skip
 
 
-def test_responses_without_a_reward_are_counted(task):
+def test_no_reward_rate(task):
     judged_in_part = task.with_reward(lambda responses: [None] * 3 + [1.0] * (len(responses) - 3))
     sizes = {"num_prompts": 2, "group_size": 4, "num_minibatches": 1, "num_epochs": 1}
     algorithm = algos.GRPO(env=judged_in_part, hidden_size=8, num_layers=1, num_heads=2, **sizes)
@@ -186,22 +186,22 @@ def test_responses_without_a_reward_are_counted(task):
         (lambda response, prompt, answer: [], "did you mean 'responses'?"),
     ],
 )
-def test_a_column_that_is_not_there_is_named_before_anything_runs(function, words, task):
+def test_unknown_arguments_are_refused(function, words, task):
     with refuses(words, "level and ünï"):
         task.with_reward(function)
     with pytest.raises(fdg.FdgError, match="1 functions but 2 weights: give one weight per function"):
         task.with_reward(function, weights=[1, 2])
 
 
-def test_a_function_that_returns_no_list_is_told_so(task):
+def test_reward_that_returns_no_list(task):
     with pytest.raises(Exception) as error:
-        jax.block_until_ready(judged(task.with_reward(lambda p, r, a: None)).total)
+        jax.block_until_ready(task_rewards(task.with_reward(lambda p, r, a: None)).total)
     found = fdg.errors.host_error(error.value)
     assert "gave None: return a list of 5 numbers" in str(found)
 
 
-def test_responses_without_a_reward_change_nothing():
-    """Groups of four, of which some have no reward: as groups of those that have, worked by hand."""
+def test_responses_without_a_reward_are_ignored():
+    """Groups of four, some without a reward; expected values, by hand, use only those with a reward."""
     reward = jnp.array([1.0, 9.0, 3.0, 9.0, 2.0, 9.0, 9.0, 9.0])
     given = jnp.array([True, False, True, False, True, False, False, False])
     for scale, expected in (("none", [-1, 0, 1, 0]), ("group", [-1 / math.sqrt(2), 0, 1 / math.sqrt(2), 0])):
@@ -210,16 +210,14 @@ def test_responses_without_a_reward_change_nothing():
     found = group_advantage(reward, 4, "leave_one_out", "none", 0.0, True, given)
     np.testing.assert_allclose(found, [-2, 0, 2, 0, 0, 0, 0, 0], atol=1e-6)
     assert informative(reward, 4, given).tolist() == [True, False]
-    tokens, there = jnp.arange(8)[:, None], jnp.ones((8, 1), bool)
-    pairs = best_and_worst(
-        Responses(Prompts(tokens, there), tokens, there, there & given[:, None]), reward, 4
-    )
+    tokens, mask = jnp.arange(8)[:, None], jnp.ones((8, 1), bool)
+    pairs = best_and_worst(Responses(Prompts(tokens, mask), tokens, mask, mask & given[:, None]), reward, 4)
     assert pairs.chosen.tokens[0, 0] == 2 and pairs.rejected.tokens[0, 0] == 0
     assert pairs.differ.tolist() == [True, False]
 
 
-def test_rows_without_an_answer_want_a_reward(tmp_path):
-    task = envs.make("text:file", path=file_of(tmp_path, [*ROWS, {"question": "why?"}]))
+def test_rows_without_an_answer_need_a_reward(tmp_path):
+    task = envs.make("text:file", path=write_jsonl(tmp_path, [*ROWS, {"question": "why?"}]))
     assert task.problem.rows[-1].answer is None
     for name, words in (("sft", "give one in each row"), ("grpo", "or a reward (task.with_reward)")):
         with refuses(f"data.jsonl, line {len(ROWS) + 1}: has no answer", words):
@@ -230,16 +228,16 @@ def test_rows_without_an_answer_want_a_reward(tmp_path):
 PAIRS = [{"prompt": f"{i}=", "chosen": f"{i}", "rejected": f"no {i}"} for i in range(16)]
 
 
-def test_the_loss_of_one_pair_by_hand(tmp_path):
+def test_dpo_loss_by_hand(tmp_path):
     """-log sigmoid(beta (log p(y+)/q(y+) - log p(y-)/q(y-))), arXiv 2305.18290, equation 7."""
-    env = envs.make("text:preferences", path=file_of(tmp_path, PAIRS))
+    env = envs.make("text:preferences", path=write_jsonl(tmp_path, PAIRS))
     algorithm = algos.DPO(env=env, **SMALL, beta=0.5)
     policy, reference = (jax.jit(algorithm.network.init)(jax.random.key(i)) for i in (1, 2))
     chosen, rejected = (dataclasses.replace(env, problem=side) for side in env.problem.sides)
     prompts = env.prompts_of(["3="])
 
     def log_prob(parameters, task, text):
-        responses = Responses(prompts, *(said := task.responses_of([text], ["3="])), said[1])
+        responses = Responses(prompts, *(found := task.responses_of([text], ["3="])), found[1])
         return float(jnp.sum(score(parameters, responses)))
 
     @jax.jit
@@ -263,8 +261,8 @@ def test_the_loss_of_one_pair_by_hand(tmp_path):
     assert float(measures["margin"]) == pytest.approx(gains[0] - gains[1], abs=1e-4)
 
 
-def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
-    """A task, a problem, or a function that makes one; made again from what a run's file says."""
+def test_user_task_by_name(tmp_path, monkeypatch):
+    """A task, a problem, or a function that returns one; rebuilt from `config.json`."""
     (tmp_path / "mine_task.py").write_text(
         "import envs\nfrom envs.text import problems\n"
         "def judge(prompts, responses, answers):\n    return [float(len(r)) for r in responses]\n"
@@ -287,22 +285,24 @@ def test_a_task_of_ones_own_by_name(tmp_path, monkeypatch):
         resolver.environment(config["env"])
 
 
-def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
-    """As many tokens, and yet others: each character would be taken for its neighbour."""
+def test_checkpoints_with_other_characters(tmp_path, task):
+    """Vocabularies of the same size with different characters: token ids would change their meaning."""
 
     def learner(letter):
         rows = [{**row, "question": str(row["question"]).replace("=", letter)} for row in ROWS]
-        return algos.SFT(env=envs.make("text:file", path=file_of(tmp_path, rows, f"{letter}.jsonl")), **SMALL)
+        return algos.SFT(
+            env=envs.make("text:file", path=write_jsonl(tmp_path, rows, f"{letter}.jsonl")), **SMALL
+        )
 
-    one, two, three, more = algos.SFT(env=task, **SMALL), learner("é"), learner("ü"), learner("=é")
+    one, two, other, more = algos.SFT(env=task, **SMALL), learner("é"), learner("ü"), learner("=é")
     assert (
         one.reason_incompatible_with(one) is None
         and algos.GRPO(env=task, **SMALL).reason_incompatible_with(one) is None
     )
-    assert two.network == three.network and "no token for 'ü'" in three.reason_incompatible_with(two)
+    assert two.network == other.network and "no token for 'ü'" in other.reason_incompatible_with(two)
     assert "no token for 'é'" in more.reason_incompatible_with(one)
     assert "in other orders" in one.reason_incompatible_with(more)
-    [(name, value)] = one.fields_from_run(more).items()  # all of its characters are among the run's
+    [(name, value)] = one.fields_from_run(more).items()  # the run has all of its characters
     assert (name, value) == ("tokenizer", f"characters={more.env.tokenizer.alphabet}")
     wider = one.changed(tokenizer=value)
     assert wider.reason_incompatible_with(more) is None and wider.env.tokenizer.vocab_size == 57
@@ -312,35 +312,35 @@ def test_weights_of_other_characters_are_no_beginning(tmp_path, task):
         two.changed(tokenizer="characters=123")
 
 
-def test_a_run_begins_with_the_tokens_of_the_one_before(tmp_path):
-    """Fewer characters than the run has: its tokens are kept, in config.json too, and it resumes."""
+def test_run_keeps_the_tokenizer_of_its_checkpoint(tmp_path):
+    """The new task has fewer characters; the earlier tokenizer is kept, also in config.json and on resume."""
 
     def task(letters, name):
         rows = [{"prompt": f"{a}{b}", "completion": f"{b}{a}"} for a in letters for b in letters]
-        return envs.make("text:file", path=file_of(tmp_path, rows, name))
+        return envs.make("text:file", path=write_jsonl(tmp_path, rows, name))
 
-    how = {"devices": 1, "eval_episodes": 0, "progress": False}
+    options = {"devices": 1, "eval_episodes": 0, "progress": False}
     small = {**SMALL, "num_prompts": 4}
     first = fdg.fit(
-        algos.SFT(env=task("aÄÖÜ", "wide.jsonl"), **small), total_steps=4, out=tmp_path / "a", **how
+        algos.SFT(env=task("aÄÖÜ", "wide.jsonl"), **small), total_steps=4, out=tmp_path / "a", **options
     )
     second = algos.SFT(env=task("bÜÄ", "narrow.jsonl"), **small)
     assert first.algorithm.env.tokenizer != second.env.tokenizer
-    begun = {"start_from": first.path, "out": tmp_path / "b", **how}
-    run = fdg.fit(second, total_steps=4, **begun)
+    started = {"start_from": first.path, "out": tmp_path / "b", **options}
+    run = fdg.fit(second, total_steps=4, **started)
     assert run.algorithm.env.tokenizer == first.algorithm.env.tokenizer
     loaded = fdg.load(run.path)
     assert loaded.algorithm.env.tokenizer == first.algorithm.env.tokenizer
-    assert fdg.fit(second, total_steps=8, resume=True, **begun).iteration == 2
+    assert fdg.fit(second, total_steps=8, resume=True, **started).iteration == 2
 
 
-def test_a_reward_is_a_value():
+def test_rewards_compare_by_value():
     judge = HostReward(len)
     assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)
     assert HostReward((len, len)).names == ("len", "len_2")
 
 
-def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
+def test_digest_of_large_files(tmp_path, task, monkeypatch):
     monkeypatch.setattr(data, "_MAX_BYTES", 99)
     path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
     path.write_text(path.read_text() + "\n" * 100)
@@ -358,18 +358,18 @@ def test_a_run_keeps_the_digest_of_a_large_file(tmp_path, task, monkeypatch):
     run.close()
 
 
-def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
-    """Wherever run and file are moved; a file that has changed is another task."""
+def test_data_files_are_copied(tmp_path, task):
+    """The copy is used if the file is moved; a changed file is refused."""
     path, run = pathlib.Path(task.problem.path), RunDirectory.create(tmp_path / "run", {})
     algorithm = algos.SFT(env=task, **SMALL)
-    said = {"path": str(path), "max_response": 3}
-    assert copied_env_files(run.path, "text:file", said) == {}
+    parameters = {"path": str(path), "max_response": 3}
+    assert copied_env_files(run.path, "text:file", parameters) == {}
     copy_data_files(run, algorithm)
     copy_data_files(run, algorithm)
     copy = run.path / "data" / "path.jsonl"
     assert copy.read_bytes() == path.read_bytes()
-    assert copied_env_files(run.path, "text:file", said) == {"path": str(copy)}
-    assert copied_env_files(run.path, "CartPole-v1", said) == {}
+    assert copied_env_files(run.path, "text:file", parameters) == {"path": str(copy)}
+    assert copied_env_files(run.path, "CartPole-v1", parameters) == {}
     config = {"env": f"text:file?path={path}"}
     path.rename(tmp_path / "moved.jsonl")
     assert NameResolver(run.path / "config.json").environment(config["env"])[1] == {"path": str(copy)}
@@ -385,7 +385,7 @@ def test_a_run_keeps_its_files_and_notices_others(tmp_path, task):
     run.close()
 
 
-# Which response a comprehension looked at is gone as it raises from Python 3.12 on.
+# From Python 3.12 on, the traceback has no frame of a comprehension, hence not the response.
 ROW = "" if sys.version_info < (3, 12) else ".*"
 
 
@@ -399,9 +399,7 @@ ROW = "" if sys.version_info < (3, 12) else ".*"
         (lambda responses: [1.0], "gave 1 numbers for 3 responses"),
     ],
 )
-def test_a_reward_that_fails_does_so_before_anything_is_compiled(
-    reward, message, task, tmp_path, monkeypatch
-):
+def test_failing_reward_raises_before_compilation(reward, message, task, tmp_path, monkeypatch):
     monkeypatch.setattr(fdg, "compile", None)
     for one in (task, envs.make("text:addition")):
         algorithm = algos.GRPO(env=one.with_reward(reward), group_size=2, **SMALL)
@@ -410,10 +408,10 @@ def test_a_reward_that_fails_does_so_before_anything_is_compiled(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
-    train = file_of(tmp_path, [{"prompt": "+=", "answer": "1"}])
-    asked = [f"{i}=" for i in range(300)]
-    held_out = file_of(tmp_path, [{"prompt": one, "answer": "1"} for one in asked], "test.jsonl")
+def test_evaluation_uses_each_held_out_row_once(tmp_path):
+    train = write_jsonl(tmp_path, [{"prompt": "+=", "answer": "1"}])
+    prompts = [f"{i}=" for i in range(300)]
+    held_out = write_jsonl(tmp_path, [{"prompt": one, "answer": "1"} for one in prompts], "test.jsonl")
     seen = []
 
     def judge(prompts):
@@ -423,22 +421,22 @@ def test_an_evaluation_asks_each_held_out_row_once(tmp_path):
     task = envs.make("text:file", path=train, test_path=held_out, max_response=2).with_reward(judge)
     algorithm = algos.SFT(env=task, **SMALL)
     run = Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
-    for episodes, wanted in ((None, asked), (3, asked[:3])):
+    for episodes, expected in ((None, prompts), (3, prompts[:3])):
         seen.clear()
         found = run.evaluate(episodes)
-        assert sorted(seen) == sorted(wanted) and found.episodes == len(wanted)
-        assert found.returns[0].tolist() == [*range(len(wanted))]
+        assert sorted(seen) == sorted(expected) and found.episodes == len(expected)
+        assert found.returns[0].tolist() == [*range(len(expected))]
 
 
 @pytest.mark.parametrize(
     "prompts", ["1+1=", [], [None], [{"role": "user", "content": "1"}], [[{"rol": "user"}]], [3]]
 )
-def test_prompts_are_a_list_of_texts_or_messages(prompts):
+def test_invalid_prompts_are_refused(prompts):
     with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of texts or of lists of messages"):
         envs.make("text:addition").prompts_of(prompts)
 
 
-def test_without_answers_there_is_room_for_64_tokens(tmp_path):
+def test_default_response_length_without_answers(tmp_path):
     rows = [{"prompt": f"{i}="} for i in range(9)]
-    task = envs.make("text:file", path=file_of(tmp_path, rows)).with_reward(lambda responses: [0.0])
+    task = envs.make("text:file", path=write_jsonl(tmp_path, rows)).with_reward(lambda responses: [0.0])
     assert task.response_length == 64 and dataclasses.replace(task, max_response=3).response_length == 3

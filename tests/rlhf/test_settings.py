@@ -1,4 +1,4 @@
-"""What a user names wins, what they do not name goes with it; checkpoints have settings of their own."""
+"""Settings: fields given by the user take precedence, others adapt; checkpoints have their own presets."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer
 from envs.text.tokenizers import COMMON
 from fdg.commands.cli import train_main
-from fdg.commands.parse import parse as parse_words
+from fdg.commands.parse import parse as parse_command
 from fdg.commands.preset_flags import preset_line
 from fdg.errors import FdgError
 from fdg.settings.fields import NETWORK_FIELDS
@@ -30,12 +30,12 @@ LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
 
 
 def parse(words):
-    return parse_words(words.split(), "train", "").algorithm
+    return parse_command(words.split(), "train", "").algorithm
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder with a small one, of a context of 40 tokens."""
+    """A directory with a small checkpoint, whose context is 40 tokens."""
     folder = tmp_path_factory.mktemp("checkpoint")
     config = DecoderConfig.tiny(
         56, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=40
@@ -45,15 +45,15 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def divides(algorithm):
-    """Whether each minibatch is of whole micro-batches, and each iteration of whole minibatches."""
+def sizes_divide(algorithm):
+    """Whether micro-batches divide minibatches, and minibatches divide iterations."""
     count, groups, _ = algorithm.rows_of(vars(algorithm))
     number = algorithm.num_minibatches
     size, part = count // number, algorithm.at_once or count // number
     return count % number == 0 and requirements.divides(count, groups, number) and size % part == 0
 
 
-NAMED = [
+FIELDS = [
     {"group_size": 5},
     {"group_size": 7, "num_prompts": 3},
     {"num_prompts": 50},
@@ -72,44 +72,44 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize("named", NAMED, ids=lambda named: " ".join(f"{k}={v}" for k, v in named.items()))
-def test_what_was_not_named_follows(named):
-    """Of every learner that has the fields, beside its preset, by Python, by flags and by the class alone."""
+@pytest.mark.parametrize("named", FIELDS, ids=lambda named: " ".join(f"{k}={v}" for k, v in named.items()))
+def test_other_sizes_follow_given_fields(named):
+    """For every algorithm with these fields: in Python with a preset, by flags, and without a preset."""
     for name in LEARNERS:
         cls = algos.get(name)
         if not named.keys() <= {field.name for field in dataclasses.fields(cls)}:
             continue
-        made = algos.make(name, ENV, **named)
+        with_preset = algos.make(name, ENV, **named)
         flags = " ".join(f"--{key} {value}" for key, value in named.items())
-        assert made == parse(f"--algo {name} --env text:sorting {flags}")
-        for algorithm in (made, cls(env=ENV, **named)):
-            assert divides(algorithm), name
+        assert with_preset == parse(f"--algo {name} --env text:sorting {flags}")
+        for algorithm in (with_preset, cls(env=ENV, **named)):
+            assert sizes_divide(algorithm), name
             assert {key: getattr(algorithm, key) for key in named} == named
             assert algorithm.network.config.num_parameters > 0
             assert not {*vars(algorithm)} - {field.name for field in dataclasses.fields(cls)}
-        assert dataclasses.replace(made) == made
+        assert dataclasses.replace(with_preset) == with_preset
 
 
-def test_the_least_is_changed():
+def test_few_fields_change():
     grpo = algos.make("grpo", ENV)
     assert dataclasses.replace(grpo, group_size=5, micro_batch=20) == algos.make("grpo", ENV, group_size=5)
     assert algos.make("grpo", ENV, num_prompts=32) == dataclasses.replace(grpo, num_prompts=32)
 
 
-def test_a_run_says_what_follows(tmp_path):
-    """In the line of its preset; who begins with its file does not take that along."""
-    job = parse_words("--algo grpo --env text:sorting --num-minibatches 3".split(), "train", "")
+def test_derived_fields_are_reported(tmp_path):
+    """In the line about the preset; a run from its `config.json` does not repeat them."""
+    job = parse_command("--algo grpo --env text:sorting --num-minibatches 3".split(), "train", "")
     assert job.record["follows"] == {"num_prompts": 63, "micro_batch": 28}
     line = preset_line("text:*", {}, "grpo", "text:sorting", job.record["follows"])
     assert line.endswith("; num_prompts=63 follows from the flags; micro_batch=28 follows from the flags")
-    assert "follows" not in parse_words("--algo grpo --env text:sorting".split(), "train", "").record
+    assert "follows" not in parse_command("--algo grpo --env text:sorting".split(), "train", "").record
     (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
-    again = parse_words(["--config", str(tmp_path)], "train", "")
-    assert again.algorithm == job.algorithm and "follows" not in again.record
+    loaded = parse_command(["--config", str(tmp_path)], "train", "")
+    assert loaded.algorithm == job.algorithm and "follows" not in loaded.record
 
 
 @pytest.mark.parametrize(
-    ("name", "named", "said"),
+    ("name", "named", "message"),
     [
         ("grpo", {"num_minibatches": 3, "num_prompts": 64}, "num_minibatches=3 does not divide the 512 resp"),
         ("sft", {"micro_batch": 5, "num_prompts": 16}, "micro_batch=5 does not divide the 16 responses of a"),
@@ -123,13 +123,13 @@ def test_a_run_says_what_follows(tmp_path):
         ("ppo_rlhf", {"num_prompts": 2.5}, "num_prompts=2.5: it must be an integer"),
     ],
 )
-def test_what_is_named_and_does_not_fit_together_is_refused(name, named, said):
-    with refuses(match=said):
+def test_incompatible_fields_are_refused(name, named, message):
+    with refuses(match=message):
         algos.make(name, ENV, **named)
 
 
-def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
-    """Of 12 responses in three minibatches eight are no whole part: the reference takes four at once."""
+def test_micro_batch_larger_than_a_minibatch():
+    """12 responses in three minibatches, micro_batch=8: the reference is evaluated for four at a time."""
     sizes = {"num_prompts": 3, "group_size": 4, "num_minibatches": 3, "micro_batch": 8}
     small = {"hidden_size": 8, "num_layers": 1, "num_heads": 2}
     algorithm = algos.GRPO(env=ENV, **sizes, **small, kl_coefficient=0.1)
@@ -138,19 +138,19 @@ def test_micro_batches_larger_than_a_minibatch_and_smaller_than_an_iteration():
     assert jax.tree.structure(jax.eval_shape(algorithm.iterate, state)[0]) == jax.tree.structure(state)
 
 
-def test_trials_of_a_search_follow_in_what_changes_no_number():
+def test_replaced_fields_adapt_the_micro_batch():
     grpo = algos.make("grpo", ENV)
-    tried = replace_fields(grpo, {"group_size": 5})
-    job = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration).changed(tried)
-    said = job.described["hyperparameters"]
-    assert tried.micro_batch == said["micro_batch"] == 20 and said["group_size"] == 5
+    changed = replace_fields(grpo, {"group_size": 5})
+    job = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration).changed(changed)
+    fields = job.described["hyperparameters"]
+    assert changed.micro_batch == fields["micro_batch"] == 20 and fields["group_size"] == 5
     swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).changed(group_size=5)
-    assert swept.algorithm == tried
+    assert swept.algorithm == changed
     with pytest.raises(FdgError, match="num_minibatches=3 does not divide"):
         replace_fields(grpo, {"num_minibatches": 3})
 
 
-def test_a_variant_and_a_correction_go_before_a_preset():
+def test_variant_and_correction_override_the_preset():
     assert algos.make("grpo", ENV).objective.kl_coefficient == 0
     rloo = parse("--algo grpo --env text:sorting --variant rloo")
     assert rloo == algos.make("grpo", ENV, variant="rloo") and rloo.objective.kl_coefficient == 0.05
@@ -160,7 +160,7 @@ def test_a_variant_and_a_correction_go_before_a_preset():
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
+def test_presets_of_checkpoints(name, checkpoint, capsys):
     words = ["--algo", name, "--env", "text:sorting", "--model", str(checkpoint)]
     for adapters, key in (([], "checkpoint"), (["--lora-rank", "4"], "checkpoint-lora")):
         rank = {"lora_rank": 4} if adapters else {}
@@ -169,38 +169,38 @@ def test_a_checkpoint_has_settings_of_its_own(name, checkpoint, capsys):
         assert {field: getattr(found, field) for field in values if field != "micro_batch"} == {
             field: value for field, value in values.items() if field != "micro_batch"
         }
-        assert divides(found) and found.learning_rate <= (2e-4 if adapters else 2e-5)
+        assert sizes_divide(found) and found.learning_rate <= (2e-4 if adapters else 2e-5)
         assert parse(" ".join([*words, *adapters])) == found
         assert train_main([*words, *adapters, "--show-preset"]) == 0
-        said = capsys.readouterr().out
-        assert said.startswith(f"preset {key} of {name} for text:sorting\nfrom ") and "learning_rate" in said
+        text = capsys.readouterr().out
+        assert text.startswith(f"preset {key} of {name} for text:sorting\nfrom ") and "learning_rate" in text
     own = parse(" ".join([*words, "--learning-rate", "0.5"]))
     assert own.learning_rate == 0.5 and own.remat
     small = parse(" ".join([*words, "--preset", "text:*"]))
     assert small.learning_rate == algos.make(name, ENV).learning_rate and small.model == str(checkpoint)
 
 
-class OfAFolder(CharacterTokenizer):
-    """What stands for the tokenizer that a folder has."""
+class FakeTokenizer(CharacterTokenizer):
+    """Replaces the tokenizer of a checkpoint."""
 
     def __init__(self, folder):
         object.__setattr__(self, "alphabet", COMMON[::-1])
 
 
-def test_responses_of_a_checkpoint_fit_its_context(checkpoint, tmp_path, monkeypatch):
-    """64 tokens are what nobody asked for: 40 less the prompt's."""
+def test_responses_fit_the_context_of_a_checkpoint(checkpoint, tmp_path, monkeypatch):
+    """The default of 64 tokens is reduced to 40 minus the prompt."""
     checkpoint = shutil.copytree(checkpoint, tmp_path / "checkpoint")
-    monkeypatch.setattr("algos.rlhf.checkpoints.tokenizer_of", OfAFolder)
+    monkeypatch.setattr("algos.rlhf.checkpoints.tokenizer_of", FakeTokenizer)
     algorithm = algos.SFT(env=ENV, model=str(checkpoint))
     assert algorithm.env.prompt_length + algorithm.env.response_length == 40
-    room = algorithm.env.response_length
-    with pytest.raises(FdgError, match=rf"responses of 50, .* is 40: use max_response={room}"):
+    most = algorithm.env.response_length
+    with pytest.raises(FdgError, match=rf"responses of 50, .* is 40: use max_response={most}"):
         algos.SFT(env=ENV, model=str(checkpoint), max_response=50)
-    asked = envs.make("text:sorting", max_response=9)
-    assert algos.SFT(env=asked, model=str(checkpoint)).env.response_length == 9
+    given = envs.make("text:sorting", max_response=9)
+    assert algos.SFT(env=given, model=str(checkpoint)).env.response_length == 9
 
 
-FIELDS_OF_NETWORKS = [
+NETWORKS = [
     ("sft", {"hidden_size": 24, "num_layers": 3}),
     ("sft", {"num_heads": 6, "num_kv_heads": 3, "hidden_size": 36}),
     ("dpo", {"intermediate_size": 40, "lora_rank": 2, "lora_alpha": 5.0}),
@@ -210,48 +210,48 @@ FIELDS_OF_NETWORKS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(len(FIELDS_OF_NETWORKS)))
-def test_weights_bring_their_network_along(seed, checkpoint, tmp_path):
-    """Of a run of another algorithm too, save what is given again; settings are a checkpoint's then."""
-    first, fields = FIELDS_OF_NETWORKS[seed]
+@pytest.mark.parametrize("seed", range(len(NETWORKS)))
+def test_from_run_keeps_the_network(seed, checkpoint, tmp_path):
+    """Also from a run of another algorithm, except for given fields; a checkpoint's preset applies."""
+    first, fields = NETWORKS[seed]
     fields = {k: str(checkpoint) if v == "CHECKPOINT" else v for k, v in fields.items()}
     flags = " ".join(f"--{key} {value}" for key, value in fields.items())
-    job = parse_words(f"--algo {first} --env text:sorting {flags}".split(), "train", "")
+    job = parse_command(f"--algo {first} --env text:sorting {flags}".split(), "train", "")
     (tmp_path / "config.json").write_text(json.dumps({**job.config, **job.record}))
     second = LEARNERS[(LEARNERS.index(first) + 1 + seed) % len(LEARNERS)]
-    made = parse(f"--algo {second} --from {tmp_path}")
-    assert made.network == job.algorithm.network and made.env.tokenizer == job.algorithm.env.tokenizer
-    assert {key: getattr(made, key) for key in fields} == fields
+    found = parse(f"--algo {second} --from {tmp_path}")
+    assert found.network == job.algorithm.network and found.env.tokenizer == job.algorithm.env.tokenizer
+    assert {key: getattr(found, key) for key in fields} == fields
     if "model" in fields:
         name = "checkpoint-lora" if "lora_rank" in fields else "checkpoint"
-        rate = presets.named(type(made).__name__, name).values["learning_rate"]
-        assert made.learning_rate == rate
-    assert parse(f"--algo {second} --from {tmp_path} --micro-batch 1").network == made.network
+        rate = presets.named(type(found).__name__, name).values["learning_rate"]
+        assert found.learning_rate == rate
+    assert parse(f"--algo {second} --from {tmp_path} --micro-batch 1").network == found.network
     if "model" not in fields:
         assert parse(f"--algo {second} --from {tmp_path} --num-layers 1").num_layers == 1
 
 
 @pytest.mark.parametrize("name", ["ppo", "qr_dqn", "c51", "sac", "grpo"])
-def test_fields_of_other_shapes_are_fields_of_the_network(name):
-    """Another value of any other field leaves what is learned as large as it was."""
+def test_only_network_fields_change_shapes(name):
+    """Changing any other field leaves the shapes of the learned arrays unchanged."""
     cls = algos.get(name)
     env = ENV if name == "grpo" else envs.make("Pendulum-v1" if name == "sac" else "CartPole-v1")
-    made = cls(env=env, **({"num_envs": 8} if name != "grpo" else {"num_prompts": 4, "group_size": 2}))
+    algorithm = cls(env=env, **({"num_envs": 8} if name != "grpo" else {"num_prompts": 4, "group_size": 2}))
 
-    def shapes(algorithm):
-        state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    def shapes(changed):
+        state = jax.eval_shape(changed.init, jax.random.key(0))
         named = [(jax.tree_util.keystr(path), x) for path, x in jax.tree_util.tree_leaves_with_path(state)]
         others = ("env", "optimizer", "observation", "buffer", "replay", "running")
         return {name: leaf.shape for name, leaf in named if not any(other in name for other in others)}
 
-    usual, changes = shapes(made), {str: "x", int: 3, float: 0.3, bool: True}
+    usual, changes = shapes(algorithm), {str: "x", int: 3, float: 0.3, bool: True}
     for field in dataclasses.fields(cls):
         kind = field.type if isinstance(field.type, type) else type(field.default)
         if field.name in NETWORK_FIELDS or kind not in changes:
             continue
         value = not field.default if kind is bool else changes[kind]
         try:
-            other = dataclasses.replace(made, **{field.name: value})
+            other = dataclasses.replace(algorithm, **{field.name: value})
         except FdgError:
             continue
         found = shapes(other)

@@ -1,4 +1,4 @@
-"""Responses that begin before their turn, in micro-batches: versions, weights, and what changes no number."""
+"""Responses that start in earlier iterations, and micro-batches: versions, weights, equal results."""
 
 import functools
 import json
@@ -22,20 +22,20 @@ from fdg.stream import Stream
 from tests.language.test_generation import TINY, prompts
 from tests.refusing import refuses
 from tests.rlhf import ages
-from tests.rlhf.small import SMALL, TASK, made
+from tests.rlhf.small import SMALL, TASK, make
 
-LONGEST = 12
+MAX_LENGTH = 12
 
 
-def test_log_probabilities_are_those_of_each_tokens_version():
-    """Parameters that have nothing in common with each other: a cache of older ones would be far off."""
+def test_log_probs_use_each_tokens_version():
+    """The versions are independent random networks, so a stale key-value cache would give large errors."""
     decoder = Decoder(DecoderConfig.tiny(11, **TINY | {"num_layers": 1}, initializer_range=0.3))
     versions = [jax.jit(decoder.init)(jax.random.key(i)) for i in range(7)]
-    sampling = Sampling(LONGEST, stop_tokens=(3, 5), temperature=0.9)
-    asked = prompts(2)
+    sampling = Sampling(MAX_LENGTH, stop_tokens=(3, 5), temperature=0.9)
+    two_prompts = prompts(2)
 
     def stream(first):
-        many = jax.tree.map(lambda x: jnp.tile(x, (3, 1)), asked)
+        many = jax.tree.map(lambda x: jnp.tile(x, (3, 1)), two_prompts)
         keys = jax.vmap(sample_keys, (0, None))(jax.random.split(jax.random.key(9), 9), 2)
         keys = jax.lax.dynamic_slice_in_dim(keys, first // 2, 3).reshape(-1)
         source = Answers(decoder, sampling, many, keys, first=first, records=True)
@@ -47,48 +47,48 @@ def test_log_probabilities_are_those_of_each_tokens_version():
 
     @jax.jit
     def recomputed(parameters, rows):
-        read, said = rows.asked[0], rows.samples
-        tokens = jnp.concatenate([read.tokens, said.tokens], axis=1)
-        segments = jnp.concatenate([read.mask, said.mask], axis=1).astype(jnp.int32)
-        return decoder.log_probs(parameters, tokens, segments, 0.9)[:, -LONGEST:]
+        prompt, response = rows.asked[0], rows.samples
+        tokens = jnp.concatenate([prompt.tokens, response.tokens], axis=1)
+        segments = jnp.concatenate([prompt.mask, response.mask], axis=1).astype(jnp.int32)
+        return decoder.log_probs(parameters, tokens, segments, 0.9)[:, -MAX_LENGTH:]
 
-    state, most = jax.jit(lambda key: stream(0).init(key))(jax.random.key(0)), 0
+    state, max_versions = jax.jit(lambda key: stream(0).init(key))(jax.random.key(0)), 0
     for i in range(7):
         rows, state = take(versions[i], jnp.int32(i), state)
-        mask, of = np.asarray(rows.samples.mask), np.asarray(rows.version)
+        mask, version = np.asarray(rows.samples.mask), np.asarray(rows.version)
         found = np.stack([recomputed(parameters, rows) for parameters in versions])
-        expected = np.take_along_axis(found, of[None], axis=0)[0]
+        expected = np.take_along_axis(found, version[None], axis=0)[0]
         np.testing.assert_allclose(np.where(mask, expected, 0), rows.samples.tempered_log_probs, atol=1e-5)
-        other = np.take_along_axis(found, np.where(of == i, 0, i)[None], axis=0)[0]
+        other = np.take_along_axis(found, np.where(version == i, 0, i)[None], axis=0)[0]
         assert not i or np.abs(np.where(mask, other - rows.samples.tempered_log_probs, 0)).max() > 0.1
-        for row, there in zip(of, mask, strict=True):
-            most = max(most, len(set(row[there].tolist())))
-            assert (np.diff(row[there]) >= 0).all() and i - row[0] <= 2
+        for row, is_token in zip(version, mask, strict=True):
+            max_versions = max(max_versions, len(set(row[is_token].tolist())))
+            assert (np.diff(row[is_token]) >= 0).all() and i - row[0] <= 2
         ticks = np.asarray(rows.tick)[:, 1:]
         assert (np.diff(ticks, axis=1)[mask[:, 2:]] == 1).all()
-    assert most >= 3
+    assert max_versions >= 3
 
 
 @functools.cache
-def rolled(name, **fields):
-    algorithm = made(name, **{"group_size": 2, **fields})
+def rollout(name, **fields):
+    algorithm = make(name, **{"group_size": 2, **fields})
     count = algorithm._candidates
     state = jax.jit(algorithm.init)(jax.random.key(1))
     return jax.jit(lambda state: rollouts(algorithm, state, count, lambda x: x)[0])(state)
 
 
-def test_a_stream_of_one_batch_is_the_batch():
-    """What begins first, before anything is ahead: the responses of the first batch are among them."""
-    found, expected = rolled("grpo", ahead=1, slots=16, order="prompt"), rolled("grpo")
+def test_first_batch_of_a_stream():
+    """The first batch of a stream with `ahead=1` equals the batch without a stream."""
+    found, expected = rollout("grpo", ahead=1, slots=16, order="prompt"), rollout("grpo")
     assert (found.responses.tokens == expected.responses.tokens).all()
     np.testing.assert_allclose(found.log_prob, expected.log_prob, atol=1e-5)
     assert (found.reward.total == expected.reward.total).all()
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
-def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
+def test_state_and_metrics_with_ahead(name):
     own = {"respondent": "policy"} if name == "dpo" else {"late": "mask"}
-    algorithm = made(name, group_size=2, ahead=1, slots=4, micro_batches=2, **own)
+    algorithm = make(name, group_size=2, ahead=1, slots=4, micro_batches=2, **own)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     after, metrics = jax.eval_shape(algorithm.iterate, state)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
@@ -97,8 +97,8 @@ def test_an_iteration_ahead_keeps_the_state_and_says_how_busy_slots_are(name):
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
-def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
-    """The rows of the next iteration are those that it would have without `ahead`."""
+def test_ahead_keeps_the_order_of_a_file(name, tmp_path):
+    """Each iteration has the same rows as without `ahead`."""
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(9)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = envs.make("text:file", path=str(tmp_path / "rows.jsonl"))
@@ -111,27 +111,27 @@ def test_a_file_of_problems_is_read_ahead_in_its_order(name, tmp_path):
     counted = jax.jit(plain.init)(jax.random.key(0))
     count = plain.num_prompts
     problem, _ = streaming.problems_and_keys(ahead, counted, count)
-    asked = problem.prompts.tokens.reshape(2, count, -1)
+    found = problem.prompts.tokens.reshape(2, count, -1)
     for later in range(2):
-        then = counted._replace(iteration=counted.iteration + later)
-        expected = plain.problems(*plain._problem_keys(then, count)).prompts.tokens
-        np.testing.assert_array_equal(asked[later], expected)
+        later_state = counted._replace(iteration=counted.iteration + later)
+        expected = plain.problems(*plain._problem_keys(later_state, count)).prompts.tokens
+        np.testing.assert_array_equal(found[later], expected)
 
 
-def test_a_lag_of_parts_of_an_iteration_is_counted_by_the_same_clock(devices):
-    """Lag 1 of 2 micro-batches: the first of an iteration is drawn by the parameters of the last."""
+def test_ages_with_lag(devices):
+    """Lag 1 of 2 micro-batches: the first of an iteration uses the parameters of the previous iteration."""
     fields = {"iterations": 6, "ahead": 1, "micro_batches": 2, "slots": 6}
     assert ages.check("grpo", policies.Split(lag=1), devices[:2], **fields) == 2
 
 
-def test_as_many_slots_as_responses_of_a_batch_begin_ahead():
-    given = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 1}
-    assert streaming.sizes(algos.GRPO(**given), 4)["slots"] == 8
-    assert streaming.sizes(algos.GRPO(**given, micro_batches=2), 4)["slots"] == 8
-    assert streaming.sizes(algos.GRPO(**{**given, "ahead": 0}, micro_batches=2), 4)["slots"] == 4
+def test_default_number_of_slots():
+    settings = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 1}
+    assert streaming.sizes(algos.GRPO(**settings), 4)["slots"] == 8
+    assert streaming.sizes(algos.GRPO(**settings, micro_batches=2), 4)["slots"] == 8
+    assert streaming.sizes(algos.GRPO(**{**settings, "ahead": 0}, micro_batches=2), 4)["slots"] == 4
 
 
-def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
+def test_max_age_without_effect_warns(recwarn):
     fields = {**SMALL, "env": envs.make(TASK), "group_size": 2, "ahead": 2, "late": "mask"}
     assert algos.GRPO(**fields, max_age=0, order="prompt").stream_settings.oldest() == 0
     assert algos.GRPO(**fields, max_age=5).stream_settings.oldest() == 5
@@ -141,7 +141,7 @@ def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "message"),
     [
         ({"ahead": -1, "slots": 2}, "ahead=-1: it must be 0 or more"),
         ({"ahead": 10**9}, "ahead=1000000000: give at most 200 batches"),
@@ -151,34 +151,34 @@ def test_a_mask_of_younger_tokens_than_those_of_a_batch_has_an_effect(recwarn):
         ({"ahead": 1, "slots": 2, "env": envs.text.Guess()}, "ahead=1: 'guess' is a game"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(fields, why):
-    with refuses(match=why):
+def test_invalid_settings(fields, message):
+    with refuses(match=message):
         algos.GRPO(**{**SMALL, "env": envs.make(TASK), "group_size": 2, **fields})
 
 
-def test_decoupled_weights_leave_out_what_is_above_the_cap_alone():
-    """Ratios of the proximal policy to the actor's: 0.5, 2, 4, with a cap of 3."""
-    drawn, proximal = jnp.log(jnp.array([[0.4, 0.2, 0.1]])), jnp.log(jnp.array([[0.2, 0.4, 0.4]]))
-    weights = losses.correction(drawn, proximal, jnp.ones((1, 3), bool), "decoupled", 3.0)
+def test_decoupled_weights():
+    """Ratios of the proximal to the actor's policy are 0.5, 2 and 4, and the cap is 3."""
+    sampled, proximal = jnp.log(jnp.array([[0.4, 0.2, 0.1]])), jnp.log(jnp.array([[0.2, 0.4, 0.4]]))
+    weights = losses.correction(sampled, proximal, jnp.ones((1, 3), bool), "decoupled", 3.0)
     np.testing.assert_allclose(weights, [[0.5, 2.0, 0.0]], rtol=1e-6)
 
 
-def test_interpolated_log_probabilities_are_part_of_the_way_by_age():
-    """Of ages 0, 1 and 3: at the actor's, half and three quarters of the way to the learner's."""
+def test_interpolated_log_probs():
+    """At ages 0, 1 and 3: 0, 1/2 and 3/4 of the way from the actor's to the learner's."""
     found = losses.interpolate(jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0), jnp.array([[0, 1, 3]]))
     np.testing.assert_allclose(found, [[-2.0, -1.5, -1.25]], rtol=1e-6)
     assert not jax.grad(lambda x: losses.interpolate(x, x, jnp.ones((1, 1))).sum())(jnp.ones((1, 1))).any()
 
 
-def test_an_interpolated_policy_is_what_ratios_and_weights_are_over():
-    """A response of one token, two updates old: the loss by hand, at equal parameters and learned ones."""
-    algorithm = made("grpo", group_size=2, correction="decoupled", proximal="interpolate", kl_coefficient=0.0)
+def test_loss_with_interpolated_policy():
+    """Responses two updates old, whose log-probabilities have grown by 0.3: the policy loss by hand."""
+    algorithm = make("grpo", group_size=2, correction="decoupled", proximal="interpolate", kl_coefficient=0.0)
     state = jax.jit(algorithm.init)(jax.random.key(1))
-    responses = rolled("grpo").responses
+    responses = rollout("grpo").responses
     now = jax.jit(lambda p: scores(algorithm.network, p, responses, 1.0)[0])(state.parameters)
-    drawn, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
+    sampled, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
     reward = Reward(jnp.arange(8.0), {})
-    batch = Batch(responses, responses.own, drawn, version, jnp.zeros(now.shape), reward)
+    batch = Batch(responses, responses.own, sampled, version, jnp.zeros(now.shape), reward)
     samples = algorithm._samples(state.parameters, batch)._replace(age=2 - version)
     advantage = jnp.broadcast_to(jnp.arange(-2.0, 6.0)[:, None], now.shape)
     samples = samples._replace(
@@ -187,15 +187,15 @@ def test_an_interpolated_policy_is_what_ratios_and_weights_are_over():
         advantage=advantage,
     )
     measures = jax.jit(lambda *x: algorithm._loss(*x))(state.parameters, jnp.bool(True), samples)[1]
-    # 2/3 of the way from the actor's: ratios of exp(0.1), and weights of exp(0.2).
+    # The proximal policy is 2/3 of the way from the actor's: ratios exp(0.1), weights exp(0.2).
     cost = -np.exp(0.2) * np.minimum(np.exp(0.1) * advantage, np.clip(np.exp(0.1), 0.8, 1.2) * advantage)
     expected = np.sum(np.where(responses.own, np.asarray(samples.weight) * cost, 0))
     np.testing.assert_allclose(measures["policy_loss"], expected, rtol=1e-4)
 
 
-def test_tokens_that_are_too_old_have_no_weight_and_stay():
-    algorithm = made("grpo", group_size=2, slots=4, ahead=2, late="mask", max_age=1)
-    found = rolled("grpo")
+def test_old_tokens_are_masked():
+    algorithm = make("grpo", group_size=2, slots=4, ahead=2, late="mask", max_age=1)
+    found = rollout("grpo")
     age = jnp.broadcast_to(
         jnp.array([2, 1, 0])[jnp.arange(found.responses.own.shape[1]) % 3], found.responses.own.shape
     )
@@ -204,28 +204,28 @@ def test_tokens_that_are_too_old_have_no_weight_and_stay():
     assert (loss_mask(algorithm, found) == found.responses.own).all()
 
 
-def test_gradients_of_micro_batches_add_up_to_that_of_the_batch():
-    """Means over tokens, responses of different lengths: sums are divided once, by what all parts have."""
+def test_gradients_of_micro_batches_add_up():
+    """For token means with different response lengths, sums are divided once, by the tokens of the batch."""
     fields = {"group_size": 2, "variant": "dapo", "dynamic_sampling": 0, "overlong_buffer": 0.0}
-    whole, parts = made("grpo", **fields), made("grpo", **fields, micro_batches=2)
-    assert parts._learns_by_parts and not whole._learns_by_parts
-    found, state = rolled("grpo"), jax.jit(whole.init)(jax.random.key(1))
+    full, split = make("grpo", **fields), make("grpo", **fields, micro_batches=2)
+    assert split._learns_by_parts and not full._learns_by_parts
+    found, state = rollout("grpo"), jax.jit(full.init)(jax.random.key(1))
     reward = Reward(jnp.arange(8.0) ** 2, {})
-    own, drawn = found.responses.own, found.log_prob
-    batch = Batch(found.responses, own, drawn, found.version, 0 * drawn, reward)
+    own, sampled = found.responses.own, found.log_prob
+    batch = Batch(found.responses, own, sampled, found.version, 0 * sampled, reward)
 
     @jax.jit
     def by_parts(state):
         sums = Sums(jax.tree.map(jnp.zeros_like, state.parameters), jnp.float32(0), jnp.float32(0))
-        seen = []
+        values = []
         for rows in (slice(0, 4), slice(4, 8)):
             part = jax.tree.map(lambda x, rows=rows: x[rows], batch)
-            sums, measures = parts.learn_part(state.parameters, state.iteration, sums, part)
-            seen.append(measures)
-        seen = jax.tree.map(lambda *x: jnp.stack(x), *seen)
-        return parts.learn_sums(state.parameters, state.optimizer_state, state.iteration, batch, sums, seen)
+            sums, measures = split.learn_part(state.parameters, state.iteration, sums, part)
+            values.append(measures)
+        values = jax.tree.map(lambda *x: jnp.stack(x), *values)
+        return split.learn_sums(state.parameters, state.optimizer_state, state.iteration, batch, sums, values)
 
     key = jax.random.key(0)
-    expected = jax.jit(whole.learn)(state.parameters, state.optimizer_state, state.iteration, batch, key)
+    expected = jax.jit(full.learn)(state.parameters, state.optimizer_state, state.iteration, batch, key)
     for x, y in zip(jax.tree.leaves(by_parts(state)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)
