@@ -47,6 +47,11 @@ class PendingMetrics:
         self.iterations = sum(count for _, count in chunks)
         self._result: Any = None
 
+    def is_ready(self) -> bool:
+        """Whether the iterations have run; False if there are no metrics to tell."""
+        buffers = [buffer for chunk, _ in self._chunks for buffer in chunk]
+        return bool(buffers) and all(buffer.is_ready() for buffer in buffers)
+
     def result(self) -> dict[str, jax.Array]:
         """The metrics, `[iterations]` or `[iterations, agents]`; compiles nothing.
 

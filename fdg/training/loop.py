@@ -262,6 +262,7 @@ class _Session:
         caught, is_done, _ = _agree(signals, None, count)
         while iteration < total and caught is None and not is_done:
             boundary = min((iteration // period + 1) * period for period in periods)
+            recorder.note_end()
             state, metrics = self.engine.start(state, min(count, boundary - iteration, total - iteration))
             recorder.add(metrics)
             iteration += metrics.iterations

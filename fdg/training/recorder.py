@@ -247,6 +247,7 @@ class Recorder:
         self._has_warned = False
         self._no_loss = NoLoss(self.iteration)
         self._last_flush = time.perf_counter()
+        self._ended_at: float | None = None  # when the pending call was first seen to have ended
         self._pending: tuple[PendingMetrics, dict[str, Any]] | None = None
 
     @property
@@ -258,6 +259,11 @@ class Recorder:
         """Records the metrics of the previous call, and keeps `metrics` for the next `add` or `flush`."""
         self.flush()
         self._pending = metrics, {}
+
+    def note_end(self) -> None:
+        """Notes the time if the last call has ended; to be called before a call that may run to its end."""
+        if self._pending is not None and self._ended_at is None and self._pending[0].is_ready():
+            self._ended_at = time.perf_counter()
 
     def annotate(self, evaluation: Mapping[str, Any]) -> None:
         """Adds an evaluation to the row of the last iteration."""
@@ -275,7 +281,7 @@ class Recorder:
             return
         # kind V: bfloat16 and other dtypes that NumPy does not treat as numbers
         metrics = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in metrics.items()}
-        now = time.perf_counter()
+        now, self._ended_at = self._ended_at or time.perf_counter(), None
         seconds, self._last_flush = now - self._last_flush, now
         iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
         rows: list[dict[str, Any]] = [

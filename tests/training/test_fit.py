@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from fdg.errors import FdgError
 from fdg.training import fit as fit_module
 from tests.refusing import refuses
 from tests.tiny import Pupil, Walk
+from tests.training.descent import Descent
 from tests.training.trained import assert_same, fitted, rows, small, untimed_rows
 
 
@@ -38,6 +41,26 @@ def test_fit_matches_the_command_line(tmp_path):
         "fdg.train --algo tests.tiny:Walk --num-envs 4" in shell["command"] and ours["command"] == "fdg.fit"
     )
     assert "git_commit" in shell and "100% iteration 4/4" in run.printed
+
+
+class SlowAtTheEnd(Descent):
+    """Iterations from the eighth on take 40 ms on the host."""
+
+    def init(self, key):
+        return {**super().init(key), "iteration": jnp.int32(1)}
+
+    def iterate(self, state):
+        wait = lambda i: time.sleep(0.04 if i > 7 else 0.0) or np.int32(i + 1)  # noqa: E731
+        new, metrics = super().iterate(state)
+        following = jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.int32), state["iteration"])
+        return {**new, "iteration": following}, metrics
+
+
+def test_wall_time_is_that_of_the_call_itself(tmp_path):
+    """Calls of 1, 2, 4 and 8 iterations; the last one sleeps for 0.32 s, and its rows say so."""
+    run = fitted(tmp_path / "run", SlowAtTheEnd(), iterations=15)
+    seconds = [row["wall_s"] for row in rows(run.path)]
+    assert seconds[14] - seconds[6] >= 0.3
 
 
 def test_callbacks(tmp_path):
