@@ -1,3 +1,5 @@
+"""Spaces: samples, `contains`, equality and errors."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

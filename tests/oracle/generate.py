@@ -77,7 +77,8 @@ class _Generator:
             OPERATIONS["split_each"],
             OPERATIONS["rename"],
         ]
-        if random.Random(f"slices {seed}").random() < 0.1:  # a separate generator, for the same reason
+        # A separate generator, so that other seeds keep their programs.
+        if random.Random(f"slices {seed}").random() < 0.1:
             self.operations.append(OPERATIONS["six_rows"])
         self.structures = rng.sample(STRUCTURES, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))

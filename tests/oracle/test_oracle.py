@@ -250,10 +250,12 @@ def test_groups_of_fragments():
     assert groups_of(PROGRAM, Placement(only, 2)) is None
 
 
-def test_breakage_is_found(devices):
+def test_breakage_is_found():
     """An engine that computes cumulative sums on each device alone."""
     x, y, p, q = (value(name, 12) for name in "xypq")
-    program = Program((Leaf(x, 1),), (fragment("learner", [x], [y], [op("cumsum", [p], q)], [p], [q]),), (y,), ())
+    program = Program(
+        (Leaf(x, 1),), (fragment("learner", [x], [y], [op("cumsum", [p], q)], [p], [q]),), (y,), (y,)
+    )
     placement = Placement(policies.GPUOnly(), 3)
     assert check(program, placement).kind == "right"
     with mock.patch.dict(RULES):
