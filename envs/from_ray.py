@@ -435,11 +435,6 @@ def fleet(source: FleetSource) -> Fleet:
         return _fleets[source]
 
 
-def forget() -> None:
-    """Drops the handles of all workers, so that Ray ends them."""
-    _fleets.clear()
-
-
 _fleets: dict[FleetSource, Fleet] = {}
 _starting = threading.Lock()
 _pool_numbers = itertools.count()

@@ -1,3 +1,5 @@
+"""How commands end: without Python's teardown, and quietly if their output is closed."""
+
 import os
 import subprocess
 import sys

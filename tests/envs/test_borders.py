@@ -86,18 +86,27 @@ def test_text_is_encoded_as_utf8(charset):
 
 @pytest.mark.parametrize("case", range(5))
 def test_rollouts_of_random_spaces(case):
-    """Two instances in a worker; the first observation equals that of a local instance."""
+    """Two instances in a worker; the second one's observations equal those of a local instance."""
     env = envs.make("gymnasium:tests.envs.borders:Random-v0", workers=1, case=case)
     keys = jax.random.split(jax.random.key(case), 2)
     state, seen = env.reset(keys)
     one = Random(case)
     one.reset(seed=int(host._seeds(keys)[1]))
-    encoded = env.source.unpack(env.source.encode(_batch(one.observation)))
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), seen, encoded)
-    for _ in range(5):  # across the end of an episode
+
+    def assert_seen(batch):
+        encoded = env.source.unpack(env.source.encode(_batch(one.observation)))
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[0]), batch, encoded)
+
+    assert_seen(seen)
+    for t in range(5):  # across the end of an episode
         action = jnp.stack([env.action_space.sample(key) for key in keys])
         state, step = env.step(keys, state, action)
-        assert step.reward.tolist() == [1.5, 1.5]
+        assert step.reward.tolist() == [1.5, 1.5] and step.truncated.tolist() == [t == 3] * 2
+        one.observe()
+        assert_seen(step.final_observation)
+        if t == 3:
+            one.reset()
+        assert_seen(step.observation)
     host.close()
 
 

@@ -211,15 +211,16 @@ def test_old_pools_are_closed():
     kept, _ = env.reset(keys(1))
     pools = list(running_pools.POOLS._by_number.values())
     for _ in range(running_pools._MAX_POOLS + 2):
-        other, _ = env.reset(keys(1))
+        env.reset(keys(1))
+        pools.append(list(running_pools.POOLS._by_number.values())[-1])
         kept, step = run_steps(env, kept, 1)  # a pool in use stays open
         assert step.reward[0, 0] == 1
-    assert host.running() == running_pools._MAX_POOLS
-    assert pools[0] in running_pools.POOLS._by_number.values()
+    used, *closed = pools[: 1 - running_pools._MAX_POOLS]
+    assert list(running_pools.POOLS._by_number.values()) == [*pools[1 + len(closed) :], used]
+    assert [running.pool._workers for running in closed] == [[None]] * 3
     processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)
-    del other
 
 
 # --- tracing, placing and training ---

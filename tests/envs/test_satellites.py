@@ -20,15 +20,20 @@ def fleet(acts):
     return HostEnvironment(from_ray.FleetSource(Counting(), 2, 1.0, acts), restarts=100)
 
 
-def trained(algorithm, policy=None, devices=1):
-    """Parameters and metrics of three iterations."""
-    engine = fdg.compile(algorithm, policy or policies.GPUOnly(), jax.devices()[:devices])
+def trained(algorithm):
+    """Parameters and metrics of three iterations, with actors and learner on two devices."""
+    engine = fdg.compile(algorithm, policies.SingleLearnerCoarse(), jax.devices()[:2])
     state, metrics = engine.run(engine.init(0), 3)
     return jax.device_get(state.parameters), jax.device_get(metrics)
 
 
 def assert_close(actual, expected, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), actual, expected)
+
+
+def test_numbers_equal_those_without_acts(ray):  # noqa: F811
+    expected, actual = (trained(algos.IMPALA(env=fleet(acts), **SIZES)) for acts in (False, True))
+    assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_dead_worker_loses_only_its_rows(ray):  # noqa: F811

@@ -55,11 +55,8 @@ def _axis() -> None:
     Patches `batch.rules.RULES`, by primitive, with a rule whose result is `local`.
     """
     rules: Any = importlib.import_module("fdg.batch.rules")
-    if hasattr(rules, "_locally"):
-        local = rules._locally(rules._same)
-    else:
-        result: Any = importlib.import_module("fdg.batch.rules.result")
-        local = result.locally(result.same)
+    result: Any = importlib.import_module("fdg.batch.rules.result")
+    local = result.locally(result.same)
     for name in ("cumsum", "cumprod", "cummax", "cumlogsumexp"):
         assert name in rules.RULES
         rules.RULES[name] = local

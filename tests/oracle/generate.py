@@ -67,7 +67,7 @@ class _Generator:
         self.by_keyword = extra_rng.random() < 0.2
         self.wide = extra_rng.random() < 0.2
         self.many = extra_rng.choice((60, 125, 500)) if extra_rng.random() < 0.006 else 0
-        families = sorted({op.family for op in OPERATIONS.values()} - {"host", "wide"})
+        families = sorted({op.family for op in OPERATIONS.values()} - {"host", "slices", "wide"})
         kept = {"elements", *rng.sample(families, rng.randint(2, 4))}
         some = [op for op in OPERATIONS.values() if op.family in kept]
         self.operations = rng.sample(some, min(len(some), rng.randint(8, 18)))
@@ -77,6 +77,9 @@ class _Generator:
             OPERATIONS["split_each"],
             OPERATIONS["rename"],
         ]
+        # A separate generator, so that other seeds keep their programs.
+        if random.Random(f"slices {seed}").random() < 0.1:
+            self.operations.append(OPERATIONS["six_rows"])
         self.structures = rng.sample(STRUCTURES, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))
         if self.stale:

@@ -58,17 +58,9 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {}
 
 
-def _op(family: str, wants: str) -> Callable[[Callable], Callable]:
-    def register(function: Callable) -> Callable:
-        name = function.__name__.strip("_")
-        OPERATIONS[name] = Operation(name, family, tuple(wants.split()), function)
-        return function
-
-    return register
-
-
 def _define(family: str, wants: str, **functions: Callable) -> None:
     for name, function in functions.items():
+        assert name not in OPERATIONS, f"two operations have the name {name}"
         OPERATIONS[name] = Operation(name, family, tuple(wants.split()), function)
 
 
@@ -158,12 +150,12 @@ _define(
     shift=_batch_first(lambda c, x: jnp.concatenate([0 * x[:1], x[:-1]])),
     swap_halves=_batch_first(lambda c, x: jnp.concatenate([x[6:], x[:6]])),
     sieve=_batch_first(lambda c, x: jnp.concatenate([x[::2], x[1::2]])),
-    half=lambda c, x: lax.slice_in_dim(x, c, c + 6, axis=_axis(x)),
 )
 _define("running", "x n", window=lambda c, x, n: lax.dynamic_slice_in_dim(
     jnp.concatenate([x, x], _axis(x)), n % BATCH, BATCH, _axis(x)))  # fmt: skip
 _define("running", "x =", join=lambda c, x, y: lax.slice_in_dim(
     jnp.concatenate([x, y], _axis(x)), 3 * c, 3 * c + BATCH, axis=_axis(x)))  # fmt: skip
+_define("slices", "x", six_rows=lambda c, x: lax.slice_in_dim(x, c, c + 6, axis=_axis(x)))
 _define("running", "v", convolve=lambda c, x: jnp.convolve(x, jnp.asarray([0.2, 0.5, 0.3], x.dtype), "same"),
         pool=lambda c, x: lax.reduce_window(x, -4.0, lax.max, (3,), (1,), "SAME"))  # fmt: skip
 

@@ -157,7 +157,9 @@ def _overlap(rng: random.Random, roles: list[str], host_roles: set[str], stalene
     """Overlapping groups, or a policy of `policies` on any number of devices."""
     named = _library_policies(rng, roles, staleness)
     if named and rng.random() < 0.7:
-        return rng.choice(named), 2 if host_roles and rng.random() < 0.7 else rng.choice([2, 3, 4, 5, 7, 8])
+        policy = rng.choice(named)
+        devices = 2 if host_roles and rng.random() < 0.7 else rng.choice([2, 3, 4, 5, 7, 8])
+        return policy, max(devices, getattr(policy, "learners", 1) + 1)
     first = tuple(rng.sample(range(DEVICES), rng.choice([1, 2, 3])))
     if rng.random() < 0.5:
         second = (
@@ -176,9 +178,7 @@ def _library_policies(rng: random.Random, roles: list[str], staleness: int) -> l
     found: list[Any] = []
     learners = rng.choice([1, 1, 2])
     if {"environment", "actor"} & set(roles) and "learner" in roles:
-        found.append(
-            policies.SingleLearnerCoarse(learners=learners if learners == 1 else 1, staleness=staleness)
-        )
+        found.append(policies.SingleLearnerCoarse(learners=learners, staleness=staleness))
     if "update" in roles and {"environment", "actor", "learner", "gradient"} & set(roles):
         found += [policies.Central(staleness=staleness)] * 2
     if not staleness and "environment" in roles and {"actor", "learner"} & set(roles):

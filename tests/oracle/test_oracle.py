@@ -1,6 +1,7 @@
 """Random programs against plain JAX, and tests of the fuzzer against hand-worked numbers."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import fdg
 import policies
+from fdg.batch.rules import RULES
 from fdg.placing.policy import Group
 from tests.oracle.breakage import BREAKAGES
 from tests.oracle.compare import Expected, check
@@ -248,5 +250,14 @@ def test_groups_of_fragments():
     assert groups_of(PROGRAM, Placement(only, 2)) is None
 
 
-def test_breakage_names():
-    assert set(BREAKAGES) == {"staleness", "ages", "effects", "axis", "nan", "weak", "host"}
+def test_breakage_is_found():
+    """An engine that computes cumulative sums on each device alone."""
+    x, y, p, q = (value(name, 12) for name in "xypq")
+    program = Program(
+        (Leaf(x, 1),), (fragment("learner", [x], [y], [op("cumsum", [p], q)], [p], [q]),), (y,), (y,)
+    )
+    placement = Placement(policies.GPUOnly(), 3)
+    assert check(program, placement).kind == "right"
+    with mock.patch.dict(RULES):
+        BREAKAGES["axis"]()
+        assert check(program, placement).kind == "wrong"

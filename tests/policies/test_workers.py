@@ -4,15 +4,8 @@ import pytest
 
 import fdg
 import policies
-from envs import host
 from fdg.commands.parse import parse
 from policies import Workers
-
-
-@pytest.fixture(autouse=True)
-def _close_pools():
-    yield
-    host.close()
 
 
 def names(policy, count):

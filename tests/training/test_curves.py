@@ -133,17 +133,16 @@ def test_command_line(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"{out}\n")
     with Image.open(out) as image:
         assert image.size[0] == 1050
-    for words in (
-        [str(tmp_path / "none")],
-        [str(run), f"{tmp_path}/b/../a"],  # the same run twice
-        [str(run), "--out", str(run / "config.json" / "x.png")],
-        [str(run), "--metric", "loss"],
-        [str(run), "--x", "time"],
-        [str(run), "--statistic", "median"],
-        [],
+    for words, message in (
+        ([str(tmp_path / "none")], f"no run in {tmp_path / 'none'}"),
+        ([str(run), f"{tmp_path}/b/../a"], "is given twice"),
+        ([str(run), "--out", str(run / "config.json" / "x.png")], "config.json is not a folder"),
+        ([str(run), "--metric", "loss"], "has no metric 'loss': it has episode_return, episodes"),
+        ([str(run), "--x", "time"], "--x time: it must be one of env_steps, wall_s"),
+        ([str(run), "--statistic", "median"], "--statistic median: it must be one of mean, iqm"),
+        ([], "arguments are required: RUN_DIR"),
     ):
-        error = refused(capsys, words, plot_main)
-    assert "none yet" not in error
+        assert message in refused(capsys, words, plot_main)
 
 
 @pytest.fixture

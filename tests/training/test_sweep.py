@@ -328,11 +328,13 @@ def test_results_by_hand():
     assert found[0].returns.tolist() == [9.0, 27.0] and found[0].mean == 18.0
     assert found[0].training == 9.0  # mean of 4.5 and 13.5
     assert np.isnan(found[1].mean) and found[1].interval is None
-    assert best_index(found) == 0  # a point with a missing return ranks last
+    # A point with a missing return ranks last.
+    assert best_index(found) == 0 and best_index(found[::-1]) == 1
     evaluated = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0])
     assert [point.mean for point in evaluated] == [1.5, 3.5] and best_index(evaluated) == 1
-    failed = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)[1].entry()
-    assert np.isnan(failed["mean"]) and failed["failed_seeds"] == [11]  # the second seed of its point
+    failed = point_results(sweep, rows, [1.0, 2.0, 3.0, 4.0], failed=[3], seed=10)
+    assert best_index(failed) == 0 and np.isnan(failed[1].mean)
+    assert failed[1].entry()["failed_seeds"] == [11]  # the second seed of its point
     low, high = evaluated[1].interval
     assert 3.0 <= low <= 3.5 <= high <= 4.0
 
