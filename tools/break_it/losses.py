@@ -128,7 +128,7 @@ def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int]
         "training": (run / "metrics.jsonl").exists,
         "checkpointing": lambda: any((run / "checkpoints").glob("*.writing")),
     }
-    alive = lambda: all(map(is_running, children.values()))  # noqa: E731
+    alive = lambda: bool(children) and all(map(is_running, children.values()))  # noqa: E731
     if phase == "checkpointing":
         doubled = rng.randrange(6)  # twice the number of checkpoints to wait for
         while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < doubled // 2:
