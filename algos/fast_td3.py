@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import fdg
 from algos import networks, optimizers
 from algos.agent import Rollouts
 from algos.off_policy import ReturnGrid
@@ -63,29 +62,15 @@ class FastTD3(TD3, presets="FastTD3"):
             self.smallest_noise <= self.exploration_noise,
             f"smallest_noise={self.smallest_noise} is above exploration_noise={self.exploration_noise}",
         )
-        require(self, self.memory is None, f"memory={self.memory}: FastTD3 has none: use TD3")
         require_not_negative(self, "weight_decay")
 
-    def act(self, actor, statistics, is_learning, progress, observation, recollection, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory.
+    def _sample_actions(self, policy: Any, amount: Any, keys: jax.Array) -> jax.Array:
+        """Samples `[B, *action]`, with one standard deviation per environment, evenly spaced.
 
-        Each environment has its own noise deviation; they are evenly spaced from the smallest to the largest.
-        The authors' code samples a deviation for each episode, uniformly between these two.
+        The authors' code samples a deviation for each episode, uniformly between the same bounds.
         """
-        if recollection is not None:  # a user's explorer replaces the noise
-            return super().act(actor, statistics, is_learning, progress, observation, recollection, keys)
         noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
-        return self.act_with_noise(actor, statistics, is_learning, observation, keys, noise), None
-
-    @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0), name="act")
-    def act_with_noise(self, actor, statistics, is_learning, observation, keys, noise):
-        """Actions as in `act`; `noise [B]` are the standard deviations."""
-        policy = self._policy(actor, self.normalizers.seen(statistics, observation))
-        policy = policy._replace(noise=noise[:, None])
-        # Noise and `uniform` may share a key, since only one of the two is used.
-        shape = self.env.action_space.shape
-        uniform = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, -1.0, 1.0))(keys)
-        return jnp.where(is_learning, policy.sample(keys), uniform)
+        return policy._replace(noise=noise[:, None]).sample(keys)
 
     def _update_targets(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:
         """The current actor, and moving averages of the critics."""

@@ -130,7 +130,7 @@ def score(algorithm):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("memory", [None, "gru"])
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "fast_td3"])
 def test_memory_solves_memory_probe(name, memory):
     """The cue was shown two steps ago: without a memory, every policy has a mean return of 0."""
     env = envs.make("probe:memory", delay=2, continuous=name != "dqn")
@@ -138,6 +138,10 @@ def test_memory_solves_memory_probe(name, memory):
         "dqn": {"target_period": 20},
         "sac": {"target_rate": 0.05, "initial_temperature": 0.02},
         "td3": {"target_rate": 0.05},
-    }
+        "fast_td3": {
+            "target_rate": 0.05, "target_noise": 0.2, "critic_hidden": (16,), "value_min": -2.0,
+            "value_max": 2.0, "normalize_observation": False,
+        },
+    }  # fmt: skip
     found = score(algos.get(name)(env=env, memory=memory, learning_rate=2e-3, **own[name], **TRAINING))
     assert found == pytest.approx(1.0, abs=0.1) if memory else abs(found) < 0.3
