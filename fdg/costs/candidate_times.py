@@ -72,8 +72,7 @@ def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) ->
 
 def _run_all_branches(eqn: Any, inside: jaxprs.Inside) -> Any:
     eqn = inside(eqn)
-    is_branch = eqn.primitive.name == "cond" and not eqn.effects and fragments_in([eqn])
-    return jaxprs.all_branches(eqn) if is_branch else eqn
+    return jaxprs.all_branches(eqn) if jaxprs.may_run_all_branches(eqn) and fragments_in([eqn]) else eqn
 
 
 def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:

@@ -36,6 +36,7 @@ from fdg.jaxprs.rewrite import (
     inline,
     inputs_read,
     lowered,
+    may_run_all_branches,
     rewrite,
     rewrite_blocks,
     traced,

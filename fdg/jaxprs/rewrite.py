@@ -28,6 +28,7 @@ from fdg.jaxprs.read import (
     open_jaxpr,
     renamed,
     shapes_of,
+    walk,
     with_bodies,
     with_jaxpr,
     with_new_bodies,
@@ -185,11 +186,20 @@ def lowered(closed: Any) -> Any:
     return rewrite(closed, lower_equation)
 
 
-def all_branches(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
-    """Equations that call every branch of a `cond` and select the results of one, as `jax.vmap` does.
+def may_run_all_branches(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation is a `cond` all of whose branches may run.
 
-    The branches must have no side effects.
+    Side effects would happen that must not, and a `while` loop might never end in a branch that is not taken.
     """
+    return (
+        eqn.primitive.name == "cond"
+        and not eqn.effects
+        and all(inner.primitive.name != "while" for inner in walk([eqn]))
+    )
+
+
+def all_branches(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
+    """Equations that call every branch of a `cond` and select the results of one, as `jax.vmap` does."""
     index, *operands = eqn.invars
     calls = [
         call_of(closed, f"branch_{i}", operands, [core.Var(v.aval) for v in eqn.outvars])

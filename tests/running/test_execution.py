@@ -186,10 +186,19 @@ def branch_with_effects(x):
     return (jax.lax.cond(jnp.sum(x) > 1, here, noisy, x),), {}
 
 
+def branch_with_a_loop(x):
+    halve = lambda x: jax.lax.while_loop(lambda x: jnp.max(x) > 0.1, lambda x: 0.5 * x, there(x))  # noqa: E731
+    return (jax.lax.cond(jnp.sum(x) > 1, here, halve, x),), {}
+
+
+BRANCH = "branch (cond)"
+
+
 @pytest.mark.parametrize(
-    ("body", "kind"), [(while_loop, "while loop"), (branch_with_effects, "branch (cond) with side effects")]
+    ("body", "kind"),
+    [(while_loop, "while loop"), (branch_with_effects, BRANCH), (branch_with_a_loop, BRANCH)],
 )
-def test_loops_of_unknown_length_and_branches_with_effects_are_refused(body, kind):
+def test_refused_loops_and_branches(body, kind):
     words = "Two() places fragments of one", kind, " on left", " on right", "together, or use jax.lax.scan"
     with refuses(*words, kind=fdg.PlanError):
         fdg.place(Trap((X,), body), Two(), 5)

@@ -118,7 +118,7 @@ class _Opener:
             (body, *others) = jaxprs.bodies(eqn)
             if eqn.primitive.name == "scan":
                 self._open_scan(eqn, body, names, region, group)
-            elif eqn.primitive.name == "cond" and not eqn.effects:
+            elif jaxprs.may_run_all_branches(eqn):
                 # A schedule does not depend on values, so all branches run.
                 self._walk(jaxprs.all_branches(eqn), names, region, group)
             elif others or not body.exact:
@@ -154,12 +154,11 @@ class _Opener:
 
     def _several_groups_error(self, eqn: core.JaxprEqn, fragments: Sequence[str]) -> PlanError:
         where = ", ".join(f"'{name}' on {self.assignment[name]}" for name in fragments)
-        kind = {"while": "while loop", "cond": "branch (cond) with side effects"}.get(
-            eqn.primitive.name, eqn.primitive.name
-        )
+        kind = {"while": "while loop", "cond": "branch (cond)"}.get(eqn.primitive.name, eqn.primitive.name)
         return PlanError(
-            f"{self.policy} places fragments of one {kind} on several groups ({where}): a while"
-            f" loop, or a branch with side effects, cannot be split; place them together, or use jax.lax.scan"
+            f"{self.policy} places fragments of one {kind} on several groups ({where}): while"
+            f" loops, and branches with while loops or side effects, cannot be split; place them together, or"
+            f" use jax.lax.scan"
         )
 
     def _open_call(
