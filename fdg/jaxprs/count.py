@@ -20,6 +20,7 @@ def sum_over_equations(jaxpr: core.Jaxpr, count_of: Callable[[Any], int]) -> int
 
 
 def _equation_total(eqn: core.JaxprEqn, count_of: Callable[[Any], int]) -> int:
+    """Sums `count_of` over one run of an equation, with its bodies if it has any."""
     inner = bodies(eqn)
     if not inner:
         return count_of(eqn)
