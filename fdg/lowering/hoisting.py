@@ -1,7 +1,7 @@
 """Hoists operations out of scans, and computes them for the rows of all trips at once.
 
 A `HoistRule` selects operations of a loop's body. They are hoisted with the operations that they depend on,
-unless they depend on a carried value. In this loop, the rule selects `expensive`:
+unless they depend on a carried value. In this loop, `x` is carried, and the rule selects `expensive`:
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 

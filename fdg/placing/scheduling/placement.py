@@ -106,7 +106,7 @@ class Placement:
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
                 inner = self._backward(item.body, holders)
-                grown = [h | inner[v] for h, v in zip(holders, item.body.inputs, strict=True)]
+                grown = [old | inner[v] for old, v in zip(holders, item.body.inputs, strict=True)]
                 if grown == holders and not self._place_permuted(item, grown):
                     break
                 holders = grown
@@ -250,6 +250,7 @@ class Placement:
     # --- leaves that no group uses ---
 
     def _place_unused_leaves(self) -> None:
+        """Keeps each leaf that no group uses where its next value is, if a group has it."""
         leaves, holders_of = self.carry_groups[self.region], self._initial_holders()
         self._forward(self.region, holders_of, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
