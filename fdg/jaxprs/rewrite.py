@@ -78,10 +78,7 @@ class Rewriter:
         self._cache: IdentityCache[core.Jaxpr] = IdentityCache()
 
     def __call__(self, block: Any, context: Any = None) -> core.Jaxpr:
-        """The rewritten open jaxpr of a block.
-
-        `context` is an additional, hashable input of the rule.
-        """
+        """The rewritten open jaxpr of a block; `context` is a further, hashable input of the rule."""
         return self._cache(block, context, lambda: self._rewrite(block, context))
 
     def _rewrite(self, block: Any, context: Any) -> core.Jaxpr:

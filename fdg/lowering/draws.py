@@ -25,7 +25,6 @@ _DRAWS = frozenset(
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
 )
 
-
 _HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 

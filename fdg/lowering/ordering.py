@@ -141,8 +141,8 @@ class _Pending:
 def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
     """Makes one `_Pending` for an equation, or one for each result if it is a call with collectives.
 
-    Floats come before integers, such as a loop's counter. Skips results that are not in `read`, the variables
-    that some equation reads, because XLA would compute these results only for the dependency.
+    Its results are sorted: replicated before split, then floats before integers (such as a loop's counter).
+    Skips results that no equation reads (`read` has the others): XLA would compute them only to wait.
     """
     dependents = _dependent_results(step, set(), collectives=True)
     results = [
@@ -194,10 +194,7 @@ def _is_among(atom: Any, variables: set[Any]) -> bool:
 
 
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
-    """For each value that a loop carries: its operand's position, its result, and whether trips change it.
-
-    Empty for equations without a carry.
-    """
+    """For each value that a loop carries: its operand's position, its result, and whether trips change it."""
     if not step.bodies:
         return []
     body = jaxprs.bodies(step.eqn)[-1]

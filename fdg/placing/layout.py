@@ -75,7 +75,7 @@ class Layout:
 
 
 def spec_text(spec: Spec) -> str:
-    """The mesh axes of each dimension, as a plan prints them; "whole" if none is split.
+    """The mesh axes of each dimension, as a plan prints them; "whole" for an empty spec.
 
     >>> spec_text(((), ("batch", "model")))
     '-, batch+model'

@@ -291,6 +291,7 @@ def _weakness_message(name: str, state: Any, before: list[bool], after: list[boo
 
 
 def _check_metrics(name: str, metrics: Any) -> None:
+    """Checks that metrics are a flat dict from strings to scalars."""
     if not isinstance(metrics, dict):
         raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():

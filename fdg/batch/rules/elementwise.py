@@ -24,7 +24,7 @@ def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Result i is operand i."""
+    """Each result equals the operand at its position."""
     return RuleResult(tuple(operands))
 
 

@@ -78,6 +78,7 @@ class Placement:
     # --- backward pass: the groups that use a value ---
 
     def _backward_all(self) -> None:
+        """Repeats the backward pass until the groups that keep each leaf no longer change."""
         leaves: list[set[str]] = [set() for _ in self.region.inputs]
         while True:
             needed = self._backward(self.region, leaves)
@@ -118,10 +119,7 @@ class Placement:
         return users_of
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
-        """Places one carried value that the loop does not read, but only carries or exchanges with others.
-
-        Returns whether there was such a value.
-        """
+        """Places one carried value that the loop only carries or permutes; returns whether there was one."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.body.inputs):
