@@ -127,7 +127,7 @@ def _split(jaxpr: Any, invariant: set[Any], rule: HoistRule) -> _Parts | None:
 
 
 def _split_call(eqn: Any, invariant_outside: set[Any], rule: HoistRule) -> list[Any]:
-    """Splits a call into a call of its hoisted equations and a call of the rest; keeps other equations whole."""
+    """Splits a call into a call of its hoisted equations and one of the rest; keeps other equations whole."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)

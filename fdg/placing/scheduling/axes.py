@@ -18,7 +18,7 @@ from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
-# For each set of groups, the smallest number of devices that gives their batch axes (`batch.lengths`).
+# For each set of groups, the smallest number of devices with the same batch axes as theirs (`batch.lengths`).
 Units = Mapping[frozenset[str], int]
 
 

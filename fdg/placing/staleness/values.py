@@ -56,7 +56,7 @@ class Block:
 
 
 def kind_of_control(eqn: core.JaxprEqn) -> str | None:
-    """If an equation's results are those of its bodies: `scan`, `while`, `cond` or `call`. Else None."""
+    """The kind of an equation with its bodies' results (`scan`, `while`, `cond`, `call`); else None."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
         return name
