@@ -62,7 +62,6 @@ for _policy in (*_POLICIES, Auto):
 
 _BY_NAME = {_snake_case(policy.__name__): policy for policy in _POLICIES}
 
-
 explain_calls(__name__, {name: policy.__name__ for name, policy in _BY_NAME.items()})
 
 

@@ -155,6 +155,7 @@ def auto(
 
 
 def _cluster_of(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
+    """The cluster of the argument `devices` of `auto`; None stands for all devices of JAX."""
     if isinstance(devices, Cluster):
         return devices
     if isinstance(devices, int) and devices < 1:

@@ -24,8 +24,8 @@ class Colocated(ShardsParameters):
     Attributes:
       generation_parallel: number of devices over which parameters are split in generation, a divisor of
         `model_parallel`; None: as many as in training, in one program.
-      rewards: number of devices for the role `reward`, from the first; None: all. Use 1 for a reward on the
-        host.
+      rewards: number of devices, counted from the first, for the role `reward`; None: all. Use 1 for a reward
+        on the host.
     """
 
     generation_parallel: int | None = dataclasses.field(

@@ -53,7 +53,7 @@ class ShardsParameters:
     )
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """Raises an error for unknown fields, with the most similar name, and for fields without effect."""
+        """Raises an error for unknown fields, and for settings of a subclass that Python ignores."""
         dataclass_fields(cls)
         if args or fields:  # `copy` and `pickle` call without arguments
             check_call(cls, args, fields)
@@ -78,7 +78,7 @@ class ShardsParameters:
         return f"{type(self).__qualname__}({text})"
 
     def with_sharding(self, group: Group) -> Group:
-        """The group with the mesh and the sharding rules of these fields."""
+        """The group, with the size of its mesh axis `model` and its sharding rules from these fields."""
         rules = self.parameters
         if rules is None:
             rules = DECLARED if self.model_parallel > 1 else ()
@@ -119,7 +119,7 @@ def generation_group(group: Group, name: str, width: int) -> Group:
     parts = max(group.model // width, 1)  # the number of generation groups in a training replica
     replica_size, order = parts * width, []
     for start in range(0, len(group.devices) - replica_size + 1, replica_size):
-        order += [start + g * parts + j for j in range(parts) for g in range(width)]
+        order += [start + member * parts + part for part in range(parts) for member in range(width)]
     order += range(len(order), len(group.devices))
     return dataclasses.replace(
         group,

@@ -1,1 +1,1 @@
-"""Batch-axis propagation: what each operation does with the batch axis, and which collectives follow."""
+"""Batch-axis propagation: what each operation does with the batch axis, and the collectives that it needs."""

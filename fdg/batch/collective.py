@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A communication between the devices of one program."""
+    """A collective of one program, such as the all-reduce of gradients."""
 
     kind: str  # the name in HLO, such as "all-reduce"
     bytes: int  # size of the result on one device; the sum of sizes if XLA combined several collectives
     calls: int  # runs in one run of the program; a loop of unknown length counts as one trip
-    # the enclosing fragments, outermost first; empty for code between fragments
-    fragments: tuple[str, ...] = ()
-    op_name: str = ""  # JAX's name for its place in the traced program; "" if the collective is predicted
+    fragments: tuple[str, ...] = ()  # the enclosing fragments, outermost first; empty between fragments
+    op_name: str = ""  # HLO's name of the traced operation that it belongs to; "" if it is predicted
 
     @property
     def fragment(self) -> str | None:
@@ -34,7 +33,9 @@ def unexplained(measured: Iterable[Collective], predicted: Iterable[Collective])
     >>> unexplained([Collective("all-gather", 4, 1, ("act",))], [Collective("all-reduce", 4, 1, ("act",))])
     (Collective(kind='all-gather', bytes=4, calls=1, fragments=('act',), op_name=''),)
     """
-    covered = {(c.kind, c.fragment) for c in predicted}
+    covered = {(collective.kind, collective.fragment) for collective in predicted}
     return tuple(
-        c for c in measured if not any((c.kind, enclosing) in covered for enclosing in c.fragments or (None,))
+        collective
+        for collective in measured
+        if not any((collective.kind, enclosing) in covered for enclosing in collective.fragments or (None,))
     )

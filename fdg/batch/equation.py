@@ -1,4 +1,4 @@
-"""Batch-axis propagation through one operation without bodies.
+"""Batch-axis propagation through one operation that has no bodies (inner jaxprs).
 
 `unit` is the number of devices, or a smaller number that divides the same axis lengths (`batch.lengths`).
 """
@@ -20,7 +20,7 @@ def divisible(atom: Any, axis: Axis, unit: int) -> Axis:
 
 
 def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
-    """Applies the rule of an operation without bodies to its operands' axes."""
+    """Applies an operation's rule to its operands' axes; if no rule applies, split operands are gathered."""
     if eqn.primitive is boundary_p:
         (axis,), declared = operands, eqn.params["axis"]
         return RuleResult((declared,), () if axis is None or axis == declared else (0,))
@@ -35,7 +35,7 @@ def apply_rule(eqn: Any, operands: Sequence[Axis], unit: int) -> RuleResult:
     split_results = [(v, axis) for v, axis in zip(eqn.outvars, result.axes, strict=True) if axis is not None]
     if any(shape_of(v)[axis] % unit for v, axis in split_results):
         return gather_all  # the result's axis is not divisible
-    return result._replace(axes=tuple(None if a is None else int(a) for a in result.axes))
+    return result._replace(axes=tuple(None if axis is None else int(axis) for axis in result.axes))
 
 
 def must_be_whole(eqn: Any) -> bool:
@@ -44,7 +44,7 @@ def must_be_whole(eqn: Any) -> bool:
 
 
 def follow_operation(eqn: Any, operands: Sequence[Axis], levels: tuple[int, ...], unit: int) -> EquationFlow:
-    """The flow of an operation without bodies."""
+    """The flow of an operation without bodies, from the axes and levels of its operands (`AxisAndLevel`)."""
     result = apply_rule(eqn, operands, unit)
     operand_axes = tuple(None if i in result.gathered else axis for i, axis in enumerate(operands))
     return EquationFlow(
@@ -70,10 +70,10 @@ def slice_replicated_operands(step: EquationFlow, unit: int) -> EquationFlow:
 def _axis_for_part(
     step: EquationFlow, operands: Sequence[Axis], position: int, shape: tuple[int, ...], unit: int
 ) -> Axis:
-    """An axis along which splitting an operand would change nothing else; None if there is none."""
+    """An axis along which the operand at `position` can be split without other changes; else None."""
     for axis, size in enumerate(shape):
         if size % unit == 0:
-            trial_operands = [axis if i == position else a for i, a in enumerate(operands)]
+            trial_operands = [axis if i == position else other for i, other in enumerate(operands)]
             trial = apply_rule(step.eqn, trial_operands, unit)
             if not trial.gathered and trial.axes == step.results and trial.reduced == step.reduced:
                 return axis

@@ -1,4 +1,4 @@
-"""Predicts the collectives of a jaxpr from its flow, after dead-code elimination.
+"""Predicts a program's collectives from the batch axes of its values (its `Flow`). Ignores dead code.
 
 Also lists the operations that every device repeats because they have no rule.
 """
@@ -134,6 +134,7 @@ def _walk_flow(
     gathered: set[Any] = set()  # values that an earlier gather has replicated
 
     def all_gathers(atoms: Sequence[Any], positions: Sequence[int], loop_depths: Sequence[int]):
+        """Yields the all-gathers of the values at `positions` that no earlier gather has replicated."""
         for i in positions:
             if atoms[i] not in gathered:
                 gathered.add(atoms[i])

@@ -1,6 +1,6 @@
 """Propagates the batch axis through a jaxpr, and infers where devices need collectives.
 
-`jnp.tanh(x[:4] @ w), x.T @ y` with x [8, 4] and y [8, 2] split along axis 0, and w [4, 2] replicated:
+For example, `tanh(x[:4] @ w), x.T @ y` with x [8, 4] and y [8, 2] split along axis 0, w [4, 2] replicated:
 
     a = slice x            x is gathered, because the slice cuts the batch axis     a [4, 4] replicated
     b = dot_general a w    both operands are replicated                             b [4, 2] replicated
@@ -17,10 +17,9 @@ one of three things with an axis that is split over devices (by its rule, in `ru
 - It depends on positions along the axis (a slice, a flip, a sort), or has no rule. An *all-gather* first
   replicates the operand on every device.
 
-So the collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` adds the
-same flow to the jaxpr as sharding constraints, so that XLA's partitioner has no other choice.
-
-Values without a batch axis (axis None) are replicated, so slicing them needs no communication.
+Values without a batch axis (axis None) are replicated, so slicing them needs no communication. Thus the
+collectives and their bytes are known without compiling (`exchanges`). `lowering.constraints` adds the axes to
+the jaxpr as sharding constraints, so that XLA's partitioner has no other choice.
 """
 
 import dataclasses
@@ -121,6 +120,7 @@ class _Follower:
     def _follow(
         self, jaxpr: Any, inputs: tuple[AxisAndLevel, ...], depth: int, output_axes: tuple[Any, ...]
     ) -> Flow:
+        """A forward and a backward pass; then another forward pass, if some values can be computed split."""
         flow, values = self._forward(jaxpr, inputs, depth, output_axes, {})
         split, requested = find_requested(
             flow,
@@ -141,7 +141,7 @@ class _Follower:
         output_axes: tuple[Any, ...],
         split: Mapping[Any, int],
     ) -> tuple[Flow, dict[Any, AxisAndLevel]]:
-        """One forward pass over the equations; `split`: axes of replicated variables computed split."""
+        """One forward pass; `split` has the replicated variables to compute split, and their axes."""
         values: dict[Any, AxisAndLevel] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def value_of(atom: Any) -> AxisAndLevel:  # literals and constants of the jaxpr have no axis
@@ -153,7 +153,7 @@ class _Follower:
             step = self.equation(eqn, operands, depth, split)
             if not step.bodies and any(v in split for v in eqn.outvars):
                 # The operands are replicated, or computed split for this equation, so they need no gather.
-                results = tuple(split.get(v, a) for v, a in zip(eqn.outvars, step.results, strict=True))
+                results = tuple(split.get(v, axis) for v, axis in zip(eqn.outvars, step.results, strict=True))
                 axes = tuple(axis for axis, _ in operands)
                 step = dataclasses.replace(step, operands=axes, results=results, gathered=(), sliced=())
             if not step.bodies:
@@ -292,7 +292,8 @@ def _with_bodies(
 ) -> EquationFlow:
     """The flow of an equation with bodies.
 
-    Replicated operands that are split inside the bodies, such as carried values, are sliced at the start.
+    `operands` and `current` are the operands' axes and levels outside and inside the bodies. Replicated
+    operands that are split inside, such as carried values, are sliced at the start.
     """
     pairs = enumerate(zip(current, operands, strict=True))
     sliced = tuple((i, inner[0]) for i, (inner, outer) in pairs if outer[0] is None and inner[0] is not None)
@@ -303,7 +304,7 @@ def _with_bodies(
 
 
 def _with_predicate(loop: EquationFlow) -> EquationFlow:
-    """The flow of a while loop that may have a predicate per row, which comes from `vmap`.
+    """The flow of a while loop, which has a predicate per row if it comes from `vmap`.
 
     Finished rows do not change. If rows are independent, a device may stop when its rows are finished;
     otherwise all devices decide together before each trip.

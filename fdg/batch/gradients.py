@@ -1,9 +1,9 @@
-"""Finds the gradient computations of a program: a set of equations that can run tile by tile over the batch.
+"""Finds the equations that compute a program's gradients and can run tile by tile over the batch.
 
-No equation outside the set reads batched values that the set computes, and no equation of the set reads the
-set's sums over the batch.
+They form a set: no equation outside it reads batched values that it computes, and no equation inside it reads
+its sums over the batch.
 
-`loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
+For example, `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
     p = dot_general x w     [4096]
     e = sub p y             [4096]
@@ -71,7 +71,7 @@ def gradient_sums(flow: Flow) -> GradientSums | None:
 
 
 class GradientBytes(NamedTuple):
-    """The bytes of the batched values of a program's gradients: of the largest gradient, and of all."""
+    """The bytes of batched values that gradients read or compute: of the largest gradient, and of all."""
 
     largest: int
     total: int

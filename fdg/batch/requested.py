@@ -1,4 +1,4 @@
-"""The backward pass of a flow: finds replicated values of which each device needs only a part.
+"""The backward pass of batch-axis propagation: finds replicated values that each device needs only in part.
 
 If all readers of a replicated value (such as random keys for a batch) split it along the same axis, each
 device computes only its part. This changes no collective, but saves work. On 8 devices, with 1,024
@@ -32,7 +32,7 @@ def find_requested(
     unit: int,
     follow_again: FollowAgain,
 ) -> tuple[dict[Any, int], tuple[Axis, ...]]:
-    """Finds the replicated variables to compute split, with their axes; also `Flow.requested_axes`."""
+    """Returns the replicated variables to compute split, with their axes, and `Flow.requested_axes`."""
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
         requests.add_reader(atom, None if axis is AS_COMPUTED else axis)

@@ -44,10 +44,7 @@ def _copy_to_successors(jaxpr: core.Jaxpr, axes: list[int | None]) -> Axes:
 
 
 def _declared_axes(jaxpr: core.Jaxpr, cache: dict[core.Jaxpr, Axes]) -> Axes:
-    """For each input, the axis that its first reader among fragments declares, also in loops and calls.
-
-    `cache` has results by jaxpr.
-    """
+    """The axis that the first fragment to read each input declares, at any depth; `cache` is by jaxpr."""
     if jaxpr not in cache:
         axis_of: dict[Any, int] = {}
         for eqn in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""Classes of operations by the names of JAX's primitives."""
+"""Classes of operations by the names of JAX's primitives, for counts, memory estimates and the cost model."""
 
 import functools
 from collections.abc import Mapping

@@ -20,6 +20,7 @@ def sum_over_equations(jaxpr: core.Jaxpr, count_of: Callable[[Any], int]) -> int
 
 
 def _equation_total(eqn: core.JaxprEqn, count_of: Callable[[Any], int]) -> int:
+    """Sums `count_of` over one run of an equation, with its bodies if it has any."""
     inner = bodies(eqn)
     if not inner:
         return count_of(eqn)
@@ -30,8 +31,8 @@ def _equation_total(eqn: core.JaxprEqn, count_of: Callable[[Any], int]) -> int:
 def flops_of(jaxpr: core.Jaxpr) -> int:
     """The floating-point operations of one execution, loops and branches included (`sum_over_equations`).
 
-    A matrix product or convolution counts 2 per multiply-add, data movement 0, and any other equation the
-    size of its largest operand or result.
+    A matrix product or convolution counts 2 per multiply-add; data movement, conversions and random bits 0;
+    and any other equation the size of its largest operand or result.
     """
     return sum_over_equations(jaxpr, _operation_flops)
 
@@ -57,8 +58,8 @@ def equation_count(jaxpr: core.Jaxpr) -> int:
 def largest_cost(jaxpr: core.Jaxpr) -> int:
     """The cost of the most expensive single equation, in floating-point operations.
 
-    Counted like `flops_of`, but elementwise equations count 100 per element: a tanh takes about as long as
-    fifty multiply-adds.
+    Counted like `flops_of`, but equations other than products count 100 per element: a tanh takes about as
+    long as fifty multiply-adds.
     """
     equations = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
     costs = (
@@ -69,7 +70,6 @@ def largest_cost(jaxpr: core.Jaxpr) -> int:
 
 
 _ELEMENTWISE_COST = 100
-
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 _MOVES = VIEWS.union(

@@ -1,7 +1,7 @@
 """Evaluates jaxprs with custom interpreters, in the style of JAX's own.
 
-An interpreter defines the results of an equation. For an equation with bodies, `run_bodies` runs the loop,
-branch or call with functions in place of its bodies, so that the interpreter applies inside:
+An interpreter is a function that computes an equation's results from its operands' values. For an equation
+with bodies, it calls `run_bodies`, which runs the loop, branch or call with functions in place of the bodies:
 
     def equation(eqn, values):
         functions = [partial(run, closed) for closed in closed_bodies(eqn)]

@@ -23,9 +23,9 @@ from fdg.jax_internals import CLOSED_JAXPR_IS_JAXPR, HIGH_LEVEL_PRIMITIVES, Clos
 class Body:
     """A jaxpr inside an equation, and how its variables map to the equation's."""
 
-    jaxpr: core.Jaxpr  # the body
+    jaxpr: core.Jaxpr  # open
     trips: int  # runs of the body per run of the equation
-    # False if `trips` is a guess (1 for a while loop) or a bound (a branch; a while loop with a counter)
+    # False if `trips` is a guess (a while loop: 1) or a bound (a branch: 1; a while loop with a counter)
     exact: bool
     operands: tuple[int, ...]  # body input i is the equation's input `operands[i]` (in the first trip)
     results: tuple[int, ...]  # the equation's output k is body output `results[k]`
@@ -166,8 +166,8 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
         case "cond":
             branches = [open_jaxpr(branch) for branch in params["branches"]]
             return tuple(
-                Body(b, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(b.outvars))))
-                for b in branches
+                Body(branch, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(branch.outvars))))
+                for branch in branches
             )
         case "custom_linear_solve":  # without differentiation, only its solver runs
             sizes, solve = params["const_lengths"], open_jaxpr(params["jaxprs"].solve)
@@ -389,7 +389,7 @@ def bytes_of(aval: Any) -> int:
 
 
 def require_arrays(what: str, tree: Any) -> Any:
-    """The tree, if all of its leaves are arrays or numbers."""
+    """Returns the tree if all leaves are arrays or numbers; else raises `GraphError`, which names `what`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             jax.typeof(leaf)

@@ -79,10 +79,7 @@ class Rewriter:
         self._cache: IdentityCache[core.Jaxpr] = IdentityCache()
 
     def __call__(self, block: Any, context: Any = None) -> core.Jaxpr:
-        """The rewritten open jaxpr of a block.
-
-        `context` is an additional, hashable input of the rule.
-        """
+        """The rewritten open jaxpr of a block; `context` is a further, hashable input of the rule."""
         return self._cache(block, context, lambda: self._rewrite(block, context))
 
     def _rewrite(self, block: Any, context: Any) -> core.Jaxpr:
@@ -91,7 +88,7 @@ class Rewriter:
         return result if is_jaxpr(result) else _with_equations(jaxpr, list(result))
 
     def inside(self, eqn: core.JaxprEqn, context: Any = None, blocks: Sequence[Any] | None = None) -> Any:
-        """Rewrites the bodies of an equation.
+        """The equation with its bodies rewritten; the same object if nothing changes.
 
         `blocks` are the blocks of its bodies, in order; None stands for the bodies' jaxprs.
         """
@@ -152,7 +149,7 @@ def copy_equations(eqns: Iterable[core.JaxprEqn], names: dict[Any, Any]) -> Iter
 
 
 def inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
-    """Replaces equations by the equations of their bodies.
+    """The jaxpr with equations replaced by the equations of their bodies, also inside these bodies.
 
     `body_of` returns the body of an equation, an open jaxpr without constants, or None to keep the equation.
     """
@@ -177,7 +174,7 @@ def inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | No
 
 
 def lowered(closed: Any) -> Any:
-    """Replaces high-level operations, at any depth, by calls of the jaxprs that they lower to."""
+    """Replaces JAX's high-level operations (`HiPrim`s), at any depth, by calls of their lowered jaxprs."""
 
     def lower_equation(eqn: core.JaxprEqn, inside: Inside) -> core.JaxprEqn:
         eqn = inside(eqn)

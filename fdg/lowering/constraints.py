@@ -74,10 +74,10 @@ def constrain(
 ) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
-    The result has the collectives that `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)` predicts
-    for the mesh's number of rows. `axes` are the batch axes of the first inputs. Outputs are resharded to the
-    batch axes `output_axes`, or left as they are if it is None. The mesh's size along `BATCH` must divide the
-    batch of every border.
+    With `rows`, the mesh's size along `BATCH`, the result has the collectives that
+    `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)` predicts; `rows` must divide the batch of
+    every border. `axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
+    `output_axes`, or left as they are if it is None.
 
     If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes are
     constrained, and parameters are gathered over the batch axis before operations that combine them with a
@@ -120,8 +120,9 @@ class _Rewriter:
         gathered_parameters: dict[Any, Any] = {}  # parameter -> the parameter, gathered over the batch axis
 
         def gather_parameter(atom: Any, value: Any) -> Any:
+            """Gathers a parameter over the mesh axis `BATCH`; returns `value` if it is not split over it."""
             spec = specs_of.get(atom)
-            if spec is None or all(BATCH not in axes for axes in spec):
+            if spec is None or all(BATCH not in mesh_axes for mesh_axes in spec):
                 return value
             if atom not in gathered_parameters:
                 sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
@@ -158,6 +159,7 @@ class _Rewriter:
             return pinned[atom]
 
         def read_operands(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
+            """The operands of an equation, or the outputs of a flow, resharded to the axes that it needs."""
             operands = [atom if hasattr(atom, "val") else pinned.get(atom, atom) for atom in atoms]
             for i in step.gathered:
                 operands[i] = place(atoms[i], None)
@@ -258,7 +260,7 @@ class _Rewriter:
         return pins, sliceable
 
     def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
-        """The operands of a call that its body constrains."""
+        """The positions of a call's operands that its body constrains."""
         positions = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
@@ -271,7 +273,7 @@ class _Rewriter:
         """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # not divisible; a fragment's batch is always divisible in a plan
+            axis = None  # not divisible; a plan chooses devices that divide every fragment's batch
         sharding = batch_sharding(self.mesh, axis)
         if self.has_sharded_parameters:
             entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)

@@ -1,6 +1,6 @@
 """Hoists random draws out of loops: they are drawn for all trips at once, with the same numbers.
 
-In a loop over keys, one per trip,
+In a loop that carries `x` and scans over keys, one per trip,
 
     scan 128 trips { x; key: k = split key; u = uniform k[0]; r = uniform k[1]; x = step x u r }
 
@@ -18,21 +18,17 @@ from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 
-# The maximum bytes of draws for all trips of a loop; if there are more, drawing in each trip is faster.
+# The maximum bytes of all draws of a loop; above it, drawing in each trip is faster than storing them.
 MAX_BYTES = 64 << 20
 
 _DRAWS = frozenset(
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
 )
 
-
 _HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Hoists the draws of a program's scans, at any depth.
-
-    The result is cached per program.
-    """
+    """Hoists the draws of a program's scans, at any depth. Cached per program."""
     rule = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MAX_BYTES)
     return _HOISTED(jaxpr, MAX_BYTES, lambda: hoist(jaxpr, rule))

@@ -1,7 +1,7 @@
 """Hoists operations out of scans, and computes them for the rows of all trips at once.
 
 A `HoistRule` selects operations of a loop's body. They are hoisted with the operations that they depend on,
-unless they depend on a carried value. In this loop, the rule selects `expensive`:
+unless they depend on a carried value. In this loop, `x` is carried, and the rule selects `expensive`:
 
     scan 128 trips { x; row: a = f row; b = expensive a; x = step x a b }
 
@@ -127,10 +127,7 @@ def _split(jaxpr: Any, invariant: set[Any], rule: HoistRule) -> _Parts | None:
 
 
 def _split_call(eqn: Any, invariant_outside: set[Any], rule: HoistRule) -> list[Any]:
-    """Splits a call into a call of its hoisted equations and a call of the rest, if both have equations.
-
-    Returns other equations unchanged.
-    """
+    """Splits a call into a call of its hoisted equations and one of the rest; keeps other equations whole."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)

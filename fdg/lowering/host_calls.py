@@ -99,7 +99,7 @@ class Guarded:
                 arrays = None if self.expected is None else [np.asarray(result) for result in results]
             except HostError:
                 raise  # the error already names its source
-            except BaseException as error:  # JAX would make a long error of SystemExit and others, too
+            except BaseException as error:  # otherwise JAX prints a long traceback, for SystemExit too
                 raise HostError(f"{self.label} raised {raised(error)}") from error
         if arrays is not None:
             self._check(arrays)
@@ -141,6 +141,7 @@ class _Exits:
 
     @contextlib.contextmanager
     def watch(self, call: Guarded) -> Iterator[None]:
+        """A context for one call; while any call runs, `os._exit` is `_print_and_exit`."""
         token = object()
         with self._lock:
             self.running[token] = call, time.monotonic()
@@ -163,6 +164,7 @@ class _Exits:
         return None if oldest is None else (oldest[0].label, time.monotonic() - oldest[1])
 
     def _print_and_exit(self, status: int) -> NoReturn:
+        """Reports the call that runs in this thread, if there is one; then exits."""
         call, self._thread_local.call = getattr(self._thread_local, "call", None), None
         if call is not None:
             line = f"{call.label} called os._exit({status})"

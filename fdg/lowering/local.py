@@ -51,6 +51,7 @@ class OnePart:
         return self._slice(jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, steps), flow.sliced)
 
     def _run_bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
+        """The part of the results of a loop, branch or call."""
         constants = map(jaxprs.constants_of, jaxprs.closed_bodies(step.eqn))
         functions: list[Callable] = [
             functools.partial(self.run_flow, flow, consts)
@@ -62,6 +63,7 @@ class OnePart:
         return jaxprs.run_bodies(step.eqn, functions, values)
 
     def _part_shape(self, shape: Sequence[int], axis: Axis) -> tuple[int, ...]:
+        """The shape of one part of an array that is split along `axis`."""
         return tuple(n // self.count if i == axis else n for i, n in enumerate(shape))
 
     def _slice(self, values: Sequence[Any], sliced: Sequence[tuple[int, int]]) -> list[Any]:
@@ -89,7 +91,7 @@ class OnePart:
             case "dynamic_slice":
                 return {**params, "slice_sizes": self._part_shape(params["slice_sizes"], axis)}
             case "conv_general_dilated" if step.operands[1] is not None:  # the batch consists of groups
-                return {**params, **{k: max(params[k] // self.count, 1) for k in _GROUP_COUNTS}}
+                return {**params, **{name: max(params[name] // self.count, 1) for name in _GROUP_COUNTS}}
             case "gather" if axis not in params["dimension_numbers"].operand_batching_dims:
                 return {**params, "slice_sizes": self._part_shape(params["slice_sizes"], axis)}
             case "rowwise":
@@ -106,7 +108,7 @@ def _loop_until_all_finished(
 ) -> list[Callable]:
     """The condition and the body of a while loop of `count` carried values, whose predicate may be per row.
 
-    The loop ends when no row is unfinished; finished rows keep their values.
+    `values` are the loop's operands. The loop ends when all rows are finished; finished rows do not change.
     """
 
     def unfinished(operands: list[Any]) -> list[Any]:

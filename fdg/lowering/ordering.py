@@ -59,9 +59,8 @@ def hoist_batch_reductions(
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
     Takes the arguments of `order_collectives`.
     """
-    flow = follow(
-        jaxpr, axes, devices, output_axes
-    )  # cached: equal flows are one object, a key of `_HOISTED`
+    # `follow` is cached: equal flows are one object, so `_HOISTED` finds them.
+    flow = follow(jaxpr, axes, devices, output_axes)
     return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
 
 
@@ -69,14 +68,15 @@ _HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
+    """Hoists the flow's reductions over the batch, but no other collective, out of its loops."""
     steps = list(_steps(flow))
     sums = {id(step.eqn) for step in steps if step.reduced and step.eqn.primitive.name.startswith("reduce_")}
     # Operands of a hoisted sum are computed twice, before the loop and in it. Other collectives, such as
     # those that shuffle samples, stay in the loop with the sums that depend on them, to run only once.
     collectives = {
-        id(s.eqn)
-        for s in steps
-        if s.gathered or s.agrees_on_predicate or (s.reduced and id(s.eqn) not in sums)
+        id(step.eqn)
+        for step in steps
+        if step.gathered or step.agrees_on_predicate or (step.reduced and id(step.eqn) not in sums)
     }
     rule = HoistRule(
         "sums",
@@ -134,15 +134,15 @@ class _Pending:
         return not self.dependents.isdisjoint(jaxprs.variables(atoms))
 
     def result_for(self, v: Any, axis: Axis) -> list[tuple[Any, Axis]]:
-        """The result on which a value with this batch axis can depend, as a list of at most one."""
+        """A list with one result on which `v` can depend without a collective; empty if there is none."""
         return [result for result in self.results if _can_depend_locally(v, axis, *result)][:1]
 
 
 def _make_pending(step: EquationFlow, read: set[Any]) -> list[_Pending]:
     """Makes one `_Pending` for an equation, or one for each result if it is a call with collectives.
 
-    Floats come before integers, such as a loop's counter. Skips results that are not in `read`, the variables
-    that some equation reads, because XLA would compute these results only for the dependency.
+    Its results are sorted: replicated before split, then floats before integers (such as a loop's counter).
+    Skips results that no equation reads (`read` has the others): XLA would compute them only to wait.
     """
     dependents = _dependent_results(step, set(), collectives=True)
     results = [
@@ -194,10 +194,7 @@ def _is_among(atom: Any, variables: set[Any]) -> bool:
 
 
 def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
-    """For each value that a loop carries: its operand's position, its result, and whether trips change it.
-
-    Empty for equations without a carry.
-    """
+    """For each value that a loop carries: its operand's position, its result, and whether trips change it."""
     if not step.bodies:
         return []
     body = jaxprs.bodies(step.eqn)[-1]
@@ -206,7 +203,7 @@ def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
 
 
 def _order_block(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
-    """The equations of a flow, with dependencies between their collectives."""
+    """The equations of a flow, with dependencies so that no collective overlaps a loop with collectives."""
     equations: list[Any] = []
     live_steps = {id(step.eqn): step for step in flow.equations}
     atoms = [step.eqn.invars[i] for step in flow.equations for i in step.read]

@@ -46,7 +46,7 @@ class TrainingLoop:
 
 
 def lower_shared(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
-    """The program of a plan with one group."""
+    """The training loop of a plan with one group, in which all fragments share one program."""
     (group,), graph = plan.groups, plan.graph
     mesh = group_mesh(group, devices)
     layouts = layouts_by_position(plan.sharded, group.name)
@@ -78,7 +78,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     from each other after an iteration, so all of them finish it before the next one starts.
     """
     graph, mesh = plan.graph, _agents_mesh(plan, devices)
-    by_agent, record, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
+    by_agent, buffer_spec, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
     assert plan.together is not None
     num_agents, together = plan.agents_here, plan.together
     agent = core.jaxpr_as_fun(
@@ -117,12 +117,12 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
             run_all_of_device,
             mesh=mesh,
             in_specs=(by_agent, replicated),
-            out_specs=(by_agent, record),
+            out_specs=(by_agent, buffer_spec),
             check_vma=False,
         )(leaves, iterations)
 
     shardings = [NamedSharding(mesh, by_agent)] * len(graph.state_axes)
-    return TrainingLoop(run, shardings, NamedSharding(mesh, record), NamedSharding(mesh, replicated))
+    return TrainingLoop(run, shardings, NamedSharding(mesh, buffer_spec), NamedSharding(mesh, replicated))
 
 
 def _with_agent_axis_of_metrics(agent: Callable, num_leaves: int) -> Callable:
@@ -217,7 +217,7 @@ def lower_call(call: Call, mesh: Mesh, group: Group) -> tuple[Any, list[jax.Shap
 
     The last result is an additional uint8. To wait for the program, block on this result: other results may
     already have been donated to the next program. Programs of one device are lowered without shardings
-    (`Program.roams`).
+    (`running.program.Program.roams`).
     """
     inputs = [value.variable for value in call.inputs]
     outputs = [value.variable for value in call.outputs]

@@ -1,6 +1,6 @@
 """Computes large batch reductions, above all gradients, in tiles that fit into a core's cache.
 
-`loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
+For example, `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
     p = dot_general x w     [4096]  tiled
     e = sub p y             [4096]  tiled
@@ -49,7 +49,7 @@ from fdg.lowering.mesh import BATCH, is_of_cpus
 TILE_BYTES = 3 << 20  # the target for the total size of a tile's batched values; XLA stores few of them
 TILE_FLOPS = 4 << 20  # the minimum operations of a tile; with fewer, the loop's overhead is too large
 PACKED_BYTES = 1 << 20  # the largest array to pack; copying more takes as long as another synchronisation
-_PREFIX = "fdg-tiles"
+_PREFIX = "fdg-tiles"  # a call that is computed in 8 tiles is named "fdg-tiles:8"
 
 # The functions that combine the results of tiles, for operations other than sums.
 _EXTREMES: dict[str, Callable] = {"reduce_max": jnp.maximum, "reduce_min": jnp.minimum}

@@ -19,7 +19,7 @@ from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.identity_cache import IdentityCache
 from fdg.tracing.graph import FDG
 
-TARGET_GRADIENT_BYTES = 8 << 20  # the target for all agents of a vmap together
+TARGET_GRADIENT_BYTES = 8 << 20  # the target for the gradients of all agents in one vmap
 OPERATION_BYTES = 2000  # what a core reads or writes in the time of an operation's fixed overhead
 
 _CACHE: IdentityCache[int] = IdentityCache(max_entries=64)
@@ -56,7 +56,7 @@ def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
 def population_collectives(
     graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives and the note of a population (agents that copy from each other); else nothing."""
+    """The collectives and notes of a population (agents that copy from each other); else empty tuples."""
     between = graph.between_agents
     if between is None:
         return (), ()

@@ -29,7 +29,7 @@ def largest_divisor(number: int, limit: int) -> int:
     >>> largest_divisor(66, 4)
     3
     """
-    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
+    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
@@ -45,14 +45,14 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
     groups: dict[Group, list[str]] = {}
     for role, group in placement.items():
         groups.setdefault(group, []).append(role)
-        outside = [d for d in group.devices if not 0 <= d < count]
+        outside = [device for device in group.devices if not 0 <= device < count]
         if outside or not group.devices:
             problem = f"device {outside[0]}" if outside else "no device"
             raise PlanError(
                 f"{policy} places '{role}' on {problem} (group {group.name}), but there are {count} devices,"
                 f" 0 to {count - 1}: let place() return indices into the list of devices"
             )
-        repeated = [d for d in group.devices if group.devices.count(d) > 1]
+        repeated = [device for device in group.devices if group.devices.count(device) > 1]
         if repeated:
             raise PlanError(
                 f"{policy} places '{role}' on device {repeated[0]} twice (group {group.name}): list each"
@@ -129,7 +129,7 @@ def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
         unassigned = []
         for fragment in pending:
             edges = [e for e in graph.edges if e.target == fragment.name and e.source != fragment.name]
-            largest = max(edges, key=lambda e: e.bytes_per_crossing, default=None)
+            largest = max(edges, key=lambda edge: edge.bytes_per_crossing, default=None)
             # the fragment whose group this fragment joins
             guide = fragment.parent or (None if largest is None else largest.source)
             if guide is None or guide == fragment.name:

@@ -75,7 +75,7 @@ class Layout:
 
 
 def spec_text(spec: Spec) -> str:
-    """A layout's axes as printed in a plan.
+    """The mesh axes of each dimension, as a plan prints them; "whole" for an empty spec.
 
     >>> spec_text(((), ("batch", "model")))
     '-, batch+model'
@@ -117,12 +117,12 @@ def find_route(source: Layout, target: Layout) -> Route:
     chunks = []
     for chunk_index in itertools.product(*map(range, joins)):
         chunk_by_device = []
-        for j, part in enumerate(target.part_of_device):
+        for target_device, part in enumerate(target.part_of_device):
             global_index = [p * n + k for p, n, k in zip(part, joins, chunk_index, strict=True)]
             sources = holders[tuple(c // n for c, n in zip(global_index, cuts, strict=True))]
             index_in_part = 0
             for c, n in zip(global_index, cuts, strict=True):
                 index_in_part = index_in_part * n + c % n
-            chunk_by_device.append((sources[j % len(sources)], index_in_part))
+            chunk_by_device.append((sources[target_device % len(sources)], index_in_part))
         chunks.append(tuple(chunk_by_device))
     return Route(cuts, joins, tuple(chunks))

@@ -193,7 +193,7 @@ def _peak(operations: Sequence[_Operation], returned: frozenset[Any]) -> int:
         for v, size in operation.results:
             if v in returned or v not in last_use:
                 continue
-            donor = next((v for v in dying if alive.get(v) == size), None) if operation.is_in_place else None
+            donor = next((x for x in dying if alive.get(x) == size), None) if operation.is_in_place else None
             if donor is not None:
                 current -= alive.pop(donor)
             alive[v] = size
@@ -209,7 +209,8 @@ def peak_by_group(
     """The peak bytes on a device of each group while a schedule runs.
 
     `sizes` are the numbers of devices over which each group splits a batch. `shared` maps each group to a
-    name for its devices: groups with the same name are on the same devices, so their bytes are added.
+    name for its devices: groups with the same name are on the same devices, so their bytes are added. The
+    result is by these names; without `shared`, by group.
     """
     names = shared or {group: group for group in sizes}
     state_bytes: collections.Counter[str] = collections.Counter()
@@ -229,6 +230,7 @@ def _value_bytes(value: Value, sizes: Mapping[str, int]) -> int:
 def _step_peaks(
     steps: Sequence[Step], sizes: Mapping[str, int], names: Mapping[str, str]
 ) -> collections.Counter[str]:
+    """The peak bytes of `peak_by_group` while steps run, in addition to the state and the constants."""
     last_use = {value: i for i, step in enumerate(steps) for value in uses(step)}
     alive: dict[Value, int] = {}
     # Donated leaves have negative bytes in `alive`, because the caller adds the bytes of all leaves.

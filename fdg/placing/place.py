@@ -54,7 +54,7 @@ from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
 _MAX_DEVICES = 2**20
-_MAX_STALENESS = 200  # in iterations; one copy of the parameters is stored for each
+_MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
 _OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
 _COLLECTIVES_CACHE: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
@@ -127,10 +127,10 @@ def place(
         policy,
         count,
         groups,
-        idle=tuple(d for d in range(count) if d not in used),
+        idle=tuple(device for device in range(count) if device not in used),
         assignment=tuple((fragment, group.name) for fragment, group in assignment.items()),
         delayed=delayed,
-        unfit=tuple((g.name, g.devices[len(fit) :]) for g, fit in zip(requested, groups, strict=True)),
+        unfit=tuple((old.name, old.devices[len(new) :]) for old, new in zip(requested, groups, strict=True)),
         notes=sharded_agents_notes(undelayed),
     )
     plan = _with_sharded_leaves(plan, undelayed)

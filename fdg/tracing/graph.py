@@ -19,7 +19,7 @@ from fdg.errors import GraphError
 class Array:
     """An array at a fragment's border."""
 
-    value: int  # the number of its value in the program, the same for the same array; -1 for a literal
+    value: int  # the number of its variable at the call; equal if two calls share the variable; -1: a literal
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -38,7 +38,7 @@ class Fragment:
     role: str
     parent: str | None  # the enclosing fragment; None at the top level
     calls_per_iteration: int
-    # False in a while loop (counted by its maximum trips, else as one trip) or a branch (counted as taken)
+    # False inside a while loop (counted with its maximum trips, or one) or a branch (counted as taken)
     calls_exact: bool
     flops_per_call: int  # counted by `jaxprs.flops_of`
     bytes_per_call: int  # bytes of its inputs and outputs

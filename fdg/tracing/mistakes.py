@@ -99,7 +99,7 @@ def line_text(file: str, number: int, names: dict[str, Any] | None = None) -> st
 
 
 def _space_text(error: Exception) -> str:
-    """The end of a message if an environment's space lacks the attribute; "" for other errors."""
+    """The end of a message about an attribute that an environment's space lacks; "" for other errors."""
     space = (
         getattr(error, "owner", getattr(error, "obj", None)) if isinstance(error, AttributeError) else None
     )

@@ -74,6 +74,7 @@ class Reader:
         return tuple(self._fragment(call, names) for call in self.fragment_calls), tuple(self._edges(names))
 
     def _find_fragments(self, scope: Scope) -> None:
+        """Adds the scopes inside a scope, and the fragments that are called in them, in program order."""
         for eqn in scope.jaxpr.eqns:
             mark = FragmentMark.of(eqn)
             index = scope.fragment_index
@@ -101,14 +102,14 @@ class Reader:
         }
         axes_out = {e.outvars[0]: e.params["axis"] for e in borders}
 
-        def border(outer, inner, axes):
+        def make_array(outer, inner, axes):
             aval = inner.aval
             axis = None if isinstance(inner, core.Literal) else axes.get(inner)
             number = -1 if isinstance(outer, core.Literal) else self.value_number(outside, outer)
             return Array(number, tuple(aval.shape), str(aval.dtype), jaxprs.bytes_of(aval), axis)
 
-        inputs = [border(o, i, axes_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
-        outputs = [border(o, i, axes_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
+        inputs = [make_array(o, i, axes_in) for o, i in zip(eqn.invars, inside.jaxpr.invars, strict=True)]
+        outputs = [make_array(o, i, axes_out) for o, i in zip(eqn.outvars, inside.jaxpr.outvars, strict=True)]
         parent = outside.fragment_index
         return Fragment(
             name=mark.name,
@@ -125,7 +126,7 @@ class Reader:
     # --- edges ---
 
     def _edges(self, names: list[str]):
-        # Values with the same source, target, crossings, delay and stacked trips form one edge.
+        """Yields the edges; one edge has all values of equal source, target, crossings, delay and trips."""
         values_of_edge: dict[tuple, list[tuple[int, int]]] = {}
         for target, call in enumerate(self.fragment_calls):
             routes: dict[tuple[int, int], EdgeRoute] = {}

@@ -31,7 +31,7 @@ def warn_of_same_draws(name: str, jaxpr: Any, state: Any) -> None:
     is_unchanged = [_origin(jaxpr, out) is v for v, out in zip(jaxpr.invars, jaxpr.outvars, strict=False)]
     reported = set()
     draws = _follow(jaxpr, tuple(_UNCHANGED if fixed else _NEW for fixed in is_unchanged))[1]
-    _follow.cache_clear()  # jaxprs may hold arrays
+    _follow.cache_clear()  # cached jaxprs may keep arrays alive
     for draw in draws:
         if (line := _user_line(draw.calls)) is None or line in reported:
             continue

@@ -123,8 +123,8 @@ def trace(algorithm: Any) -> FDG:
         output_shapes.append(shapes)
         returned_weak[:] = weak_types(new_state)
         # Outputs are strongly typed; the next iteration gets weak types from `returned_weak`.
-        typed = [jax.lax.convert_element_type(n, o.dtype) if not keys.is_key(o.dtype) else n
-                  for n, o in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
+        typed = [jax.lax.convert_element_type(new, old.dtype) if not keys.is_key(old.dtype) else new
+                  for new, old in zip(jax.tree.leaves(new_state), leaves, strict=True)]  # fmt: skip
         return *typed, *jax.tree.leaves(metrics)
 
     def jaxpr_of(function: Any, weak: list[bool]) -> Any:
@@ -189,7 +189,7 @@ _VMAPPED_GRAPHS: IdentityCache[FDG] = IdentityCache(max_entries=16)
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
-    """The graph of a closed jaxpr from the state's leaves to the next state's and the metrics' leaves."""
+    """The graph of a closed jaxpr that maps the state's leaves to the next state's leaves and the metrics."""
     jaxpr = name_fragments(jaxpr)
     num_leaves = len(jax.tree.leaves(state))
     fragments, edges = Reader(jaxprs.open_jaxpr(jaxpr), num_leaves).read()
@@ -291,6 +291,7 @@ def _weakness_message(name: str, state: Any, before: list[bool], after: list[boo
 
 
 def _check_metrics(name: str, metrics: Any) -> None:
+    """Checks that metrics are a flat dict from strings to scalars."""
     if not isinstance(metrics, dict):
         raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():

@@ -24,10 +24,12 @@ def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Each result equals the operand at its position."""
     return RuleResult(tuple(operands))
 
 
 def _device_put(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Keeps the batch axes, unless the operation names a device."""
     return None if any(d is not None for d in eqn.params["devices"]) else RuleResult(tuple(operands))
 
 

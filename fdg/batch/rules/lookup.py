@@ -7,7 +7,7 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, shape_o
 
 def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """A look-up of rows in a split table is reduced over devices; other batch axes are kept."""
-    (axis, index), dims = operands, eqn.params["dimension_numbers"]
+    (axis, index), dims = operands, eqn.params["dimension_numbers"]  # axes of the table, of the indices
     rank, sizes = len(shape_of(eqn.outvars[0])), eqn.params["slice_sizes"]
     index_axes = [d for d in range(rank) if d not in dims.offset_dims]  # the indices' axes in the result
     if axis is None:

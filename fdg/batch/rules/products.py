@@ -42,6 +42,7 @@ def _product(eqn: Any, left: Role | None, right: Role | None) -> RuleResult | No
 
 
 def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Batches and output features are kept, and input features are contracted, as in a matrix product."""
     lhs, rhs, out = eqn.params["dimension_numbers"]
     features, batches = eqn.params["feature_group_count"], eqn.params["batch_group_count"]
     groups = max(features, batches)
@@ -61,8 +62,8 @@ def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 def _matrices(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Linear algebra on the last two axes of matrices, or the last axis of vectors; other axes are kept."""
-    batch = max(len(shape_of(v)) for v in eqn.invars) - 2
-    return None if any(a is not None and a >= batch for a in operands) else same(eqn, operands)
+    num_leading = max(len(shape_of(v)) for v in eqn.invars) - 2
+    return None if any(axis is not None and axis >= num_leading for axis in operands) else same(eqn, operands)
 
 
 def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:

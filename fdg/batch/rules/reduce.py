@@ -41,6 +41,7 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """XLA has no all-reduce for argmax and argmin, so an operand split along a reduced axis is gathered."""
     return None if operands[0] in eqn.params["axes"] else _reduce(eqn, operands)
 
 
@@ -49,7 +50,7 @@ def _reduce_by_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     axis, reduced_axes = first_axis(operands), eqn.params["dimensions"]
     if axis is None or axis in reduced_axes:
         return None
-    gathered = [i for i, a in enumerate(operands) if a not in (None, axis)]
+    gathered = [i for i, other in enumerate(operands) if other not in (None, axis)]
     return every_result(eqn, position_without(axis, reduced_axes), *gathered)
 
 
@@ -65,10 +66,11 @@ def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     axis = first_axis(operands)
     if axis is None or window_covers(eqn, axis):
         return None
-    return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
+    return every_result(eqn, axis, *[i for i, other in enumerate(operands) if other not in (None, axis)])
 
 
 def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """An FFT keeps the axes that it does not transform."""
     num_transformed = len(eqn.params["fft_lengths"])
     axis = operands[0]
     return (

@@ -49,7 +49,7 @@ def same(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     All shapes are equal, or ().
     """
     axis = first_axis(operands)
-    return every_result(eqn, axis, *[i for i, a in enumerate(operands) if a not in (None, axis)])
+    return every_result(eqn, axis, *[i for i, other in enumerate(operands) if other not in (None, axis)])
 
 
 def except_axes(*names: str) -> Rule:
@@ -61,7 +61,7 @@ def except_axes(*names: str) -> Rule:
     def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         axes = next((eqn.params[name] for name in names if name in eqn.params), -1)
         rank = len(shape_of(eqn.invars[0]))
-        whole_axes = {a % rank for a in (axes if isinstance(axes, tuple | list) else (axes,))}
+        whole_axes = {axis % rank for axis in (axes if isinstance(axes, tuple | list) else (axes,))}
         return None if any(axis in whole_axes for axis in operands) else same(eqn, operands)
 
     return rule
@@ -83,7 +83,7 @@ def position_without(axis: int, removed: Sequence[int]) -> int:
     >>> position_without(2, [0, 3])
     1
     """
-    return axis - sum(a < axis for a in removed)
+    return axis - sum(other < axis for other in removed)
 
 
 def merged_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> Axis:

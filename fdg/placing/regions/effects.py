@@ -44,7 +44,7 @@ def _unordered_effects() -> tuple[type, ...]:
 def has_effect(eqn: core.JaxprEqn) -> bool:
     """Whether an equation has a side effect whose order matters.
 
-    The order of two effects does not matter: unordered prints, and accesses of a program's mutable arrays.
+    The order of two kinds does not matter: unordered prints, and accesses of a program's mutable arrays.
     """
     return any(not isinstance(effect, _unordered_effects()) for effect in eqn.effects)
 

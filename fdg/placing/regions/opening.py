@@ -71,7 +71,7 @@ class _RegionBuilder:
 
 
 class _Opener:
-    """Inlines calls and scans for one assignment of fragments to groups."""
+    """Inlines calls and scans; `names` maps a jaxpr's variables to those that replace them in a region."""
 
     def __init__(self, assignment: Mapping[str, str], policy: Any):
         self.assignment, self.policy = assignment, policy
@@ -203,11 +203,11 @@ class _Opener:
         position = counter
         if eqn.params["reverse"] and (body.sliced or body.stacked):
             position = region.emit(lambda t: body.trips - 1 - t, counter)
-        is_carried = dict(body.carry)
+        carry_outputs = dict(body.carry)
         for i, variable in enumerate(body.jaxpr.invars):
             if i in body.sliced:
                 inner[variable] = region.emit(_row, outer[i], position)
-            elif i in is_carried:
+            elif i in carry_outputs:
                 inner[variable] = add_carried(around.as_variable(outer[i]))
             else:
                 inner[variable] = outer[i]

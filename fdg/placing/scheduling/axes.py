@@ -1,4 +1,4 @@
-"""Finds the batch axis of each variable in an opened iteration.
+"""Finds the batch axis of each variable in an opened iteration (`regions.region`).
 
 region x, w:  (x [B, 3] split along 0, w [3] replicated)
   a = act(w, x)            a: 0, as its border declares
@@ -18,7 +18,7 @@ from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
-# For each set of groups, the smallest number of devices that gives the same batch axes (`batch.lengths`).
+# For each set of groups, the smallest number of devices with the same batch axes as theirs (`batch.lengths`).
 Units = Mapping[frozenset[str], int]
 
 

@@ -161,6 +161,7 @@ class _StepCollector:
         self._groups.setdefault(variable, []).append(group)
 
     def _add_operation(self, operation: Operation, group: str) -> None:
+        """Adds an operation to the group's first program for which its inputs are ready."""
         inputs = [self._fetch(v, group, operation.fragments) for v in operation.inputs]
         ready = (self._definitions[value] for value in inputs)
         level = max((level + 1 if kind == "loop" else level for level, kind in ready), default=0)
@@ -171,6 +172,7 @@ class _StepCollector:
             self._define(v, group, level, "program")
 
     def _add_loop(self, loop: Loop) -> None:
+        """Adds a loop, with its body's steps and the values that enter and leave it."""
         placement, value_of = self.placement, self.value_of
         body = _StepCollector(placement, value_of, self.origins, loop.body)
         for end, v in zip(body.next_values, loop.body.outputs, strict=True):  # the producer keeps it too

@@ -78,6 +78,7 @@ class Placement:
     # --- backward pass: the groups that use a value ---
 
     def _backward_all(self) -> None:
+        """Repeats the backward pass until the groups that keep each leaf no longer change."""
         leaves: list[set[str]] = [set() for _ in self.region.inputs]
         while True:
             needed = self._backward(self.region, leaves)
@@ -106,7 +107,7 @@ class Placement:
             holders: list[set[str]] = [set() for _ in item.starts]
             while True:
                 inner = self._backward(item.body, holders)
-                grown = [h | inner[v] for h, v in zip(holders, item.body.inputs, strict=True)]
+                grown = [old | inner[v] for old, v in zip(holders, item.body.inputs, strict=True)]
                 if grown == holders and not self._place_permuted(item, grown):
                     break
                 holders = grown
@@ -118,10 +119,7 @@ class Placement:
         return users_of
 
     def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
-        """Places one carried value that the loop does not read, but only carries or exchanges with others.
-
-        Returns whether there was such a value.
-        """
+        """Places one carried value that the loop only carries or permutes; returns whether there was one."""
         users: dict[int, set[str]] = {}
         for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
             for i, v in enumerate(loop.body.inputs):
@@ -250,6 +248,7 @@ class Placement:
     # --- leaves that no group uses ---
 
     def _place_unused_leaves(self) -> None:
+        """Keeps each leaf that no group uses where its next value is, if a group has it."""
         leaves, holders_of = self.carry_groups[self.region], self._initial_holders()
         self._forward(self.region, holders_of, {})
         for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):

@@ -31,10 +31,7 @@ class Readers:
         leaf_names: Sequence[str],
         where: str,
     ):
-        """Takes each fragment's group and age, and each state leaf's next value and name.
-
-        `where` names the policy, for errors.
-        """
+        """Takes each fragment's group and age, each leaf's next value and name, and the policy (`where`)."""
         self.groups, self.leaf_names, self.ages = groups, leaf_names, ages.by_fragment
         self.where, self.off_setting, self.unit = f"{where}: {ages}", ages.off_setting, ages.unit
         self.parent_of = {f.name: f.parent for f in fragments}

@@ -56,10 +56,7 @@ class Block:
 
 
 def kind_of_control(eqn: core.JaxprEqn) -> str | None:
-    """The kind of an equation whose results are those of its bodies: `scan`, `while`, `cond` or `call`.
-
-    None for other equations.
-    """
+    """The kind of an equation with its bodies' results (`scan`, `while`, `cond`, `call`); else None."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
         return name

@@ -18,11 +18,11 @@ from fdg.fragment import FragmentMark, fragments_in
 from fdg.placing.staleness.readers import Reader, Readers, ReadersByValue, Version
 from fdg.placing.staleness.values import Block, Versioned, kind_of_control
 
-Pair: TypeAlias = tuple[Versioned, Version]
+Pair: TypeAlias = tuple[Versioned, Version]  # one version of a value
 
 
 class BlockRewriter:
-    """Rewrites a block, from its last equation to its first."""
+    """Rewrites a block, from its last equation to its first; `build` returns the new jaxpr."""
 
     def __init__(self, block: Block, output_readers: Iterable[set[Reader]], readers: Readers):
         """Takes the readers of each of the block's results (`output_readers`)."""
