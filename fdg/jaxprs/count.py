@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from fdg.jaxprs.classes import CLASSES, VIEWS
@@ -95,6 +96,8 @@ class Product(NamedTuple):
 
     >>> Product(1, 512, 4, 64, "float32").flops
     262144
+    >>> [Product(1, 1, 1, 1, dtype).bytes for dtype in ("float32", "bfloat16", "float8_e4m3fn", "bool")]
+    [12, 6, 3, 3]
     """
 
     batch: int
@@ -112,8 +115,11 @@ class Product(NamedTuple):
     @property
     def bytes(self) -> int:
         """The bytes of the product's three matrices."""
-        itemsize = int("".join(c for c in self.dtype if c.isdigit()) or 32) // 8
-        return itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return (
+            jnp.dtype(self.dtype).itemsize
+            * self.batch
+            * (self.m * self.k + self.k * self.n + self.m * self.n)
+        )
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""

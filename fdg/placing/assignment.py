@@ -153,23 +153,25 @@ def merge_same_devices(assignment: Mapping[str, Group], policy: Policy) -> dict[
     for group in assignment.values():
         if not group.apart:
             by_devices.setdefault(group.devices, {})[group.name] = group
-    for groups in by_devices.values():
-        rules = {(group.model, group.parameters): group.name for group in groups.values() if group.parameters}
-        if len(rules) > 1:
+    merged: dict[tuple[int, ...], Group] = {}
+    for devices, groups in by_devices.items():
+        members = groups.values()
+        sharding = {(g.model, g.parameters, g.whole_along_batch): g for g in members if g.parameters}
+        if len(sharding) > 1:
+            names = listed([repr(group.name) for group in sharding.values()], "and")
             raise PlanError(
-                f"{policy}: groups {listed(map(repr, rules.values()), 'and')} are on the same devices but"
-                " shard parameters differently: give them the same rules"
+                f"{policy}: groups {names} are on the same devices but shard parameters differently: give"
+                " them the same rules"
             )
-    merged = {
-        devices: Group(
+        rules = next(iter(sharding.values()), Group("", devices))
+        merged[devices] = Group(
             "+".join(groups),
             devices,
-            any(group.exact for group in groups.values()),
-            max(group.model for group in groups.values()),
-            next((group.parameters for group in groups.values() if group.parameters), ()),
+            exact=any(group.exact for group in members),
+            model=max(group.model for group in members),
+            parameters=rules.parameters,
+            whole_along_batch=rules.whole_along_batch,
         )
-        for devices, groups in by_devices.items()
-    }
     return {
         fragment: group if group.apart else merged[group.devices] for fragment, group in assignment.items()
     }

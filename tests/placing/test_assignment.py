@@ -134,6 +134,8 @@ def test_groups_on_the_same_devices_are_merged():
     both = merged["f"]
     assert (both.devices, both.exact, both.model, both.parameters) == ((0, 1), True, 2, two.parameters)
     assert merged["h"] is apart
+    whole = Group("whole", (0, 1), parameters="declared", whole_along_batch=True)
+    assert merge_same_devices({"f": one, "g": whole}, POLICY)["f"].whole_along_batch
 
 
 def test_groups_with_different_sharding_are_not_merged():
