@@ -39,7 +39,7 @@ _MAX_LISTED = 4  # maximum number of settings or versions in a message
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The result of `fdg.diff`: where two runs differ. Its text is for `print`.
+    """The result of `fdg.diff`: where two runs differ. Prints as a report.
 
     Attributes:
       a, b: the compared runs.
@@ -410,6 +410,7 @@ def _compare_recordings(
     trust: bool,
     notes: list[str],
 ) -> Difference:
+    """Compares two recordings, or a recording with a replay from the recording's first state."""
     recording = next(side.recording for side in sides if side.recording is not None)
     start_iteration, count = recording.facts["iteration"], recording.facts["iterations"]
     end = start_iteration + min(iterations or count, count)
