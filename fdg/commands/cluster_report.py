@@ -147,10 +147,7 @@ class Point:
 
 
 def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
-    """Predicts a plan with stragglers and failures.
-
-    `steps` is the number of environment steps per iteration, summed over agents.
-    """
+    """Predicts a plan with stragglers and failures; `steps` per iteration are summed over agents."""
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)

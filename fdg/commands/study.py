@@ -296,6 +296,7 @@ def _run_paths(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, ra
 
 
 def _is_done(path: Path, seeds: range) -> bool:
+    """Whether all runs of a cell have ended or failed."""
     return all(
         read_summary(run) is not None or (run / "failed.json").exists() for run, _ in _run_paths(path, seeds)
     )

@@ -163,9 +163,9 @@ def diff(
         if start is not None and sides[0].delay != sides[1].delay:
             start = 0  # the checkpoints have different older parameters
     runs = [side.load(start, trust) for side in sides]
-    # Either both replays have a plan or neither has, so that both are compiled alike.
-    has_plans = all(run.agents is None for run in runs)
-    replays = [Replay(run, agent, trust, has_plans) for run in runs]
+    # Either both replays are placed by their policies or neither is, so that both are compiled alike.
+    may_place = all(run.agents is None for run in runs)
+    replays = [Replay(run, agent, trust, may_place) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration
     end = start_iteration + (iterations or max((first_unequal or 0) - start_iteration, 1))

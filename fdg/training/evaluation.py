@@ -90,7 +90,7 @@ class Evaluation:
 
     @property
     def agents_text(self) -> str:
-        """The range of agents' returns and the failed agents, as text; "" for one agent that has not failed."""
+        """The range of agents' returns and the failed agents, as text; "" for one agent without failure."""
         text, means = "", self._without_failed(self.means)
         if self.several:
             low, high = format_numbers(means.min(), means.max()) if means.size else ("nan", "nan")

@@ -28,7 +28,7 @@ from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
-Steps = Generator["Border", None, list[Any]]  # yields borders, returns the results
+Steps = Generator["Border", None, list[Any]]  # evaluates operations: yields borders, returns the results
 OLDER = "older"  # prefix of the names of the older parameters in a state with staleness
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip
@@ -87,6 +87,7 @@ class Stepper:
             yield self.state(self._iteration, leaves, results[len(leaves) :])
 
     def _run(self, closed: Any, values: Sequence[Any], parent: str) -> Steps:
+        """Evaluates a closed jaxpr inside the fragment `parent` ("" at the top level)."""
         jaxpr = jaxprs.open_jaxpr(closed)
         environment = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *jaxprs.constants_of(closed)),
                          strict=True))  # fmt: skip
