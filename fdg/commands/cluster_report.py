@@ -128,7 +128,7 @@ _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan on a cluster, with its predictions."""
+    """A point of a sweep over policies and numbers of devices: a plan on a cluster, and its predictions."""
 
     plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
@@ -173,7 +173,7 @@ def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float,
 
 
 def points_report(points: Sequence[Point], price: bool) -> str:
-    """The table of points, and notes on failures below it."""
+    """The table of points; below it one of failures (with prices if `price`), idle devices and notes."""
     header = ["devices", "policy", "iteration", "steps/s", "scaling", "idle"]
     header += ["between hosts", "memory", "largest part"]
     rows = []

@@ -72,7 +72,7 @@ def _list_unequal(all_curves: Sequence[Curves]) -> list[str]:
     return [f"{text} ({_list_some(envs)})" for text, envs in sentences.items()]
 
 
-_BEGINNINGS = {  # of the sentences about unequal properties
+_BEGINNINGS = {  # how the sentence about each unequal property begins
     "steps": "budgets differ, in steps of each seed",
     "seeds": "numbers of seeds differ",
     "preset": "tuned settings on one side",

@@ -25,7 +25,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
 _FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel
-_LABEL_FIELDS = ("algo", "env", "policy")
+_LABEL_FIELDS = ("algo", "env", "policy")  # labels and panels show these without the field's name
 _MAX_PARTS = 5  # maximum number of settings in a label
 _MAX_COLUMNS = 3  # maximum number of columns of panels
 

@@ -17,7 +17,7 @@ from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import restore_sweep, wrapper_entries
 
-_DELAYS = ("staleness", "lag")  # policy fields with their own entries
+_DELAYS = ("staleness", "lag")  # policy fields that `config.json` has at its top level
 _SEPARATE_FIELDS = ("env", *_DELAYS)  # fields that are not in "hyperparameters" or "policy_fields"
 
 

@@ -20,7 +20,7 @@ from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, read_bytes
 from fdg.training.deployed import Deployed
 
-FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package
+FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package, a zip file
 CHECKSUM = "sha256:"  # a package's comment is this and the digest of all bytes before the digest
 DIGITS = 64  # hexadecimal digits of the digest
 
