@@ -222,6 +222,7 @@ def _scale_batch(algorithm: Any, per_device: int | None, count: int | None) -> t
 def _choose_and_predict(
     policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG, agents: int | None, is_auto_lag: bool
 ) -> Point:
+    """The `Point` of a policy; an `Auto` policy and an automatic lag are chosen for this cluster first."""
     if isinstance(policy, policies.Auto):
         policy = choose_policy(policy, algorithm, graph, cluster, agents, all_devices=True).policy
     elif is_auto_lag:

@@ -17,7 +17,7 @@ _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Entries that can stop the earlier run before its end, which `--from` does not inherit either.
+# Entries that stop a run before its end (by evaluations or time), which `--from` does not inherit either.
 _STOPPING_ENTRIES = ("eval_every", "stop_at", "stop_after")
 
 
@@ -53,6 +53,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 
 def _resume_base(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The result of `base_of` for `--resume`."""
     out, resume = flags.get("out"), flags["resume"] or flags.get("out")
     if resume is None:
         raise FdgError("--resume needs a run directory: --resume runs/NAME")

@@ -272,7 +272,7 @@ def _changed_settings(recorded: Any, current: Sequence[str]) -> str:
 
 
 def _make_job(cell: StudyCell, seeds: range, path: Path) -> Any:
-    """The job of a cell: a new run, or the one in its directory."""
+    """The job that starts a cell's run, or resumes the run in `path`."""
     from fdg.commands.parse import parse
 
     words = [*cell.command(seeds), "--out", str(path)]

@@ -47,7 +47,7 @@ _MAX_MANIFEST_BYTES = 64 << 20
 
 
 def _precision_fix(in_checkpoint: str, in_target: str) -> str:
-    """The fix, such as ": set JAX_ENABLE_X64=1", if two arrays differ only in 32 or 64 bits; else ""."""
+    """The fix (": set JAX_ENABLE_X64=1") if the descriptions differ only in precision; else ""."""
     in_32_bits = functools.partial(re.sub, r"\b(float|u?int)64\b", r"\g<1>32")
     if in_32_bits(in_checkpoint) == in_32_bits(in_target):
         return f": set JAX_ENABLE_X64={int(in_checkpoint != in_32_bits(in_checkpoint))}"
@@ -419,7 +419,7 @@ def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_kept_in_log(record: logging.LogRecord) -> bool:
-    """Log filter: drops Orbax's log records about errors that it also raises."""
+    """Log filter: drops records about errors that Orbax also raises."""
     return not any(
         text in record.getMessage() for text in ("_SignalingThread", "Metadata file does not exist")
     )

@@ -418,7 +418,7 @@ def compare(
 
 
 def _merge_curves(group: Sequence[Curves]) -> Curves:
-    """Merges the curves of one side in one environment. If labels are given, their settings may differ."""
+    """Merges the curves of one side in one environment. Runs of one label may have unequal settings."""
     fields = ("x", "y", "evaluated", "seeds", "runs")
     merged: dict[str, Any] = {
         name: [item for curve in group for item in getattr(curve, name)] for name in fields

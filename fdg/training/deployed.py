@@ -218,7 +218,7 @@ class _Output:
         self.is_scalar = leaf.get("kind") == "Discrete"
 
     def convert(self, array: np.ndarray, single: bool) -> Any:
-        """An array `[N, ...]` in the library's dtype and categories; its only element if `single`."""
+        """An array `[N, ...]` in the library's dtype and categories; only its first element if `single`."""
         if array.dtype == self.dtype:
             pass
         elif self.lowest is not None:  # undoes the overflow of 32 bits in the program

@@ -432,6 +432,7 @@ def _compare_recordings(
 def _make_difference(
     names: tuple[str, str], difference: BorderDifference | None, start: str, compared: int, notes: list[str]
 ) -> Difference:
+    """The result of `diff` from the first differing border (None: all borders are equal)."""
     if difference is None:
         return Difference(*names, start=start, compared=compared, notes=tuple(notes))
     border, where = difference.border, describe_border(difference.border)

@@ -25,7 +25,7 @@ CHECKSUM = "sha256:"  # a package's comment is this and the digest of all bytes 
 DIGITS = 64  # hexadecimal digits of the digest
 
 _MAX_PACKAGE_BYTES = 4 << 30
-_MIN_INFLATED_LIMIT = 64 << 20  # a package may inflate to these bytes, or to eight times its size if more
+_MIN_INFLATED_LIMIT = 64 << 20  # every package may inflate to this many bytes; a large one, eightfold
 
 # Names of custom calls that a policy may contain: shape checks, random bits, linear algebra, never Python.
 _ALLOWED_CALLS = re.compile(

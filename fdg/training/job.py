@@ -75,7 +75,7 @@ class Job(Settings):
 
     @property
     def agents(self) -> int | None:
-        """The number of agents: seeds, in a sweep times its points. None if states have no axis of agents."""
+        """The number of agents (in a sweep, seeds times points); None if states have no axis of agents."""
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
@@ -158,7 +158,7 @@ def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> l
         return switch if is_off else disabling_field(switch)
 
     def flag(name: str, default: Any) -> str:
-        """The flag that gives a field; "" if it has its default."""
+        """The flag with a field's value; "" if the value is the default."""
         if name in swept:
             return f"--sweep {name}=..."
         value = getattr(algorithm, name)

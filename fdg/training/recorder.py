@@ -335,6 +335,7 @@ class Recorder:
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in busy_seconds.items()}
 
     def _notify(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
+        """Passes rows to the experiment trackers and the callbacks."""
         if self.loggers:
             means = _mean_rows(rows)
             numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}

@@ -325,7 +325,10 @@ GAIN = 1.3
 
 
 def _best_or_default(choice: Choice) -> tuple[Any, int, str]:
-    """Policy, devices and reason: `GPUOnly` if it is at most `GAIN` times as slow as the best, else the best."""
+    """The policy, number of devices and reason of the fastest candidate.
+
+    Takes `GPUOnly` instead if it needs at most `GAIN` times as long.
+    """
     rows = [row for row in choice.rows if row.prediction is not None]
     default = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)
     if default is None or default.seconds > GAIN * choice.seconds:

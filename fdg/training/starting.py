@@ -99,7 +99,7 @@ class Weights:
     """Weights of an earlier run that initialise a new run."""
 
     arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
-    message: str  # a line to print: where they come from
+    message: str  # a line to print: where the weights come from
 
 
 def compile_and_init(engine: fdg.Engine, seed: int) -> Any:

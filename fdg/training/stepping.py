@@ -249,7 +249,7 @@ def _argument_names(names: Any, values: Sequence[Any], prefix: str) -> list[str]
 
 
 def _state_names(state: Any) -> list[str]:
-    """Names of a state's arrays; with staleness, arrays of the algorithm keep the names they have without."""
+    """Names of a state's arrays; staleness does not change the names of the algorithm's arrays."""
     names = _leaf_paths(state)
     if not isinstance(state, DelayedState):
         return names
