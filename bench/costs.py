@@ -55,7 +55,7 @@ class Cell(ReferenceJob):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the model is fitted to this_one cell; a hash chooses half of the groups."""
+        """Whether the model is fitted to this cell; a hash chooses half of the groups."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
 
@@ -159,7 +159,7 @@ PROCESSES = {"processes": 2}  # other kinds have one process
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """Seconds per iteration, in this_one process; with an address, this_one process is one of two."""
+    """Seconds per iteration, in this process; with an address, this process is one of two."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds

@@ -47,7 +47,7 @@ _MAX_MANIFEST_BYTES = 64 << 20
 
 
 def _precision_fix(in_checkpoint: str, in_target: str) -> str:
-    """The fix (": set JAX_ENABLE_X64=1") if the descriptions differ only in precision; else ""."""
+    """The fix (": set JAX_ENABLE_X64=1") if two descriptions of arrays differ only in precision; else ""."""
     in_32_bits = functools.partial(re.sub, r"\b(float|u?int)64\b", r"\g<1>32")
     if in_32_bits(in_checkpoint) == in_32_bits(in_target):
         return f": set JAX_ENABLE_X64={int(in_checkpoint != in_32_bits(in_checkpoint))}"

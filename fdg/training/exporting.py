@@ -6,7 +6,7 @@ bounds are constants in the function. A mask is an argument only if a JAX enviro
 `start` only if the policy has a memory to reset. A structured observation or action is several arrays, in
 the order of its space, without privileged parts. The number of environments, `N`, is symbolic.
 
-A description of arguments and results is written to a `.json` file, and also inside the exported file.
+A description of arguments and results is written to a `.json` file of the same name and into the file.
 """
 
 import hashlib

@@ -77,8 +77,8 @@ class StoredRun:
         """Reads the configuration in a directory, and builds its algorithm unless the caller gives it.
 
         `caller_values` are the caller's own values by field, such as of `--env`: modules in them may be
-        imported without `trust`. `flags` are the fields for which the caller has a flag, to be named in error
-        messages; None: all fields.
+        imported without `trust`. `flags` are the fields for which the caller has a flag that error messages
+        may name; None: all fields.
         """
         if algorithm is not None:
             checked_name(algorithm)

@@ -100,7 +100,7 @@ class NameResolver:
                 self.check_fields(type(unwrap_sweep(algorithm)), {choices.name: choices.values})
 
     def _find_class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], form: str) -> Any:
-        """A class by its name in a registry or by `module:Class`; `form` is `methods` in an error message."""
+        """A class by its name in a registry or by `module:Class`; errors write its `methods` as `form`."""
         if not isinstance(name, str):
             prefix = "" if self.file is None else f"{self.file}: "
             raise FdgError(f"{prefix}{field} {name!r:.60} is not a name")

@@ -125,7 +125,7 @@ class Run:
         Args:
           episodes: episodes of each agent; None: the number after training.
           greedy: take the most probable actions, else sample them as in training.
-          seed: the seed of the episodes (agent i: `seed + i`); None: the seed after training.
+          seed: the seed of the first agent's episodes (other agents as in training); None: as after training.
           env: another environment to play in, such as `envs.make("CartPole-v1", gravity=20.0)`.
 
         Raises:

@@ -52,7 +52,7 @@ class Trial:
 
     run: str  # the trial's folder below `trials/`
     values: Mapping[str, Any]  # hyperparameters by name, as in the search space
-    state: str  # "done", "ended early" (pruned) or "refused" (it could not be trained)
+    state: str  # "done", "ended early" (pruned) or "refused" (not trainable, or without a finite return)
     value: float  # mean return (for a sweep, of its best point); NaN unless the trial is done
     returns: tuple[float, ...] = ()  # the return of each agent
     refused: str | None = None  # the error, if the state is "refused"
