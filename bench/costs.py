@@ -55,7 +55,7 @@ class Cell(ReferenceJob):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the model is fitted to this_one cell; a hash chooses half of the groups."""
+        """Whether the model is fitted to this cell; a hash chooses half of the groups."""
         return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
 
 
@@ -159,7 +159,7 @@ PROCESSES = {"processes": 2}  # other kinds have one process
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """Seconds per iteration, in this_one process; with an address, this_one process is one of two."""
+    """Seconds per iteration, in this process; with an address, this process is one of two."""
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
@@ -257,7 +257,7 @@ def report(kind: str, half: str) -> None:
             print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
         groups: dict[str, list[tuple[Cell, float, float]]] = {}
         for row in rows:
-            if dict(row[0].sizes).get("staleness", 0) == 0:
+            if dict(row[0].policy_fields).get("staleness", 0) == 0:
                 groups.setdefault(row[0].group, []).append(row)
         slowdowns = []
         for group in (group for group in groups.values() if len(group) > 1):
@@ -273,7 +273,7 @@ def report(kind: str, half: str) -> None:
                 f"{len(slowdowns)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
                 f" {worst:.2f} times as long as the best"
             )
-        stale = [row for row in rows if "staleness" in dict(row[0].sizes)]
+        stale = [row for row in rows if "staleness" in dict(row[0].policy_fields)]
         if stale:
             print(f"{len(stale)} cells of actors and learners: median error {median_error(stale)}")
 
@@ -281,7 +281,9 @@ def report(kind: str, half: str) -> None:
 def seconds_of_chosen_lag(rows: Sequence[tuple[Cell, float, float]]) -> float:
     """Measured seconds with the smallest lag that is predicted to be within 5% of the best."""
     threshold = TIE * min(p for *_, p in rows)
-    return next(s for _, s, p in sorted(rows, key=lambda row: dict(row[0].sizes)["lag"]) if p <= threshold)
+    return next(
+        s for _, s, p in sorted(rows, key=lambda row: dict(row[0].policy_fields)["lag"]) if p <= threshold
+    )
 
 
 def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:

@@ -32,7 +32,7 @@ def xla_bytes() -> dict[str, dict[str, int]]:
 def job_of(name: str) -> ReferenceJob:
     """The job with a name.
 
-    >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").sizes
+    >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").policy_fields
     (('staleness', 1),)
     """
     parts = re.fullmatch(r"(\S+) (\S+) (\S+) on (\d+) \((.*)\)", name)

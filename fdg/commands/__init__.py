@@ -1,1 +1,1 @@
-"""The command lines."""
+"""Command lines: flags, their parsing to jobs, and the commands that use trained runs."""

@@ -1,4 +1,4 @@
-"""The command `python -m fdg.calibrate`."""
+"""`python -m fdg.calibrate`: measures this machine's rates and stores them for the cost model."""
 
 import dataclasses
 import json

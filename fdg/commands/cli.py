@@ -21,7 +21,7 @@ from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
 _SLOW_S = 5.0  # time after which a slow step prints a notice
-_CAUSE_TIMEOUT_S = 5.0  # how long a failed collective waits until the dead process that caused it is known
+_CAUSE_TIMEOUT_S = 5.0  # seconds to wait after a failed collective until the dead process is known
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:

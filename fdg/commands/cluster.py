@@ -23,7 +23,7 @@ from fdg.training.settling import choose_policy, choose_quickest_lag
 
 @dataclasses.dataclass(frozen=True)
 class HalvedRate:
-    """The time of the original choice, and the new choice, with one rate of the cluster halved."""
+    """What happens if one rate of the cluster is halved: the original choice's time, and the new choice."""
 
     rate: str  # the rate's name; "" if no rate was halved
     seconds: float  # per iteration, of the original choice
@@ -159,7 +159,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
             try:
                 algorithm, graph = scale_batch(envs_per_device and envs_per_device * count)
                 resized = cluster.of(count)
-                points.append(_predict_point(policy, resized, algorithm, graph, job.agents, is_auto_lag))
+                points.append(_choose_and_predict(policy, resized, algorithm, graph, job.agents, is_auto_lag))
             except PlanError as error:
                 infeasible.append(f"on {count}: {error}")
     if not points:
@@ -219,9 +219,10 @@ def _scale_batch(algorithm: Any, per_device: int | None, count: int | None) -> t
     return algorithm, fdg.trace(algorithm)
 
 
-def _predict_point(
+def _choose_and_predict(
     policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG, agents: int | None, is_auto_lag: bool
 ) -> Point:
+    """The `Point` of a policy; an `Auto` policy and an automatic lag are chosen for this cluster first."""
     if isinstance(policy, policies.Auto):
         policy = choose_policy(policy, algorithm, graph, cluster, agents, all_devices=True).policy
     elif is_auto_lag:

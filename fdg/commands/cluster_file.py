@@ -128,10 +128,7 @@ def _checked_int(name: str, value: Any) -> int:
 def _checked_float(
     name: str, value: Any, meaning: str, example: float, find_doubt: Callable[[float], str] | None = None
 ) -> float:
-    """Checks a number of the file.
-
-    `find_doubt` maps a number to the reason why it looks wrong, or to "".
-    """
+    """Checks a number of the file; `find_doubt` maps it to the reason why it looks wrong, or to ""."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = parse_quantity(value) if isinstance(value, str) else None
         doubt = find_doubt(number) if find_doubt and number else ""
@@ -160,7 +157,7 @@ def _reason_to_doubt(name: str, published_values: Mapping[str, Sequence[float]],
 def _read_kind(
     name: str, kinds: Mapping[str, Mapping[str, Any]]
 ) -> tuple[DeviceKind, tuple[Link | None, Link | None], int | None]:
-    """The kind of device, its usual links, and the number of cores that host devices share."""
+    """The device kind, its usual links, and the number of cores that host devices share (None: unknown)."""
     if name in kinds:
         settings = dict(kinds[name])
         like_name = settings.pop("like", None)
@@ -174,8 +171,8 @@ def _read_kind(
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
         rates = {rate: (meaning, published.kind("H100").rate(rate)) for rate, meaning in RATES.items()}
-        peers = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
-        figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, peers)
+        references = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
+        figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, references)
         return DeviceKind(name, platform, {**base, **figures}), usual_links, None
     if name == THIS_MACHINE:
         device = jax.local_devices()[0]
@@ -193,19 +190,19 @@ def _read_figures(
     entry: str,
     settings: Mapping[str, Any],
     units: Mapping[str, tuple[str, float]],
-    peers: Sequence[Mapping[str, Figure]],
+    references: Sequence[Mapping[str, Figure]],
     required: Sequence[str] = (),
 ) -> dict[str, Figure]:
-    """The figures of a table [kinds.NAME] or [links.NAME]; warns if one is far from published values."""
+    """The figures of a table [kinds.NAME] or [links.NAME]; warns if one is far from those of `references`."""
     if (bad_name := next((name for name in settings if name not in units), None)) is not None:
         raise unknown_name(f"{entry} of {where}", bad_name, units)
     if (missing := next((name for name in required if name not in settings), None)) is not None:
         meaning, example = units[missing]
         raise FdgError(f"{where} needs {missing}, {meaning}, such as {example:g}")
-    published_values = {name: [row[name].value for row in peers if name in row] for name in units}
+    published_values = {name: [row[name].value for row in references if name in row] for name in units}
     figures = {}
     for name, value in settings.items():
-        find_doubt = functools.partial(_reason_to_doubt, name, published_values) if peers else None
+        find_doubt = functools.partial(_reason_to_doubt, name, published_values) if references else None
         number = _checked_float(f"{where} {name}", value, *units[name], find_doubt)
         figures[name] = Figure(number, 0.0, "from the cluster's file")
     return figures
@@ -217,9 +214,9 @@ def _read_link(place: str, name: Any, links: Mapping[str, Mapping[str, Any]], de
             raise FdgError(f"'{place}' is missing: give {place} = 'NVLink 4', or a link of docs/scale.md")
         return default
     if isinstance(name, str) and name in links:
-        peers, required = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
+        references, required = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
         place = f"[links.'{name}']"
-        return Link(name, **_read_figures(place, "setting", links[name], _LINK_FIELDS, peers, required))
+        return Link(name, **_read_figures(place, "setting", links[name], _LINK_FIELDS, references, required))
     if not isinstance(name, str):
         raise FdgError(f"{place} = {name!r}: give the name of a link in quotes")
     if name not in published.LINKS:

@@ -128,7 +128,7 @@ _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan on a cluster, with its predictions."""
+    """A point of a sweep over policies and numbers of devices: a plan on a cluster, and its predictions."""
 
     plan: Plan
     prediction: Prediction  # the predicted iteration without stragglers
@@ -147,10 +147,7 @@ class Point:
 
 
 def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
-    """Predicts a plan with stragglers and failures.
-
-    `steps` is the number of environment steps per iteration, summed over agents.
-    """
+    """Predicts a plan with stragglers and failures; `steps` per iteration are summed over agents."""
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
@@ -176,7 +173,7 @@ def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float,
 
 
 def points_report(points: Sequence[Point], price: bool) -> str:
-    """The table of points, and notes on failures below it."""
+    """The table of points; below it one of failures (with prices if `price`), idle devices and notes."""
     header = ["devices", "policy", "iteration", "steps/s", "scaling", "idle"]
     header += ["between hosts", "memory", "largest part"]
     rows = []

@@ -1,4 +1,4 @@
-"""Commands with their own flags."""
+"""`Command`: a command with flags and positional arguments of its own, such as `fdg pack`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

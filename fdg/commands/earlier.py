@@ -17,8 +17,8 @@ _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
     *("resumes", "from"),
 )
-# Entries about the progress of the earlier run, which `--from` does not inherit either.
-_PROGRESS_ENTRIES = ("eval_every", "stop_at", "stop_after")
+# Entries that stop a run before its end (by evaluations or time), which `--from` does not inherit either.
+_STOPPING_ENTRIES = ("eval_every", "stop_at", "stop_after")
 
 
 def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -41,7 +41,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     elif start_run is not None:
         file = Path(str(start_run), "config.json")
         stored = run_directory.read_config(file.parent, prefix="--from: ")
-        stored = {**stored, **dict.fromkeys(_PROGRESS_ENTRIES)}
+        stored = {**stored, **dict.fromkeys(_STOPPING_ENTRIES)}
     else:
         return Path(), {}
     if stored.get("rebuilds") is False:
@@ -53,6 +53,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 
 def _resume_base(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The result of `base_of` for `--resume`."""
     out, resume = flags.get("out"), flags["resume"] or flags.get("out")
     if resume is None:
         raise FdgError("--resume needs a run directory: --resume runs/NAME")
@@ -95,7 +96,7 @@ def record_of(
     flags: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The entries of `config.json` that are not settings: command, preset and starting run."""
+    """The entries of `config.json` that are not settings; `follows` are settings adjusted to the flags."""
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},

@@ -14,7 +14,7 @@ _SUMMARY_WIDTH = 60  # characters of a package's summary in the help
 
 Commands = Mapping[str, Sequence[EntryPoint]]  # by name; packages may register the same name
 
-
+# Summaries of commands that the package fdg itself registers.
 _FDG_SUMMARIES = {"codesign": "searches for networks and an accelerator that meet specs."}
 
 

@@ -131,10 +131,10 @@ class _TrainWords:
             directory = new_run_path(*(names_and_seed.get(name, value) for name, value in defaults.items()))
         self._directory = Path(directory)
 
-    def words_for(self, first: int, count: int, is_restart: bool) -> list[str]:
+    def words_for(self, initial: int, count: int, is_restart: bool) -> list[str]:
         """The words for `fdg.train`.
 
-        `first` is the number of processes at the first start, and `count` the current one. Each process
+        `initial` is the number of processes at the first start, and `count` the current number. Each process
         keeps its number of devices. A restart begins from scratch if the run has not written its files yet.
         """
         try:
@@ -143,13 +143,13 @@ class _TrainWords:
             config = None
         if config is None:
             words = [*self._words, "--out", str(self._directory)] if self._adds_out else self._words
-            return words if count == first else [*words, *_devices_flag(self._devices, first, count)]
+            return words if count == initial else [*words, *_devices_flag(self._devices, initial, count)]
         devices = config.get("devices")
-        return [*self._other_words, "--resume", str(self._directory), *_devices_flag(devices, first, count)]
+        return [*self._other_words, "--resume", str(self._directory), *_devices_flag(devices, initial, count)]
 
 
-def _devices_flag(devices: Any, first: int, count: int) -> list[str]:
-    """The flag `--devices` for another number of processes; empty if there is no number of devices."""
+def _devices_flag(devices: Any, initial: int, count: int) -> list[str]:
+    """The flag `--devices` for `count` instead of `initial` processes; empty if `devices` is None."""
     if not isinstance(devices, int):
         return []
-    return ["--devices", str(max(1, devices // first) * count)]
+    return ["--devices", str(max(1, devices // initial) * count)]

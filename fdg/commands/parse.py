@@ -160,6 +160,7 @@ class CommandLine:
     def _policy_fields(
         self, file: Path, base: Mapping[str, Any], resolved: "_ResolvedNames", job_flags: JobFlags
     ) -> dict[str, Any]:
+        """The policy's fields by name: from flags, else the starting configuration, else defaults."""
         from fdg.training.description import read_fields
 
         for name, message in _AUTO_REFUSALS.items():
@@ -312,7 +313,7 @@ def _num_workers(name: str, flags: Mapping[str, Any], stored: Mapping[str, Any])
 
 
 def _make_environment(name: str, overrides: Mapping[str, Any], workers: int | None) -> Any:
-    """Makes an environment; checks it, without a step, if it has parameters or is not registered."""
+    """Makes an environment. If it has parameters or is not registered, checks it without taking a step."""
     import envs
     from envs.text import is_text
 

@@ -53,13 +53,13 @@ def preset_names(cls: type) -> tuple[str, ...]:
     return () if owner is None else presets.names(owner)
 
 
-def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps: bool) -> None:
+def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps_settings: bool) -> None:
     """Raises an error for `--preset` if the settings come from a run or a file.
 
-    `keeps`: whether the run or file is of the same algorithm, so that its settings are kept.
+    `keeps_settings`: whether the run or file is of the same algorithm, so that its settings are kept.
     """
     name = flags.get("preset")
-    if name is not None and (resumes or keeps):
+    if name is not None and (resumes or keeps_settings):
         option = "--resume continues with" if resumes else "--config and --from start from"
         raise FdgError(f"--preset {name}: {option} the settings of a run: leave out --preset")
 

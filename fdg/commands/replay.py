@@ -1,7 +1,7 @@
-"""Predicts the behaviour of a stream: runs its clock (`fdg.stream`) with response lengths in place of tokens.
+"""`fdg.plan --lengths`: predicts how a stream (`fdg.stream`) of responses with given lengths behaves.
 
-The results are the share of busy slots, the age of tokens, and the setting of the stream that limits both.
-The clock counts ticks, not seconds, so the results do not depend on devices.
+A simulation runs the stream's clock without tokens. It gives the share of busy slots, the age of tokens, and
+the setting that limits both. The clock counts ticks, not seconds, so the results do not depend on devices.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
 
 
 def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag], resolver: Any) -> None:
-    """Checks a hyperparameter search before it starts."""
+    """Checks the flags `--optuna` and `--search`; `run` has their values, `flags` the algorithm's flags."""
     trials, text = run["optuna"], run["search"]
     if (trials is None) != (text is None):
         problem = "--optuna needs --search"

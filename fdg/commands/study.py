@@ -272,7 +272,7 @@ def _changed_settings(recorded: Any, current: Sequence[str]) -> str:
 
 
 def _make_job(cell: StudyCell, seeds: range, path: Path) -> Any:
-    """The job of a cell: a new run, or the one in its directory."""
+    """The job that starts a cell's run, or resumes the run in `path`."""
     from fdg.commands.parse import parse
 
     words = [*cell.command(seeds), "--out", str(path)]
@@ -296,6 +296,7 @@ def _run_paths(path: Path, seeds: range, env: Any = None) -> list[tuple[Path, ra
 
 
 def _is_done(path: Path, seeds: range) -> bool:
+    """Whether all runs of a cell have ended or failed."""
     return all(
         read_summary(run) is not None or (run / "failed.json").exists() for run, _ in _run_paths(path, seeds)
     )

@@ -331,6 +331,7 @@ def _pack(flags: dict[str, Any]) -> None:
 
 
 def _load(flags: dict[str, Any]) -> Any:
+    """The run that the flags `run`, `checkpoint`, `member`, `env` and `trust` select."""
     keep_programs(None)
     import envs
     from fdg.training.loading import StoredRun

@@ -1,1 +1,1 @@
-"""Training runs: jobs, the training loop, run directories, and terminal output."""
+"""Training runs: jobs, the training loop and run directories; evaluation, export, comparison and search."""

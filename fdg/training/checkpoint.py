@@ -8,7 +8,7 @@
       160.damaged/          an unreadable checkpoint that a new 160 replaced
     .checkpoints            the newest iteration, to detect that its checkpoint was removed
 
-See docs/decisions/028-checkpoints-are-sealed.md, and for the run 081-nothing-is-written-through-a-link.md.
+See docs/decisions/028-checkpoints-are-sealed.md; 081-nothing-is-written-through-a-link.md explains the id.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _MAX_MANIFEST_BYTES = 64 << 20
 
 
 def _precision_fix(in_checkpoint: str, in_target: str) -> str:
-    """The fix if arrays of a checkpoint and of this process differ in precision only; else ""."""
+    """The fix (": set JAX_ENABLE_X64=1") if two descriptions of arrays differ only in precision; else ""."""
     in_32_bits = functools.partial(re.sub, r"\b(float|u?int)64\b", r"\g<1>32")
     if in_32_bits(in_checkpoint) == in_32_bits(in_target):
         return f": set JAX_ENABLE_X64={int(in_checkpoint != in_32_bits(in_checkpoint))}"
@@ -93,7 +93,8 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The iteration of the newest usable checkpoint; None if there never was one.
 
-        Warns (`FdgWarning`) about newer checkpoints that are damaged, from another run, or removed.
+        Warns (`FdgWarning`) about newer checkpoints that are damaged, from another run, or removed. Raises
+        `FdgError` if no usable one is left.
         """
         problems: list[str] = []
         stored, newest = self.iterations(), -1
@@ -123,10 +124,7 @@ class Checkpoints:
         return None
 
     def damage(self, iteration: int) -> str | None:
-        """The reason why a checkpoint cannot be used, a predicate such as "is damaged (...)"; None if it can.
-
-        Compares all checksums and the run's id.
-        """
+        """Why a checkpoint cannot be used (all checksums and the run's id are compared); None if it can."""
         if iteration in self._undamaged:
             return None
         folder = self._directory / str(iteration)
@@ -164,7 +162,7 @@ class Checkpoints:
             return False
 
     def are_cheap(self) -> bool:
-        """Whether writing the latest checkpoint took at most 1% of the time since it began.
+        """Whether the latest checkpoint is written, and writing took at most 1% of the time since its start.
 
         A collective: process 0 decides for all, since it writes.
         """
@@ -215,7 +213,7 @@ class Checkpoints:
         buffer, may be smaller in the checkpoint. Raises `OtherStateError` for other leaves or shapes.
         """
         leaves, structure = jax.tree.flatten(target)
-        # NumPy arrays (with one element in memory), since the shardings may have devices of other processes.
+        # NumPy arrays with one element in memory, because shardings may name devices of other processes.
         stored_shapes = [keys.data_shape(leaf.shape, leaf.dtype) for leaf in leaves]
         placeholders = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in stored_shapes]
         stored_target = {name: x for name, x in zip(_names(target), placeholders, strict=True) if x.size}
@@ -255,6 +253,7 @@ class Checkpoints:
             pending.result()
 
     def _write(self, iteration: int, arrays: dict[str, Any]) -> None:
+        """Writes a checkpoint, then removes older checkpoints; runs in the writer's thread."""
         final, temporary = (self._directory / f"{iteration}{end}" for end in ("", ".writing"))
         try:
             checkpointer, start = _checkpointer(), time.monotonic()
@@ -265,7 +264,7 @@ class Checkpoints:
             files.make_folder(temporary)
             checkpointer.save(temporary / _ARRAYS, args=_orbax().args.StandardSave(jax.device_get(arrays)))
             files.write(temporary / _MANIFEST, _manifest(iteration, _checksums(temporary), self._run_id))
-            if os.path.lexists(final):  # this one is damaged; else the run would have resumed from it
+            if os.path.lexists(final):  # a damaged one: the run would have resumed from an undamaged one
                 damaged = self._directory / f"{iteration}.damaged"
                 if os.path.lexists(damaged):
                     files.remove(damaged)
@@ -288,7 +287,7 @@ class Checkpoints:
             ) from error
 
     def _remove_incomplete(self, temporary: Path, is_gone: bool) -> None:
-        """Removes the incomplete checkpoint, and folders that the writer recreated in a removed run."""
+        """Removes an incomplete checkpoint; if the run was removed (`is_gone`), also recreated folders."""
         for _ in range(20):
             shutil.rmtree(temporary, ignore_errors=True)
             if not is_gone:
@@ -420,7 +419,7 @@ def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_kept_in_log(record: logging.LogRecord) -> bool:
-    """Log filter: drops Orbax's log records about errors that it also raises."""
+    """Log filter: drops records about errors that Orbax also raises."""
     return not any(
         text in record.getMessage() for text in ("_SignalingThread", "Metadata file does not exist")
     )

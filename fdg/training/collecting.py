@@ -1,4 +1,4 @@
-"""`fdg collect`: records data sets of trained agents, for offline algorithms (algos/offline)."""
+"""`fdg collect`: records what trained agents do as data sets, for offline algorithms (algos/offline)."""
 
 import contextlib
 import itertools
@@ -73,7 +73,7 @@ def collect(
     if labels is not None:
         require_actor(labels.algorithm, "act")
         teacher_env = labels.algorithm.env
-        # Compared with privileged parts, because the teacher may see parts that the student does not see.
+        # The spaces include privileged parts, because a teacher may see parts that its student does not see.
         teacher_spaces, student_spaces = (
             [minari.description(space) for space in (x.observation_space, x.action_space)]
             for x in (teacher_env, env)
@@ -94,8 +94,8 @@ def collect(
 def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
     """Writes the steps in a run's replay buffer as a data set: what the agent did during training.
 
-    The oldest and the last episode of each environment are parts of episodes. Arguments, result and errors
-    are as for `collect`.
+    The oldest and the newest episode of each environment may be incomplete. Arguments, result and errors are
+    as for `collect`; also raises `FdgError` if the run has no replay buffer of steps.
     """
     env, name = run.algorithm.env, type(run.algorithm).__name__
     if num_agents(env) is not None:
@@ -126,20 +126,20 @@ def _run_episodes(
     actor: Actor,
     teacher: Actor | None,
     writer: minari.Writer,
-    length: int,
-    count: int,
+    num_steps: int,
+    num_envs: int,
     greedy: bool,
     seed: int,
 ) -> list[float]:
-    """Writes `length` steps of `count` environments; gives the returns of the episodes that ended."""
+    """Writes `num_steps` steps of each environment; returns the return of each episode that ended."""
     reset_key, run_key = jax.random.split(jax.random.key(seed))
-    env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, count))
-    memories = actor.memory(count), () if teacher is None else teacher.memory(count)
-    carry: Any = (env_state, observation, memories, jnp.ones(count, bool))
+    env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, num_envs))
+    memories = actor.memory(num_envs), () if teacher is None else teacher.memory(num_envs)
+    carry: Any = (env_state, observation, memories, jnp.ones(num_envs, bool))
 
     def one_step(carry: Any, time: Any) -> Any:
         env_state, observation, (memory, teacher_memory), starts = carry
-        keys = jax.random.split(jax.random.fold_in(run_key, time), (2, count))
+        keys = jax.random.split(jax.random.fold_in(run_key, time), (2, num_envs))
         action, memory = actor.act(memory, observation, starts, keys[0], greedy)
         label = action
         if teacher is not None:
@@ -152,19 +152,19 @@ def _run_episodes(
     run_chunk: Callable[..., Any] = jax.jit(
         lambda carry, offset, size: jax.lax.scan(one_step, carry, offset + jnp.arange(size)), static_argnums=2
     )
-    parts: list[list[Step]] = [[] for _ in range(count)]  # per environment, the chunks of its current episode
+    parts: list[list[Step]] = [[] for _ in range(num_envs)]  # parts of each environment's current episode
     returns: list[float] = []
-    for offset in range(0, length, _CHUNK_STEPS):
-        size = min(_CHUNK_STEPS, length - offset)
+    for offset in range(0, num_steps, _CHUNK_STEPS):
+        size = min(_CHUNK_STEPS, num_steps - offset)
         carry, outputs = run_chunk(carry, offset, size)
         steps, episode_returns = jax.device_get(outputs)
         is_last = steps.terminated | steps.truncated
         returns += episode_returns[is_last].tolist()
-        for i in range(count):
+        for i in range(num_envs):
             start = 0
             for end in [*(np.flatnonzero(is_last[:, i]) + 1), size]:
                 parts[i].append(jax.tree.map(lambda x, i=i, a=start, b=end: x[a:b, i], steps))
-                if end > start and (is_last[end - 1, i] or offset + end == length):
+                if end > start and (is_last[end - 1, i] or offset + end == num_steps):
                     _write_episode(writer, parts[i])
                     parts[i] = []
                 start = end
@@ -191,7 +191,7 @@ def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:
 
 @contextlib.contextmanager
 def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
-    """Yields a writer to a copy of the file of arrays; then replaces that file, and last the metadata."""
+    """Yields a writer to a copy of the data set's arrays; then replaces the arrays, and last the metadata."""
     data = DataSet(str(out))
     observations = minari_spaces.stored_observation(env.observation_space)
     actions = minari_spaces.stored_action(env)

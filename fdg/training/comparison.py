@@ -72,7 +72,7 @@ def _list_unequal(all_curves: Sequence[Curves]) -> list[str]:
     return [f"{text} ({_list_some(envs)})" for text, envs in sentences.items()]
 
 
-_BEGINNINGS = {  # of the sentences about unequal properties
+_BEGINNINGS = {  # how the sentence about each unequal property begins
     "steps": "budgets differ, in steps of each seed",
     "seeds": "numbers of seeds differ",
     "preset": "tuned settings on one side",
@@ -80,7 +80,7 @@ _BEGINNINGS = {  # of the sentences about unequal properties
     "within": "settings within a side differ",
     "measure": "final returns are measured differently",
     "mixed": "final returns within a side are measured differently",
-    "repeated": "runs of one side have the same seed, and are no independent seeds",
+    "repeated": "runs of one side have the same seed, so they are not independent",
     "staleness": "staleness differs",
     "lag": "lag differs, in micro-batches",
     "sweep": "sides are points of a sweep, and choosing the best by these returns favours it",
@@ -102,8 +102,8 @@ def _compared_properties(side: Curves) -> dict[str, Any]:
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
     ]
     last_rows = [row for run in unfinished for row in list(read_metrics(run / "metrics.jsonl"))[-1:]]
-    is_lost = any(value is None and is_vital(name) for row in last_rows for name, value in row.items())
-    loss_note = ", ended by a loss that is not finite" if is_lost else ""
+    is_nonfinite = any(value is None and is_vital(name) for row in last_rows for name, value in row.items())
+    loss_note = ", ended by a loss that is not finite" if is_nonfinite else ""
     return {
         "steps": " or ".join(f"{count:,}" for count in sorted(steps)),
         "seeds": len(side.seeds),
@@ -268,7 +268,7 @@ class Comparison:
         return getattr(cells[0], measure) if cells else None
 
     def estimate(self, side: str, env: str, measure: str = "returns") -> Estimate | None:
-        """The IQM of a side in an environment, or over the environments that all sides share (`TOGETHER`)."""
+        """The IQM of a side in an environment, or in all shared ones (`TOGETHER`); None without runs."""
         if env == TOGETHER:
             if len(self.shared) < 2:
                 return None
@@ -418,7 +418,7 @@ def compare(
 
 
 def _merge_curves(group: Sequence[Curves]) -> Curves:
-    """Merges the curves of one side in one environment. If labels are given, their settings may differ."""
+    """Merges the curves of one side in one environment. Runs of one label may have unequal settings."""
     fields = ("x", "y", "evaluated", "seeds", "runs")
     merged: dict[str, Any] = {
         name: [item for curve in group for item in getattr(curve, name)] for name in fields
@@ -448,7 +448,7 @@ def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def check_folder(folder: str | Path) -> Path:
-    """Checks that a comparison can be written to a folder."""
+    """The folder as a path; raises `FdgError` if a comparison cannot be written to it."""
     path = Path(folder)
     check_results(path, FILES, " for the comparison")
     return path

@@ -41,11 +41,11 @@ _MEASURES = {
 }
 
 
-_NO_NOTES = ("nothing that was looked at",)
+_NO_NOTES = ("none of the compared properties",)
 
 
 def sentences(comparison: Any) -> list[str]:
-    """How to read the tables of a comparison."""
+    """Sentences that explain how to read the tables of a comparison."""
     seeds = sorted({len(cell.seeds) for cell in comparison.cells})
     sentences = [
         f"Interquartile mean over seeds ({' or '.join(map(str, seeds))}), and in brackets its 95% interval by"

@@ -25,7 +25,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
 _FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel
-_LABEL_FIELDS = ("algo", "env", "policy")
+_LABEL_FIELDS = ("algo", "env", "policy")  # labels and panels show these without the field's name
 _MAX_PARTS = 5  # maximum number of settings in a label
 _MAX_COLUMNS = 3  # maximum number of columns of panels
 
@@ -88,10 +88,10 @@ def draw_run(
 ) -> None:
     """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `x_label` the label of the x axis. All `points` of a
-    sweep have equally many agents. With two to seven points, each point has its own mean; otherwise there is
-    one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the label
-    counts them. The plot is 7 inches wide.
+    `solved` is a return to mark with a line, and `x_label` the label of the x axis. `points` names the points
+    of a sweep, which have equally many agents. With two to seven points, each point has its own mean; else
+    there is one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the
+    label counts them. The plot is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
@@ -214,7 +214,7 @@ def compare(
 
 
 def _seeds_text(curves: Sequence[Curves]) -> str:
-    """The numbers of seeds, and of failed seeds, of curves with the same label."""
+    """The numbers of seeds and of failed seeds of curves with the same label, as text."""
     counts = sorted({len(curve.y) for curve in curves})
     num_failed = sum(int(curve.failed.sum()) for curve in curves)
     text = "1 seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
@@ -334,6 +334,7 @@ def _check_ids(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> N
 
 
 def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
+    """The `Curves` of agents, each a tuple of the fields from `x` to `runs`."""
     x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
     return Curves(label, env, x, y, np.array(final, float), evaluated, seeds, np.array(failed), runs)
 

@@ -46,7 +46,7 @@ def copy_data_files(run: RunDirectory, algorithm: Any) -> None:
 
 
 def copied_env_files(directory: Path, name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Paths of the existing copies of an environment's files in a run's directory, by parameter."""
+    """Maps parameters of an environment that name files to the files' copies in a run's directory, if any."""
     copies = {}
     for field, path in envs.files_of(name, parameters).items():
         copy = _copy_path(directory, field, path)
@@ -77,7 +77,7 @@ def copied_dataset(directory: Path, values: Mapping[str, Any]) -> dict[str, str]
 
 
 def _data_files(algorithm: Any) -> Mapping[str, str]:
-    """Paths of the environment's and the data set's files, by field."""
+    """Paths of the files of an algorithm's environment and data set, by field."""
     algorithm = getattr(algorithm, "algorithm", algorithm)
     env, _ = unwrapped(getattr(algorithm, "env", None))
     dataset_files = getattr(getattr(algorithm, "data", None), "files", {})

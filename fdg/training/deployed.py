@@ -166,7 +166,7 @@ class _Input:
         return (array[None] if single else array), single
 
     def _check_finite(self, array: np.ndarray, original: np.ndarray, label: str) -> None:
-        """Raises `FdgError` for NaN, too large numbers, and infinities where the space has a finite bound."""
+        """Raises `FdgError` for NaN, for numbers beyond the dtype, and for infinities beyond a bound."""
         if not jnp.issubdtype(array.dtype, jnp.floating) or (finite := np.isfinite(array)).all():
             return
         unbounded = ((array > 0) & np.isnan(self.high)) | ((array < 0) & np.isnan(self.low))
@@ -178,7 +178,7 @@ class _Input:
             )
 
     def _convert(self, value: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """The value as an array in the library's dtype, and in its own; raises `FdgError` if not possible."""
+        """The value as an array in the library's dtype, and in its own dtype; `FdgError` if impossible."""
         try:
             if self.text_bytes is not None and np.asarray(value).dtype.kind not in "ui":
                 value = encode_texts(value, self.text_bytes)
@@ -218,7 +218,7 @@ class _Output:
         self.is_scalar = leaf.get("kind") == "Discrete"
 
     def convert(self, array: np.ndarray, single: bool) -> Any:
-        """An array `[N, ...]` in the library's dtype and categories; its only element if `single`."""
+        """An array `[N, ...]` in the library's dtype and categories; only its first element if `single`."""
         if array.dtype == self.dtype:
             pass
         elif self.lowest is not None:  # undoes the overflow of 32 bits in the program

@@ -17,15 +17,15 @@ from fdg.training.name_resolver import CALLER, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import restore_sweep, wrapper_entries
 
-_DELAYS = ("staleness", "lag")  # policy fields with their own entries
+_DELAYS = ("staleness", "lag")  # policy fields that `config.json` has at its top level
 _SEPARATE_FIELDS = ("env", *_DELAYS)  # fields that are not in "hyperparameters" or "policy_fields"
 
 
 def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
-    """The names and fields of an algorithm and a policy, as on the command line.
+    """The entries of `config.json` for an algorithm and a policy: their names and fields.
 
-    The entries have `"rebuilds": false` if they do not determine the algorithm, such as with a network object
-    or an environment without a name; then the caller of `fdg.load` must give the algorithm.
+    They include `"rebuilds": false` if they do not determine the algorithm, for example because it has a
+    network object or an environment without a name; then the caller of `fdg.load` must give the algorithm.
     """
     if wrapper := wrapper_entries(algorithm):
         return {**describe(algorithm.algorithm, policy), **wrapper}
@@ -46,7 +46,7 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
-    """The name and fields of a policy."""
+    """The entries of `config.json` for a policy: its name and fields."""
     return {
         "policy": _registered_name(type(policy), policies),
         "policy_fields": _plain_fields(policy),

@@ -39,7 +39,7 @@ _MAX_LISTED = 4  # maximum number of settings or versions in a message
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The result of `fdg.diff`: where two runs differ. Its text is for `print`.
+    """The result of `fdg.diff`: where two runs differ. Prints as a report.
 
     Attributes:
       a, b: the compared runs.
@@ -163,9 +163,9 @@ def diff(
         if start is not None and sides[0].delay != sides[1].delay:
             start = 0  # the checkpoints have different older parameters
     runs = [side.load(start, trust) for side in sides]
-    # Either both replays have a plan or neither has, so that both are compiled alike.
-    has_plans = all(run.agents is None for run in runs)
-    replays = [Replay(run, agent, trust, has_plans) for run in runs]
+    # Either both replays are placed by their policies or neither is, so that both are compiled alike.
+    may_place = all(run.agents is None for run in runs)
+    replays = [Replay(run, agent, trust, may_place) for run in runs]
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration
     end = start_iteration + (iterations or max((first_unequal or 0) - start_iteration, 1))
@@ -410,6 +410,7 @@ def _compare_recordings(
     trust: bool,
     notes: list[str],
 ) -> Difference:
+    """Compares two recordings, or a recording with a replay from the recording's first state."""
     recording = next(side.recording for side in sides if side.recording is not None)
     start_iteration, count = recording.facts["iteration"], recording.facts["iterations"]
     end = start_iteration + min(iterations or count, count)
@@ -431,6 +432,7 @@ def _compare_recordings(
 def _make_difference(
     names: tuple[str, str], difference: BorderDifference | None, start: str, compared: int, notes: list[str]
 ) -> Difference:
+    """The result of `diff` from the first differing border (None: all borders are equal)."""
     if difference is None:
         return Difference(*names, start=start, compared=compared, notes=tuple(notes))
     border, where = difference.border, describe_border(difference.border)

@@ -90,7 +90,7 @@ class Evaluation:
 
     @property
     def agents_text(self) -> str:
-        """Text about the range of agents' returns and about failed agents; "" for one agent that is fine."""
+        """The range of agents' returns and the failed agents, as text; "" for one agent without failure."""
         text, means = "", self._without_failed(self.means)
         if self.several:
             low, high = format_numbers(means.min(), means.max()) if means.size else ("nan", "nan")
@@ -166,7 +166,7 @@ def episode_count(algorithm: Any, requested: int | None) -> int:
 
 
 def require_actor(algorithm: Any, verb: str) -> None:
-    """Checks that an algorithm has a method `actor` and an environment."""
+    """Raises `FdgError` "NAME cannot `verb`" unless an algorithm has a method `actor` and an environment."""
     name = type(algorithm).__name__
     if not callable(getattr(algorithm, "actor", None)):
         if callable(getattr(algorithm, "examples", None)):

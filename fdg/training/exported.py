@@ -20,12 +20,12 @@ from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, read_bytes
 from fdg.training.deployed import Deployed
 
-FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package
+FUNCTION, MEMORY, FACTS = "policy.jax", "memory.npz", "policy.json"  # members of a package, a zip file
 CHECKSUM = "sha256:"  # a package's comment is this and the digest of all bytes before the digest
 DIGITS = 64  # hexadecimal digits of the digest
 
 _MAX_PACKAGE_BYTES = 4 << 30
-_MIN_INFLATED_LIMIT = 64 << 20  # maximum inflated bytes of a small package; of others, eight times the size
+_MIN_INFLATED_LIMIT = 64 << 20  # every package may inflate to this many bytes; a large one, eightfold
 
 # Names of custom calls that a policy may contain: shape checks, random bits, linear algebra, never Python.
 _ALLOWED_CALLS = re.compile(

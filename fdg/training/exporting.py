@@ -6,7 +6,7 @@ bounds are constants in the function. A mask is an argument only if a JAX enviro
 `start` only if the policy has a memory to reset. A structured observation or action is several arrays, in
 the order of its space, without privileged parts. The number of environments, `N`, is symbolic.
 
-The description is written to a `.json` file of the same name, and also inside the exported file.
+A description of arguments and results is written to a `.json` file of the same name and into the file.
 """
 
 import hashlib
@@ -190,7 +190,7 @@ def _describe_array(name: str, shape: Sequence[int], dtype: str) -> Description:
 
 
 def _mask_arguments(env: Any, spec: Native) -> list[Description]:
-    """The separate mask argument; empty if there is no mask, or observations contain it. Only traces."""
+    """The mask as a separate argument; empty if there is no mask, or if observations contain it."""
     arrays = [
         jax.ShapeDtypeStruct((1, *leaf["shape"][1:]), leaf["jax_dtype"])
         for _, leaf in leaves(spec.observation)

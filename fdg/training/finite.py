@@ -22,7 +22,7 @@ def is_vital(name: str) -> bool:
 
 
 def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
-    """Indices of the agents whose losses or gradients are not finite in the last row."""
+    """Indices of those of `agents` agents (None: one) whose losses or gradients are not finite in a row."""
     first_step = (config.get("hyperparameters") or {}).get("learning_starts")
     if row is None or row["env_steps"] <= (first_step if isinstance(first_step, int) else 0):
         return []

@@ -193,8 +193,8 @@ def make_job(
     is_wrapper = not is_field and hasattr(base, "total_steps") and callable(getattr(base, "changed", None))
     if total_steps is not None and (is_field or is_wrapper):
         replace = base.changed if is_wrapper else functools.partial(dataclasses.replace, base)
-        longer = replace(total_steps=total_steps)
-        algorithm = dataclasses.replace(algorithm, algorithm=longer) if base is not algorithm else longer
+        changed = replace(total_steps=total_steps)
+        algorithm = dataclasses.replace(algorithm, algorithm=changed) if base is not algorithm else changed
         total_steps = None
     start: StoredRun | None = None
     if start_from is not None:

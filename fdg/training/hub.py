@@ -1,4 +1,4 @@
-"""Downloads and uploads packed folders on Hugging Face's hub, with `huggingface_hub` (an extra)."""
+"""Downloads packed folders from Hugging Face's hub, and uploads them (needs the extra `fdg[hub]`)."""
 
 import re
 from pathlib import Path

@@ -21,7 +21,7 @@ class Job(Settings):
 
     algorithm: Any  # the algorithm, built from presets and flags
     policy: Any  # the distribution policy
-    # their entries in `config.json`: `algo`, `env`, `policy`, `policy_fields`, `hyperparameters`, ...
+    # entries of `config.json` that describe both: `algo`, `env`, `policy`, `hyperparameters`, ...
     described: Mapping[str, Any]
     num_iterations: int  # iterations of the whole run
     steps_per_iteration: int  # steps of one agent per iteration
@@ -48,7 +48,7 @@ class Job(Settings):
         With `runs=False` the job is only planned.
         """
         check_settings({**settings, **described})
-        steps = lengths(algorithm, described["algo"], settings.get("total_steps"), runs)
+        steps = run_length(algorithm, described["algo"], settings.get("total_steps"), runs)
         return cls(algorithm=algorithm, policy=policy, described=described, **settings, **fields, **steps)
 
     def changed(
@@ -58,7 +58,7 @@ class Job(Settings):
         described: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job with another algorithm or policy (None: unchanged), and the new description.
+        """The job with another algorithm or policy (None: unchanged), and with its description.
 
         `described` has further entries of the description, and `fields` further fields to replace.
         """
@@ -75,7 +75,7 @@ class Job(Settings):
 
     @property
     def agents(self) -> int | None:
-        """The number of agents: seeds, in a sweep times its points. None if states have no axis of agents."""
+        """The number of agents (in a sweep, seeds times points); None if states have no axis of agents."""
         return agent_count(self.algorithm, self.num_seeds)
 
     @property
@@ -140,7 +140,7 @@ class Job(Settings):
 
 
 def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:
-    """Messages about changed or swept fields that other fields switch off (`only_with` in field metadata).
+    """Messages about given or swept fields that have no effect, since another field is off (`only_with`).
 
     >>> import algos, envs
     >>> ineffective_field_messages(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
@@ -158,7 +158,7 @@ def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> l
         return switch if is_off else disabling_field(switch)
 
     def flag(name: str, default: Any) -> str:
-        """The flag that gives a field; "" if it has its default."""
+        """The flag with a field's value; "" if the value is the default."""
         if name in swept:
             return f"--sweep {name}=..."
         value = getattr(algorithm, name)
@@ -177,7 +177,7 @@ def steps_unit(algorithm: Any) -> str:
     return getattr(algorithm, "steps_are", "environment steps")
 
 
-def lengths(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
+def run_length(algorithm: Any, name: str, total_steps: int | None, runs: bool = True) -> dict[str, Any]:
     """Checks an algorithm's steps and files; returns the job's `num_iterations` and `steps_per_iteration`.
 
     With `runs=False` the job is only planned: it may be shorter than an iteration; files are not checked.

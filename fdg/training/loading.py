@@ -1,4 +1,4 @@
-"""`fdg.load`: opens a run directory as a `Run`. `StoredRun`: its configuration, without a checkpoint."""
+"""`fdg.load`: opens a run directory as a `Run`. `StoredRun`: a run before a checkpoint is read."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ class StoredRun:
     config: Mapping[str, Any]
     resolver: NameResolver  # resolves the names in `config`
     algorithm: Any  # built from `config`, or the caller's; a `Sweep` if the run was swept
-    is_callers: bool  # whether the algorithm is the caller's
+    is_given: bool  # whether the caller gave the algorithm
 
     @classmethod
     def open(
@@ -77,21 +77,21 @@ class StoredRun:
         """Reads the configuration in a directory, and builds its algorithm unless the caller gives it.
 
         `caller_values` are the caller's own values by field, such as of `--env`: modules in them may be
-        imported without `trust`. `flags` are the fields with a flag of the caller's, which error messages may
-        name; None: all.
+        imported without `trust`. `flags` are the fields for which the caller has a flag that error messages
+        may name; None: all fields.
         """
         if algorithm is not None:
             checked_name(algorithm)
         path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
         config = read_config(path, prefix="")
         resolver = NameResolver(path / "config.json", caller_values, trust, flags)
-        is_callers = algorithm is not None
-        if not is_callers:
+        is_given = algorithm is not None
+        if not is_given:
             algorithm = rebuild_algorithm(config, resolver, str(path))
         elif not isinstance(algorithm, Sweep):  # a caller need not wrap it in the run's Sweep
             algorithm = restore_sweep(algorithm, config)
-        stored = cls(path, config, resolver, algorithm, is_callers)
-        if not is_callers:
+        stored = cls(path, config, resolver, algorithm, is_given)
+        if not is_given:
             stored.policy  # noqa: B018 (raises if the configuration has no valid policy)
         return stored
 
@@ -102,14 +102,14 @@ class StoredRun:
 
     @property
     def agents(self) -> int | None:
-        """The number of its agents; None if its state has no axis of agents."""
+        """The number of agents; None if the state has no axis of agents."""
         return agent_count(self.algorithm, self.config.get("num_seeds"))
 
     def restore(self, checkpoint: str | int = "last") -> Run:
         """The run at a checkpoint: "last", "best" or an iteration. All arrays are put on the first device."""
         checkpoints, iteration = _select_checkpoint(self.path, checkpoint)
         graph, delayed = side_by_side(fdg.trace(self.algorithm), self.agents), None
-        if self.config.get("staleness") or self.config.get("lag"):  # it also has older versions of leaves
+        if self.config.get("staleness") or self.config.get("lag"):  # checkpoints also have older parameters
             plan = fdg.place(graph, self.policy, device_count(self.path, self.config) or len(jax.devices()))
             graph, delayed = plan.graph, plan.delayed
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -120,7 +120,7 @@ class StoredRun:
         try:
             state = checkpoints.restore(iteration, target)
         except OtherStateError:
-            if self.is_callers:
+            if self.is_given:
                 _check_equal_algorithm(self.algorithm, self.config, self.path)
             raise
         run = Run(

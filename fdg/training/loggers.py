@@ -23,10 +23,7 @@ class Logger(NamedTuple):
 def open_loggers(
     targets: Mapping[str, Any], path: Path, config: Mapping[str, Any], steps: int
 ) -> list[Logger]:
-    """Opens the trackers of a job (`Job.loggers`).
-
-    `steps` is the number of steps of one agent at the start or resume.
-    """
+    """Opens the trackers of a job (`Job.loggers`); `steps` is the number of one agent's earlier steps."""
     loggers: list[Logger] = []
     for kind, target in targets.items():
         package = import_tracker(kind)

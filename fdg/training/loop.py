@@ -268,8 +268,8 @@ class _Session:
             iteration += metrics.iterations
             if job.eval_every and iteration % job.eval_every == 0:
                 recorder.annotate(evaluator.while_training(state, iteration, recorder.failed))
-            within_limit = _MAX_SECONDS_PER_CALL / max(recorder.iteration_s, 1e-9)
-            count = max(1, min(size, 2 * count, int(within_limit)))
+            max_count = _MAX_SECONDS_PER_CALL / max(recorder.iteration_s, 1e-9)
+            count = max(1, min(size, 2 * count, int(max_count)))
             caught, is_done, count = _agree(signals, evaluator.stopped or recorder.stopped, count)
             is_due = iteration % checkpoint_every == 0 and (
                 job.checkpoint_every is not None or self.checkpoints.are_cheap()

@@ -100,6 +100,7 @@ class NameResolver:
                 self.check_fields(type(unwrap_sweep(algorithm)), {choices.name: choices.values})
 
     def _find_class(self, field: str, name: Any, registry: Any, methods: tuple[str, ...], form: str) -> Any:
+        """A class by its name in a registry or by `module:Class`; errors write its `methods` as `form`."""
         if not isinstance(name, str):
             prefix = "" if self.file is None else f"{self.file}: "
             raise FdgError(f"{prefix}{field} {name!r:.60} is not a name")
@@ -130,7 +131,7 @@ class NameResolver:
         )
 
 
-CALLER = NameResolver()
+CALLER = NameResolver()  # permits all names
 
 
 def _import_reason(name: str) -> str:

@@ -85,6 +85,7 @@ def _record_video(run: Any, out: Path) -> str:
 
 
 def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: Path) -> str:
+    """The README in Markdown, after metadata in YAML for Hugging Face's hub."""
     config, summary = run.config, read_summary(out) or {}
     algo, env = str(config["algo"]), str(config["env"])
     seeds = summary.get("seeds") or [run.seed]

@@ -57,7 +57,7 @@ class Evaluator:
         entries = summary_entries(evaluations)
         local_mean = evaluations[0].mean if evaluations and evaluations[0].greedy else None
         mean = next((x for x in distributed.exchange(local_mean) if x is not None), None)
-        if mean is None or mean != mean:
+        if mean is None or mean != mean:  # NaN if all agents have failed
             return entries
         if self._best is None or mean > self._best[0]:
             self._best = mean, iteration
@@ -67,10 +67,9 @@ class Evaluator:
         return entries
 
     def after_training(self, state: Any, failed: Sequence[int]) -> tuple[list[Evaluation], dict[str, Any]]:
-        """Evaluates greedy actions, as `fdg.load(...).evaluate()` does; empty if the algorithm cannot be
-        evaluated. Also returns the entries for `summary.json`, with those of the best evaluation.
+        """Evaluates greedy actions, as `fdg.load(...).evaluate()` does. A collective: process 0 has results.
 
-        A collective: all processes call it; process 0 gets the results.
+        Returns evaluations (none if the algorithm cannot be evaluated) and the entries for `summary.json`.
         """
         episodes = episode_count(self._job.algorithm, self._job.eval_episodes)
         evaluations = self._evaluate(state, episodes, None, (True,), failed)

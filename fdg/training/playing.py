@@ -65,11 +65,11 @@ def play(
 def play_episodes(
     algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
 ) -> list[Episode]:
-    """Plays episodes in one XLA program; returns each up to its first `done`, with the data for rendering."""
+    """Plays episodes, in one XLA program if possible; returns each up to its first `done`, to be rendered."""
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)
     on_host = not hasattr(env, "single")
-    if (record := getattr(getattr(env, "source", None), "record", None)) is not None:
+    if (record := getattr(getattr(env, "source", None), "record", None)) is not None:  # Gymnasium's renderer
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
         agent = Acting(algorithm, state, greedy, seed)
         return record(lambda x, step: agent(x, start=step == 0), episodes, limit, seed)
@@ -190,6 +190,7 @@ def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
 
 
 def _html_page(env: Any, recorded: Sequence[Episode], fps: int, greedy: bool) -> bytes:
+    """A page with the library's interactive viewer of each episode; without such viewers, with a GIF."""
     viewers = [html(env, episode) for episode in recorded]
     if all(viewer is not None for viewer in viewers):
         if len(viewers) == 1:

@@ -1,4 +1,4 @@
-"""Records metrics: to the run directory, the progress line, experiment trackers and callbacks."""
+"""Passes metrics to the run directory, the progress line, experiment trackers and callbacks."""
 
 import dataclasses
 import math
@@ -40,9 +40,9 @@ _ADVICE = f"try another --algo or --preset, more --num-envs, or {_EXPLORATION_FI
 class ConstantReturns:
     """Detects that all episodes of the first tenth of a run have the same return.
 
-    An example is a car that never reaches the top of its hill. The return stays at its worst value, gradients
-    are noise, and longer training with the same settings will not help. A resumed run does not repeat the
-    hint. `after` is the number of iterations before the check, by default a tenth of the run.
+    For example, a car never reaches the top of its hill: its return stays at the worst value, gradients are
+    noise, and longer training with the same settings will not help. A resumed run does not repeat the hint.
+    `after` is the number of iterations before the check, by default a tenth of the run.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Recorder:
         self.iteration_s = 0.0  # seconds per iteration in the last recorded call
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
-        # The bound on the age of tokens with a weight, in iterations; empty if no token can be older than 0.
+        # `eta` of each row: the maximum age in iterations of a trained token; absent if the maximum is 0.
         stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
         self._eta = {}
@@ -341,6 +341,7 @@ class Recorder:
         return {group: min(max(busy / max(seconds, 1e-9), 0.0), 1.0) for group, busy in busy_seconds.items()}
 
     def _notify(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
+        """Passes rows to the experiment trackers and the callbacks."""
         if self.loggers:
             means = _mean_rows(rows)
             numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}
@@ -365,11 +366,7 @@ _NON_METRICS = ("iteration", "env_steps", "wall_s", "eval_return")  # columns of
 
 
 def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Refuses metrics that `metrics.jsonl` cannot hold.
-
-    Raises:
-      FdgError: a metric has the name of another column, or is a random key or a complex number.
-    """
+    """Raises `FdgError` if a metric has the name of another column, is a random key, or is complex."""
     for name, metric in metrics.items():
         if name in _NON_METRICS:
             raise FdgError(

@@ -31,7 +31,7 @@ from fdg.running.host_devices import environment_of_a_child, make_host_devices
 
 Say = Callable[[str], None]
 _CHILD_SECONDS = 600  # seconds until a child is killed
-_ROUNDS = 6  # rounds per job; a cell of `bench.costs` has equally many in two passes
+_ROUNDS = 6  # times that each job is measured; the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +42,14 @@ class ReferenceJob:
     env: str  # a name for `envs.make`
     fields: tuple[tuple[str, Any], ...]  # the algorithm's fields
     policy: str  # the name of its class
-    sizes: tuple[tuple[str, Any], ...]  # the policy's fields
+    policy_fields: tuple[tuple[str, Any], ...]  # the policy's fields
     devices: int  # the number of devices
 
     @classmethod
     def of_key(cls, key: str) -> "ReferenceJob":
         """The inverse of `key`."""
-        algorithm, env, fields, policy, sizes, devices = json.loads(key)
-        return cls(algorithm, env, _as_pairs(fields), policy, _as_pairs(sizes), devices)
+        algorithm, env, fields, policy, policy_fields, devices = json.loads(key)
+        return cls(algorithm, env, _as_pairs(fields), policy, _as_pairs(policy_fields), devices)
 
     @property
     def key(self) -> str:
@@ -60,10 +60,10 @@ class ReferenceJob:
         """The algorithm and the policy."""
         cls = getattr(algos, self.algorithm)
         algorithm = cls(env=envs.make(self.env), **dict(self.fields), total_steps=10**9)
-        return algorithm, getattr(policies, self.policy)(**dict(self.sizes))
+        return algorithm, getattr(policies, self.policy)(**dict(self.policy_fields))
 
     def __str__(self) -> str:
-        words = ", ".join(f"{name}={value}" for name, value in (*self.fields, *self.sizes))
+        words = ", ".join(f"{name}={value}" for name, value in (*self.fields, *self.policy_fields))
         return f"{self.algorithm} {self.env} {self.policy} on {self.devices} ({words})"
 
 
@@ -92,7 +92,7 @@ _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
 _PQN = ("PQN", "Acrobot-v1", _rollout_fields(1024, 16))
 _SPREAD = ("IPPO", "MPE_simple_spread_v3", _rollout_fields(64, 25))
 # Each class of operations dominates some of these jobs, and each overhead dominates others. All of them
-# belong to the half of the cells of `bench.costs` to which the model may be fitted.
+# are in the half of the cells of `bench.costs` to which the model is fitted; the other half tests it.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
     *((job, _GPU_ONLY, 1) for job in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
     *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),

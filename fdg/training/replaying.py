@@ -20,16 +20,16 @@ from fdg.training.stepping import Border, Stepper
 class Replay:
     """Replays a run fragment by fragment, from one agent's state.
 
-    With `has_plan`, the run's policy places the fragments if the run's state has no axis of agents.
+    With `may_place`, the run's policy places the fragments if the run's state has no axis of agents.
     Otherwise they run on one device.
     """
 
-    def __init__(self, run: Run, agent: int, trust: bool, has_plan: bool = True):
+    def __init__(self, run: Run, agent: int, trust: bool, may_place: bool = True):
         self.notes: list[str] = []
         graph, plan, devices = fdg.trace(run.algorithm), None, list(jax.devices())
         state = run._state_of(agent)
-        has_plan = has_plan and run.path is not None and run.agents is None
-        if has_plan and run.path is not None and run.config.get("policy"):
+        may_place = may_place and run.path is not None and run.agents is None
+        if may_place and run.path is not None and run.config.get("policy"):
             policy = StoredRun.open(run.path, trust=trust, algorithm=run.algorithm).policy
             count = device_count(run.path, run.config) or len(devices)
             if count <= len(devices):
@@ -55,11 +55,11 @@ class Replay:
         self.stepper, self._shapes = Stepper(graph, plan, devices), jax.tree.leaves(graph.state)
 
     def borders(self, start: int, end: int) -> Iterator[Border]:
-        """The arrays at every border of the iterations after `start`, up to `end`."""
+        """Yields the state after iteration `start`, and every border of the iterations up to `end`."""
         return borders_until(self.stepper.borders(start, self.leaves), end)
 
     def replace_state(self, recorded: Border) -> None:
-        """Replaces the state by a recorded one; `FdgError` if its arrays do not match."""
+        """Replaces the state by a recorded one; raises `FdgError` if its arrays do not match."""
         arrays, own_arrays = recorded.arrays, self.stepper.state(recorded.iteration, self.leaves).arrays
         for name in [*arrays, *own_arrays]:
             stored, replayed = (kind_of(x[name]) if name in x else "absent" for x in (arrays, own_arrays))

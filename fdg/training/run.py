@@ -31,7 +31,7 @@ class Run:
       iteration: completed iterations.
       path: the run directory, or None.
       config: the content of `config.json`.
-      seed: the seed of the first agent; agent i has `seed + i`.
+      seed: the seed of the first agent; agent i has `seed + i` (in a sweep, agent i of each point).
       agents: the number of agents; None if `state` has no axis of agents.
       finished: whether all iterations are done.
       stopped: why an unfinished run ended, or None.
@@ -70,7 +70,7 @@ class Run:
         self.algorithm, self.state, self.iteration = algorithm, state, iteration
         self.path, self.config = path, dict(config or {})
         self.seed, self.agents = seed, agents
-        self._history: Any = None  # the older parameters in its checkpoint, if it has staleness
+        self._history: Any = None  # older parameters from the checkpoint of a run with staleness
         self.finished, self.stopped = finished, stopped
         self.last_evaluation = last_evaluation  # the evaluation after training, or None
         self._failed = failed  # None: read from the metrics when needed
@@ -125,7 +125,7 @@ class Run:
         Args:
           episodes: episodes of each agent; None: the number after training.
           greedy: take the most probable actions, else sample them as in training.
-          seed: the seed of the episodes (agent i: `seed + i`); None: the seed after training.
+          seed: the seed of the first agent's episodes (other agents as in training); None: as after training.
           env: another environment to play in, such as `envs.make("CartPole-v1", gravity=20.0)`.
 
         Raises:

@@ -85,8 +85,8 @@ class RunDirectory:
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Removes metrics after `iteration`, and a line truncated by a crash; returns the last kept row.
 
-        Moves other unreadable lines to `metrics.unreadable`, with an `FdgWarning`. Removes
-        `RESULTS`, since a run that continues has not ended.
+        Moves other unreadable lines to `metrics.unreadable`, with an `FdgWarning`. Removes `RESULTS`, since a
+        run that continues has not ended.
         """
         path, last_row = self.path / "metrics.jsonl", None
         for name in RESULTS:
@@ -133,7 +133,7 @@ class RunDirectory:
             with files.replacing(path) as file:
                 write(file)
 
-    def check_there(self) -> None:
+    def check_exists(self) -> None:
         """Raises `UnwritableError` if the directory was removed or moved."""
         if self._is_gone():
             raise unwritable_error(self.path, "", "", is_gone=True)
@@ -157,7 +157,7 @@ class RunDirectory:
                 self.path.rmdir()
 
     def _acquire(self) -> None:
-        """Checks existing files (no links), then locks the directory until `close` or the process's end."""
+        """Refuses links among the run's files, then locks the directory until `close` or the process ends."""
         for name in _ENTRIES:
             with explain_os_errors(self.path / name):
                 files.check_own(self.path / name, name in _FOLDERS)
@@ -233,7 +233,7 @@ _FIXES = {
 
 def check_free(path: Path) -> None:
     """Checks that a path can become the directory of a new run; creates nothing."""
-    check_spelled(path)
+    check_utf8(path)
     try:
         if path.exists() and not path.is_dir():
             raise FdgError(f"--out {path} is a file: give a directory")
@@ -256,7 +256,7 @@ def check_free(path: Path) -> None:
         raise path_error(f"--out {path}", refusal, "written to")
 
 
-def check_spelled(path: Path) -> None:
+def check_utf8(path: Path) -> None:
     """Checks that a path is UTF-8, as TensorStore requires."""
     try:
         str(path.absolute()).encode()
@@ -270,7 +270,7 @@ def check_spelled(path: Path) -> None:
 
 def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     """Reads the configuration of the run in `path`; error messages start with `prefix`."""
-    check_spelled(path)
+    check_utf8(path)
     file = path / "config.json"
     try:
         os.lstat(file)
@@ -295,7 +295,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
 
 
 def check_config(file: Path, content: Any) -> dict[str, Any]:
-    """Returns a configuration after a check of its values' types, so that later code can rely on them."""
+    """Checks the types of a configuration's values, so that later code can rely on them; returns it."""
     required_names = {"algo", "policy", "policy_fields", "hyperparameters"}
     if not isinstance(content, dict) or not content.keys() >= required_names:
         config = file.with_name("config.json")

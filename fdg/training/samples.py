@@ -1,7 +1,7 @@
 """Sample tables: responses of a language model to held-out prompts during training.
 
 An algorithm with sample tables has `examples(state, key, count) -> arrays`, which is jitted, and
-`example_rows(arrays) -> rows`. Each checkpoint writes the rows to `RUN/samples/ITERATION.jsonl`.
+`example_rows(arrays) -> rows`. With each checkpoint, the rows are written to `RUN/samples/ITERATION.jsonl`.
 """
 
 import functools
@@ -29,13 +29,13 @@ def write_samples(
     run: RunDirectory,
     iteration: int,
     seed: int,
-    several: bool,
+    has_agents: bool,
 ) -> list[dict[str, Any]]:
     """Writes the first agent's table after an iteration. A collective: process 0 writes.
 
-    `iteration` is the number of completed iterations of `state`, `seed` the first agent's seed, and `several`
-    whether `state` has an axis of agents. Returns the rows: empty in other processes, or if the algorithm has
-    no method `examples`.
+    `iteration` is the number of completed iterations of `state`, and `seed` the first agent's seed. With
+    `has_agents`, `state` has an axis of agents. Returns the rows: empty in other processes, or if the
+    algorithm has no method `examples`.
     """
     if not callable(getattr(algorithm, "examples", None)):
         return []
@@ -44,7 +44,7 @@ def write_samples(
         state = distributed.gather(state)
         if state is None:
             return []
-    if several:
+    if has_agents:
         state = jax.tree.map(lambda x: x[0], state)
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])

@@ -28,7 +28,7 @@ from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
 from fdg.training.curves import finish_figure, make_figure, style_of
-from fdg.training.job import Job, lengths
+from fdg.training.job import Job, run_length
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics, read_summary, to_json_types
@@ -52,7 +52,7 @@ class Trial:
 
     run: str  # the trial's folder below `trials/`
     values: Mapping[str, Any]  # hyperparameters by name, as in the search space
-    state: str  # "done", "ended early" (pruned) or "refused" (it could not be trained)
+    state: str  # "done", "ended early" (pruned) or "refused" (not trainable, or without a finite return)
     value: float  # mean return (for a sweep, of its best point); NaN unless the trial is done
     returns: tuple[float, ...] = ()  # the return of each agent
     refused: str | None = None  # the error, if the state is "refused"
@@ -198,6 +198,8 @@ def _open_study(journal: Path, halving: bool) -> Any:
 
 @dataclasses.dataclass
 class _Search:
+    """A search in progress: proposes trials and trains them one after another."""
+
     job: Job
     space: Space
     run: RunDirectory
@@ -286,7 +288,7 @@ class _Search:
         """Runs one trial; returns the signal that interrupted it, or None."""
         from optuna.trial import TrialState
 
-        self.run.check_there()  # raises if the directory was removed: a trial would recreate it
+        self.run.check_exists()  # raises if the directory was removed: a trial would recreate it
         trials = files.make_folder(self.run.path / "trials")
         values = {p.name: p.suggest(trial) for p in self.space}
         name = _trial_folder(trial)
@@ -302,7 +304,7 @@ class _Search:
         except UnwritableError:  # the trial is not refused: a resumed search continues it
             raise
         except (FdgError, ValueError) as error:  # such as sizes that do not fit, or infinite losses
-            self.run.check_there()
+            self.run.check_exists()
             message = str(error) if isinstance(error, FdgError) else one_line(error)
             trial.set_user_attr("refused", message)
             self.study.tell(trial, state=TrialState.FAIL)
@@ -333,7 +335,7 @@ class _Search:
             resumes=(path / "config.json").exists(),
             optuna=None,
             search=None,
-            **lengths(algorithm, type(algorithm).__name__, job.total_steps),
+            **run_length(algorithm, type(algorithm).__name__, job.total_steps),
         )
 
 
@@ -358,6 +360,7 @@ class _Pruner:
         return self.is_behind
 
     def _observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Collects returns; at each rung, asks Optuna whether their mean is too low to continue."""
         for row in rows:
             if self.is_behind or row["iteration"] <= self._last_iteration:
                 continue
@@ -379,8 +382,7 @@ class _Pruner:
 def _trial_returns(algorithm: Any, seeds: Sequence[int], path: Path) -> tuple[float, list[float]]:
     """The mean return and each agent's, from the trial's evaluation or else the last tenth of training.
 
-    Reads only files in the directory `path`: the run may have ended in an earlier session, before the trial
-    was recorded.
+    Reads them from the run directory, since the run may have ended in an earlier session.
     """
     summary, rows = read_summary(path) or {}, list(read_metrics(path / "metrics.jsonl"))
     failed_seeds = summary.get("failed_seeds") or ()

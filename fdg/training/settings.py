@@ -2,6 +2,7 @@
 
 These dataclasses define the flags of `fdg.train` and their help, the settings of `fdg.fit`, the values in
 `config.json` and their checks, and the settings that a resumed run may change (`free=True`).
+`fdg.settings.fields.setting` explains the keywords of a setting.
 """
 
 import dataclasses

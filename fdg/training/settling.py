@@ -42,7 +42,7 @@ ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing fro
 def quickest_count(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Sequence[jax.Device], agents: int | None
 ) -> tuple[int, str]:
-    """The number of host devices with the fastest prediction, and the reason for the choice."""
+    """The number of host devices on which a policy is predicted to be fastest, and the reason to print."""
     if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
         return 1, "1: a program that calls Python functions on the host runs on one device"
     choice = policies.auto(
@@ -236,10 +236,7 @@ def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
 def _choose_lag(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
 ) -> tuple[int, str]:
-    """The smallest lag within 5% of the best prediction, and the candidates as text.
-
-    Process 0 chooses for all processes.
-    """
+    """The smallest lag within 5% of the best prediction, and the candidates as text; process 0 chooses."""
     if policy.staleness:
         raise FdgError(
             f"--lag {AUTO_LAG} and --staleness {policy.staleness}: both set the age of actors' parameters:"
@@ -266,7 +263,7 @@ def choose_policy(
 def choose_quickest_lag(
     policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
 ) -> Choice:
-    """Chooses the lag of a policy: the result's policy has it."""
+    """The `Choice` of a lag; `choice.policy` is the policy with this lag."""
     options: dict[str, Any] = {"policies": lags(graph, policy), "all_devices": True, "further": False}
     return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **options)
 
@@ -328,9 +325,9 @@ GAIN = 1.3
 
 
 def _best_or_default(choice: Choice) -> tuple[Any, int, str]:
-    """The fastest candidate, or `GPUOnly` if it is at most `GAIN` times as slow.
+    """The policy, number of devices and reason of the fastest candidate.
 
-    Returns the policy, the number of devices and the reason.
+    Takes `GPUOnly` instead if it needs at most `GAIN` times as long.
     """
     rows = [row for row in choice.rows if row.prediction is not None]
     default = next((row for row in rows if isinstance(row.candidate.policy, policies.GPUOnly)), None)

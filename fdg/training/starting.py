@@ -99,7 +99,7 @@ class Weights:
     """Weights of an earlier run that initialise a new run."""
 
     arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
-    message: str  # a line to print: where they come from
+    message: str  # a line to print: where the weights come from
 
 
 def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
@@ -116,7 +116,7 @@ def read_weights(start: StoredRun, algorithm: Any, agents: int | None, graph: fd
 
     `algorithm` and `agents` are the new run's, and `graph` is of one agent.
 
-    It copies floating-point leaves that have no batch axis and are not in an optax state: parameters, target
+    Weights are floating-point leaves without a batch axis that are not in an optax state: parameters, target
     networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh.
 
     Agent i starts from agent i if both runs have the same number of agents; otherwise all agents start from
@@ -162,9 +162,9 @@ def read_weights(start: StoredRun, algorithm: Any, agents: int | None, graph: fd
 
 
 def inherit_fields(algorithm: Any, start: StoredRun) -> Any:
-    """Returns the algorithm with the fields that its method `fields_from_run`, if any, takes from a run.
+    """Returns the algorithm with fields of an earlier run, if it has a method `fields_from_run`.
 
-    For example, a language model's task gets the characters for which it has tokens.
+    For example, a language model's task inherits the characters for which the model has tokens.
     """
     fields_from_run = getattr(unwrap_sweep(algorithm), "fields_from_run", None)
     fields = None if fields_from_run is None else fields_from_run(unwrap_sweep(start.algorithm))
@@ -250,7 +250,7 @@ def _network_fix(new: Any, old: Any) -> str:
 
 
 def _is_outside_optimizer(state: Any) -> list[bool]:
-    """For each leaf, True unless it is in an optax state."""
+    """For each leaf in order, False if it is in an optax state."""
 
     def is_optimizer(node: Any) -> bool:
         return type(node).__module__.partition(".")[0] == "optax"

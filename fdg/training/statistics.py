@@ -48,7 +48,7 @@ def format_numbers(*values: float) -> list[str]:
 
 
 def estimate_text(value: float, ends: Sequence[float] | None, form: str = " [{}, {}]") -> str:
-    """A number as text, followed by the ends of its interval in the form `form` if it has an interval.
+    """A number as text, followed by the ends of its interval, formatted by `form`, if it has one.
 
     >>> estimate_text(0.5, (0.25, 1.0)), estimate_text(12.0, None)
     ('0.50 [0.25, 1.00]', '12.0')

@@ -28,7 +28,7 @@ from fdg.running.leaves import unique_names
 from fdg.running.xla_options import xla_options
 from fdg.tracing.graph import FDG
 
-Steps = Generator["Border", None, list[Any]]  # yields borders, returns the results
+Steps = Generator["Border", None, list[Any]]  # evaluates operations: yields borders, returns the results
 OLDER = "older"  # prefix of the names of the older parameters in a state with staleness
 _CALL_PRIMITIVES = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call",
                     "custom_vjp_call")  # fmt: skip
@@ -87,6 +87,7 @@ class Stepper:
             yield self.state(self._iteration, leaves, results[len(leaves) :])
 
     def _run(self, closed: Any, values: Sequence[Any], parent: str) -> Steps:
+        """Evaluates a closed jaxpr inside the fragment `parent` ("" at the top level)."""
         jaxpr = jaxprs.open_jaxpr(closed)
         environment = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*values, *jaxprs.constants_of(closed)),
                          strict=True))  # fmt: skip
@@ -248,7 +249,7 @@ def _argument_names(names: Any, values: Sequence[Any], prefix: str) -> list[str]
 
 
 def _state_names(state: Any) -> list[str]:
-    """Names of a state's arrays; with staleness, arrays of the algorithm keep the names they have without."""
+    """Names of a state's arrays; staleness does not change the names of the algorithm's arrays."""
     names = _leaf_paths(state)
     if not isinstance(state, DelayedState):
         return names

@@ -33,7 +33,7 @@ def unexplained_lines(engine: fdg.Engine) -> list[str]:
 
 
 def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
-    """Busy and idle seconds of each group within `wall_s`, and bytes moved; empty for a single group."""
+    """Busy and idle seconds of each group in `wall_s` seconds, and bytes moved; empty for a single group."""
     if len(engine.plan.groups) < 2:
         return {}
     processes = distributed.exchange({"busy_s": engine.busy_seconds(), "moved": engine.moved_bytes})
@@ -65,7 +65,7 @@ def summary(
     evaluation: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `summary.json`; `steps` of one agent, and a seed for each agent."""
+    """The content of `summary.json`; `steps` is of one agent, and `seeds` has one seed per agent."""
     return {
         "env_steps": steps,
         "iterations": iterations,

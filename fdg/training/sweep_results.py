@@ -190,7 +190,7 @@ def interval_text(ends: tuple[float, float] | None) -> str:
 
 
 def draw_points(results: Sequence[PointResult], title: str, measure: str, picture: Any) -> None:
-    """Plots means and intervals over the hyperparameter with the most values."""
+    """Plots results over the hyperparameter with the most values; values of the others are separate lines."""
     names = list(results[0].values)
     counts = {name: len({r.values[name] for r in results}) for name in names}
     x_name = max(names, key=lambda name: counts[name])

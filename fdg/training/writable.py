@@ -12,7 +12,7 @@ from fdg.files import check_own, refusal
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context that writes a file: creates its folder first; turns an OSError into an `FdgError`."""
+    """A context for writing a file: creates its folder first; turns an OSError into an `FdgError`."""
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_os_errors(path: object, participle: str = "written") -> Iterator[None]:
-    """A context that turns an OSError into an `FdgError`, "`path` cannot be `participle`"."""
+    """A context that turns an OSError into an `FdgError` with the message "`path` cannot be `participle`"."""
     try:
         yield
     except OSError as error:

@@ -156,7 +156,7 @@ def test_repeated_seed_is_noted(tmp_path):
     runs = [write_run(tmp_path / name, *shape, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 3))]
     notes = fdg.compare(runs).notes
     assert notes == [
-        "runs of one side have the same seed, and are no independent seeds:"
+        "runs of one side have the same seed, so they are not independent:"
         f" ppo has seed 1 in {runs[0]} and {runs[1]} (CartPole-v1)"
     ]
     assert fdg.compare([runs[0], runs[2]]).notes == []
