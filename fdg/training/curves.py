@@ -107,10 +107,9 @@ def draw_run(
             for column in group.T if agents > 1 else ():
                 axes.plot(*_bin_means(steps, column, weights), color=colour, alpha=0.25, linewidth=0.8)
         if has_point_means:
-            for name, colour, group in zip(points, _COLOURS, groups, strict=False):
-                axes.plot(
-                    *_bin_means(steps, finite_mean(group, 1), weights), color=colour, label=_escape_text(name)
-                )
+            for point, colour, group in zip(points, _COLOURS, groups, strict=False):
+                means = _bin_means(steps, finite_mean(group, 1), weights)
+                axes.plot(*means, color=colour, label=_escape_text(point))
         else:
             mean = finite_mean(values, 1) if left_out else np.array([row.get(metric) for row in rows], float)
             unit = ("agents" if points else "seeds") + (f", {len(left_out)} failed" if left_out else "")

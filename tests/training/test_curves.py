@@ -208,6 +208,9 @@ def test_sweep_points_are_separate_curves(figures):
 
     assert last_values(few) == {"a=1": 1.0, "a=2": 7.0}  # the second agent of a=1 has no episode yet
     assert last_values(seeds) == {"mean of 4 seeds": 4.0} and last_values(many) == {"mean of 4 agents": 4.0}
+    losses = [{"env_steps": i, "policy_loss": 2.0, "policy_loss_per_seed": [1.0, 3.0]} for i in (1, 2)]
+    curves.draw_run(losses, "what", None, io.BytesIO(), points=("a=1", "a=2"))
+    assert figures[-1][1].get_ylabel() == "policy loss"
 
 
 def test_statistics_match_scipy():
