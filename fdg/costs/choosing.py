@@ -224,7 +224,7 @@ def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
 
 
 def _predict_rows(candidates: Iterable[Candidate], predict_row: Callable[[Candidate], Row]) -> list[Row]:
-    """Predicts some candidates of each kind (policy, staleness, devices, variant), then the best's neighbours.
+    """Predicts some candidates of each kind (policy, staleness, devices, variant), then others near the best.
 
     A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, group
     sizes are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.

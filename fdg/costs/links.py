@@ -86,7 +86,7 @@ def between_devices(devices: Sequence[jax.Device], name: str, report: Report) ->
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
-    """A program with work on each device, then an all-reduce of "little" or "much" data (`size`), or none ("").
+    """A program with work on each device, then an all-reduce; `size` is "little", "much", or "" for none.
 
     In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its bytes.
     """

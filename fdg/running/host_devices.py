@@ -1,4 +1,4 @@
-"""Configures CPU host devices, with enough threads that their collectives cannot deadlock.
+"""Configures host devices (JAX's CPU devices), with enough threads that their collectives cannot deadlock.
 
 XLA's CPU backend runs all host devices on one thread pool, with one thread per core. A device that waits in a
 collective blocks a thread. With more devices than cores, the other devices may find no free thread; then XLA
@@ -62,7 +62,7 @@ def _configure(count: int) -> bool:
 def make_host_devices(count: int) -> bool:
     """Configures `count` devices if the backend has not started; returns whether it configured them.
 
-    If the backend runs with another number of devices, the caller has to notice.
+    Unlike `host_devices`, raises no error if the backend already runs with another number of devices.
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
@@ -72,7 +72,7 @@ def make_host_devices(count: int) -> bool:
 
 
 def make_device_per_core() -> int | None:
-    """Configures JAX's CPU backend with one device per core, so that a command can use any number of these.
+    """Configures JAX's CPU backend with one device per core, so that a command can use any number of them.
 
     Returns the number of devices; None if a number was already configured, or the backend has started.
     """
