@@ -96,7 +96,7 @@ _MAX_CACHED = 10_000
 
 @functools.lru_cache(maxsize=32)
 class _WorkCounter:
-    """Adds up the work of equations on one of `devices` devices; `flow`: how these split values (None: not)."""
+    """Adds up the work of equations on one of `devices` devices; `flow` says how these split each value."""
 
     def __init__(self, devices: int):
         self.devices = devices

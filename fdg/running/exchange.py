@@ -199,7 +199,7 @@ class Exchange(Transfer):
 def broadcast_rounds(
     requests: Sequence[tuple[int, int, int]], sources: frozenset[int]
 ) -> list[tuple[int, int, _Pairs]]:
-    """Splits broadcasts into rounds, in each of which a device sends or receives a chunk at most once.
+    """Splits broadcasts into rounds; in a round, a device sends and receives each chunk at most once.
 
     Receivers forward a chunk in later rounds: the number of devices that have the chunk doubles each round.
     Sources forward no chunks of other sources, because they send their own. Each request is (source device,

@@ -1,4 +1,4 @@
-"""Handles a state's leaves between an engine's runs: aliased buffers, weak types, copies on several groups."""
+"""Handles a state's leaves between calls of an engine: aliased buffers, weak types, copies on other groups."""
 
 import collections
 import weakref
