@@ -1,4 +1,4 @@
-"""Handles a state's leaves between calls of an engine: aliased buffers, weak types, copies on other groups."""
+"""Handles the leaves of a state between runs: aliased buffers, weak types, and copies on several groups."""
 
 import collections
 import weakref

@@ -1,4 +1,4 @@
-"""Timelines of programs, as SVG with one row per group, and as traces for Perfetto."""
+"""Draws timelines of program runs: as SVG with one row per group of devices, and as traces for Perfetto."""
 
 import html
 import itertools
@@ -91,7 +91,7 @@ def track(
 
 
 def busy_seconds(bars: Sequence[Bar], group: str) -> float:
-    """The busy seconds of a group."""
+    """The seconds for which a group runs programs."""
     return sum(bar.end - bar.begin for bar in bars if bar.group == group)
 
 

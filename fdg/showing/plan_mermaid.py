@@ -1,4 +1,4 @@
-"""Plans as Mermaid flowcharts, for documents."""
+"""Draws plans as Mermaid flowcharts, for documents."""
 
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.graph_drawings import escape, mermaid_nodes, mermaid_styles
