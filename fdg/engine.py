@@ -236,10 +236,7 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's state, for `algorithm.evaluate`.
-
-        Under staleness, `state` also contains older parameters.
-        """
+        """The algorithm's state, for `algorithm.evaluate`: without the older parameters of staleness."""
         return algorithm_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
@@ -321,7 +318,7 @@ class Engine:
         finally:
             bars = timeline.stop_recording()
         return sorted(
-            (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
+            (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda bar: bar.begin
         )
 
     def _make_leaves(self, key: Any) -> Sequence[jax.Array]:

@@ -1,4 +1,4 @@
-"""Type annotations: checks values against them, describes them, and converts to and from text and JSON."""
+"""Checks values against type annotations, describes annotations, and reads values from text and JSON."""
 
 import dataclasses
 import functools

@@ -17,7 +17,6 @@ from fdg.errors import FdgError, one_line
 JSON_BYTES = 8 << 20
 """Default maximum size of a JSON file."""
 
-
 _MAX_DEPTH = 64  # maximum nesting of objects and arrays
 _INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
 _MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # numbers that may be out of range
@@ -85,8 +84,7 @@ def read_json(
 
 
 def json_object(content: bytes, where: object, any_number: bool = False) -> dict[str, Any]:
-    """Parses a JSON object without duplicate keys, NaN, integers above 64 bits, lone surrogates or deep
-    nesting.
+    """Parses a JSON object; refuses duplicate keys, NaN, huge integers, lone surrogates and deep nesting.
 
     With `any_number`, NaN, infinities and larger integers are accepted, as floats; the caller must check each
     value. Transformers writes `int(1e30)` and Infinity for "no limit".

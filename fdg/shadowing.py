@@ -1,4 +1,4 @@
-"""Finds folders that shadow fdg's packages; makes `fdg.envs`, `fdg.algos`, `fdg.policies` aliases."""
+"""Finds folders that shadow fdg's packages; makes `fdg.envs` an alias of `envs` (and so for the others)."""
 
 import importlib
 import importlib.util

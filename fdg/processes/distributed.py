@@ -115,10 +115,7 @@ def is_first() -> bool:
 
 
 def exchange(value: Any) -> list[Any]:
-    """All-gathers a value: returns the values of all processes in order. All processes must call it.
-
-    `value` must be serialisable as JSON.
-    """
+    """All-gathers a JSON value: returns the values of all processes in order. All processes must call it."""
     return [value] if _peers is None else _peers.exchange(value)
 
 

@@ -102,10 +102,7 @@ def restart_cpu_backend(count: int, threads: int) -> None:
 
 
 def reserve_threads(count: int | None = None) -> None:
-    """Sizes the thread pool for `count` host devices, unless the user has set its size.
-
-    None means the configured number of devices.
-    """
+    """Sizes the thread pool for `count` host devices (None: those configured), unless the user has set it."""
     count = _configured_count() if count is None else count
     if count > 1 and _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = _set_variables[_THREADS_VARIABLE] = str(threads_for(count))

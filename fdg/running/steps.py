@@ -95,10 +95,7 @@ def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program that reshards one array.
-
-    Nothing is donated, since input and result have different sizes per device.
-    """
+    """The program that reshards one array. It donates nothing, since input and result differ in size."""
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 

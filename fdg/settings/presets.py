@@ -78,9 +78,7 @@ class HasPresets(_AnyFields):
             else dict(cls.preset_table.named(algorithm, name).values)
         )
         applicable = {
-            field: value
-            for field, value in preset_values.items()
-            if field not in cls.superseded_fields(given)
+            field: value for field, value in preset_values.items() if field not in cls.superseded(given)
         }
         return cls.adjust_unnamed({**applicable, **given}, given)
 
@@ -90,7 +88,7 @@ class HasPresets(_AnyFields):
         return None
 
     @classmethod
-    def superseded_fields(cls, given: Mapping[str, Any]) -> frozenset[str]:
+    def superseded(cls, given: Mapping[str, Any]) -> frozenset[str]:
         """The fields of a preset that do not apply because of the values `given`."""
         return frozenset()
 
