@@ -423,6 +423,7 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
 
 
 def _check_value(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises an `FdgError` with a fix if an argument's value does not match its annotation `kind`."""
     if not matches(value, kind):
         is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)

@@ -376,6 +376,7 @@ class Engine:
         return without_aliases(placed)
 
     def _state_error(self, state: Any, reason: str | None = None) -> FdgError:
+        """The error for a value that is not a state of this engine; `reason` says what differs."""
         expected: Any = jax.tree.structure((self.state_shape,))
         if reason is None and isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give its first element")

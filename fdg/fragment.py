@@ -208,6 +208,7 @@ class FragmentFunction:
         return functools.partial(self._call_on, instance)
 
     def _call_on(self, instance, *args, **kwargs):
+        """Calls the function as a method of `instance`, whose float scalar arrays become arguments."""
         scalars = _array_fields(instance)
         if scalars:  # these are arguments that the whole batch shares; other fields are static
             instance = with_numbers(instance, dict.fromkeys(scalars, _PLACEHOLDER))

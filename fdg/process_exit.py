@@ -56,6 +56,7 @@ def _exit() -> None:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Handles an uncaught exception: one line if a user's file hides a library, none for a closed pipe."""
     if isinstance(error, BrokenPipeError):
         os._exit(CLOSED_PIPE)
     line = shadowing_file(error)
@@ -74,6 +75,7 @@ def _unraisablehook(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
+    """Opens standard streams that are closed as /dev/null."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

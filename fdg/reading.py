@@ -152,8 +152,7 @@ def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
     text = read_text(path)
     try:
         parsed = tomllib.loads(text)
-    # ValueError: an invalid date, an integer with too many digits
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an invalid date, or too many digits
         raise FdgError(f"{path} is not TOML: {one_line(error)}: {fix}") from None
     if _depth(parsed) > _MAX_DEPTH:
         raise FdgError(f"{path}: is nested more than {_MAX_DEPTH} levels deep: {fix}")

@@ -1,4 +1,4 @@
-"""Fits the parameters of the cost model that no microbenchmark measures to timed jobs.
+"""Fits, to timed jobs, the parameters of the cost model that no microbenchmark measures.
 
 These are the overheads (`overheads`) and the share of time that remains after XLA's fusion
 (`program_time.JOINED`). They are fitted together, because each can explain the other's errors. The residual

@@ -1,6 +1,6 @@
 """The work of each program of a plan on one of its devices, from which `prediction` computes seconds.
 
-The work is counted after the same rewrites as before compilation. For example, a device computes:
+The programs are first rewritten, as they are before compilation. Examples of what each device then computes:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of the batch on each actor; learn with the whole batch

@@ -18,8 +18,7 @@ class Process:
     """A process of a run that has ended."""
 
     who: str  # the process's name in errors
-    # exit status, the negative number of the signal that killed it, or None if it vanished
-    status: int | None
+    status: int | None  # exit status; negative: the number of the signal that killed it; None: it vanished
     how: str = ""  # what happened to the process, if known
 
     def reason(self) -> str:

@@ -23,15 +23,11 @@ GRACE_SECONDS = 3.0  # the time that a process has to clean up after another pro
 
 
 class LostError(FdgError):
-    """Another process died, or failed and reported it.
-
-    Attributes:
-      status: the exit status for this process.
-    """
+    """Another process died, or failed and reported it."""
 
     def __init__(self, text: str, status: int):
         super().__init__(text)
-        self.status = status
+        self.status = status  # the exit status for this process
 
 
 class Peers:

@@ -101,6 +101,7 @@ def _per_device(function: Callable, mesh: Mesh) -> Callable:
 
 
 def _product_benchmark(product: Product, layout: str, mesh: Mesh) -> Repeated:
+    """A benchmark of a product on each device, with operands in a layout, which is a key of `LAYOUTS`."""
     sizes = {"b": product.batch, "m": product.m, "k": product.k, "n": product.n}
     subscripts = LAYOUTS[layout] if product.batch > 1 else LAYOUTS[layout].replace("b", "")
     left, right = subscripts.partition("->")[0].split(",")

@@ -149,6 +149,7 @@ class Exchange(Transfer):
         return per_device(cut_local, self.source, specs, out)
 
     def _exchange_function(self) -> Any:
+        """The function of "exchange": each round of broadcasts is a few calls of `_permute`."""
         sources = [self._device_index[d] for d in self.source.devices.flat]
         targets = [self._device_index[d] for d in self.target.devices.flat]
         # (round, device pairs) -> for each chunk: the index of its array, the slot that receives it, and its

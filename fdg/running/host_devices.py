@@ -39,10 +39,7 @@ def host_devices(count: int) -> None:
 
 
 def _configure(count: int) -> bool:
-    """Sets the number of devices; returns False if the backend already runs with that number.
-
-    Raises `FdgError` if the backend runs with another number.
-    """
+    """Sets the number of devices; False if the backend has it already; an `FdgError` if it has another."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HOST_DEVICES:
         raise FdgError(f"host_devices({quoted(count)}): give an integer from 1 to {MAX_HOST_DEVICES}")
     try:

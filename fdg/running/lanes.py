@@ -209,6 +209,7 @@ class _LaneThreads:
             return next(reversed(self._unfinished_calls), None)
 
     def _run_calls(self, calls: "queue.SimpleQueue[_QueuedCall | None]") -> None:
+        """The thread of a lane: runs the queued calls in order, until it reads None."""
         try:
             with jax.enable_x64(self._x64):
                 while (queued := calls.get()) is not None:
@@ -218,6 +219,7 @@ class _LaneThreads:
             self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
     def _run_call(self, call: Action, arrays: Sequence[Any], promised: list[Promised]) -> None:
+        """Runs a call and sets its results; does nothing if the call has already failed."""
         if promised[0] not in self._unfinished_calls:
             return
         results = call([array_of(entry) for entry in arrays])

@@ -95,7 +95,7 @@ def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program that reshards one array. It donates nothing, since input and result differ in size."""
+    """The program that reshards one array; donates nothing, since its sizes per device differ."""
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 
@@ -215,6 +215,7 @@ class StepBuilder:
         return program
 
     def _call_step(self, call: Call, times: int) -> RunStep | None:
+        """A step that runs a program; None in a process without devices of its group."""
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = self._program(call.name, mesh, times, function, arguments, call.fragments)
@@ -268,6 +269,7 @@ class StepBuilder:
         return call if self.lanes is None else self.lanes.defer(group, call, count)
 
     def _move_step(self, move: Move, times: int) -> RunStep | None:
+        """A step that transfers values between groups; None in a process without their devices."""
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
             return None

@@ -16,10 +16,7 @@ _TICKS = 8  # intervals between the labels of the time axis
 
 
 def timeline_svg(bars: Sequence[Bar]) -> str:
-    """An SVG with one row per group and one bar per run of a program; iterations differ in shade.
-
-    Hovering over a bar shows its program and seconds.
-    """
+    """An SVG with one row per group and one bar per run of a program; hovering shows its name and seconds."""
     bars = bars[-_MAX_BARS:]
     begin, end = _span(bars)
     scale = _PLOT_WIDTH / max(end - begin, 1e-9)

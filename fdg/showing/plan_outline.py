@@ -34,14 +34,10 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop that the host steps.
+    """A loop that the host steps."""
 
-    Attributes:
-      opened: fragments that no program runs whole, because this loop inside them is split.
-    """
-
-    count: int
-    opened: tuple[str, ...]
+    count: int  # number of trips
+    opened: tuple[str, ...]  # fragments that no program runs whole, because this loop inside them is split
     lines: "tuple[Line, ...]"
 
 

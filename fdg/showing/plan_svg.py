@@ -174,6 +174,7 @@ class _Drawing:
         return self._draw_runs(row, y)
 
     def _draw_loop(self, loop: Loop, y: float, level: int) -> float:
+        """Draws the steps of a loop, and a labelled frame around them; `level` is the nesting depth."""
         opened = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
         y = max(y, self.labels_end + 4)
@@ -232,6 +233,7 @@ class _Drawing:
             canvas.text(x + width - 8, y + 29, share_text, 10.5, _GREY, text_anchor="end")
 
     def _draw_transfer(self, line: Crossing, y: float) -> float:
+        """Draws an arrow between two columns, labelled with fragments and bytes."""
         m = line.movement
         source, target = self.left[line.source], self.left[line.target]
         rightwards = source < target
