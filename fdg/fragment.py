@@ -133,7 +133,7 @@ def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> t
 
 
 def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
-    """Raises a `GraphError` if the batch axes differ in size; `sizes` is by the path of the array."""
+    """Raises a `GraphError` if batch axes differ in size or are too long; `sizes` is by the array's path."""
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{where}: {size}" for where, size in sizes.items())
         raise GraphError(

@@ -1,4 +1,4 @@
-"""Checks values against type annotations, describes annotations, and reads values from text and JSON."""
+"""Checks values against type annotations, describes these, and converts values to and from text and JSON."""
 
 import dataclasses
 import functools

@@ -75,7 +75,7 @@ def _unraisablehook(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens standard streams that are closed as /dev/null."""
+    """Opens /dev/null in place of each closed standard stream."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

@@ -1,4 +1,4 @@
-"""Finds folders that shadow fdg's packages; makes `fdg.envs` an alias of `envs` (and so for the others)."""
+"""Finds folders that shadow `algos`, `envs` or `policies`; makes `fdg.algos` and so on aliases of these."""
 
 import importlib
 import importlib.util

@@ -63,7 +63,7 @@ class Line:
         self._connection = Connection(connected_socket.detach())
 
     def authenticate(self, key: bytes, asks_first: bool) -> None:
-        """Both ends prove that they have the key. The end with `asks_first` sends its challenge first.
+        """Authenticates both ends: each proves that it has the key. With `asks_first`, this end begins.
 
         Raises:
           StrangerError: the other end has another key, or uses another protocol.

@@ -150,7 +150,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
 
 
 def _assign_rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """The rail of each edge, of the delayed or the other edges: the lowest on which it overlaps no other."""
+    """The rail of each edge that is (or is not) delayed: the lowest on which it overlaps no other of them."""
     position = {f.name: i for i, f in enumerate(members)}
     rails: dict = {}
     ends = {
