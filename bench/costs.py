@@ -310,8 +310,8 @@ def fit(half: str, with_calibrations: bool) -> None:
         for cell, seconds in source.measured_cells()
         if is_in_half(half, cell)
     ]
-    # `known` keeps a constant near a plausible value if few cells have its operation.
-    fits = fit_overheads(samples, known=0.4)
+    # `prior_weight` keeps a constant near a plausible value if few cells have its operation.
+    fits = fit_overheads(samples, prior_weight=0.4)
     print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
     print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")
     print(f"fdg/costs/overheads.py: {fits.overheads}")

@@ -1,4 +1,4 @@
-"""Names of flags, arguments, algorithms and methods in other libraries: `lr`, `total_timesteps`, `ddqn`."""
+"""Maps names of other libraries to fdg's: flags, arguments, algorithms, methods, such as `lr` and `ddqn`."""
 
 import re
 from collections.abc import Mapping

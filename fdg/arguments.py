@@ -376,6 +376,7 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
+    """The annotations, by name, of the options that `check_options` checks."""
     hints: dict[str, Any] = {}
     kinds_by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
@@ -422,6 +423,7 @@ def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str
 
 
 def _check_value(function: Callable, name: str, value: Any, kind: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises an `FdgError` with a fix if an argument's value does not match its annotation `kind`."""
     if not matches(value, kind):
         is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
         fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)

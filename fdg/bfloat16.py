@@ -70,6 +70,7 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
 
 
 def _rounds_operands(eqn: Any) -> bool:
+    """Whether a product is rewritten: all its arrays are float32, and it has no precision of its own."""
     config: Any = jax.config
     has_precision = eqn.params["precision"] != _default_precision(config.jax_default_matmul_precision)
     return not has_precision and all(v.aval.dtype == jnp.float32 for v in (*eqn.invars, *eqn.outvars))

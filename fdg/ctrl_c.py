@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from fdg.process_exit import is_command
 
-STATUS = 130
+STATUS = 130  # exit status after Ctrl-C
 GRACE_SECONDS = 1.5  # in which training may finish a call and save a checkpoint
 
 _hint = "nothing was begun"
@@ -131,6 +131,7 @@ def _ignore(*_: Any) -> None:
 
 
 def _watch(reader: int) -> None:
+    """The thread that ends the process: after the grace period of a first Ctrl-C, or at a second one."""
     in_grace_period = False
     while True:
         ready = select.select([reader], [], [], _grace_s if in_grace_period else None)[0]

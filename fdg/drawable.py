@@ -1,11 +1,11 @@
-"""Values that print as text and are drawn in notebooks and documentation."""
+"""The base class of graphs and plans, which print as text and are drawn in notebooks and documentation."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 
 class Drawings(NamedTuple):
-    """The functions that show values of a type."""
+    """The functions that convert a value of one type to text, Mermaid and SVG."""
 
     text: Callable[[Any], str]
     mermaid: Callable[[Any], str]

@@ -236,10 +236,7 @@ class Engine:
         self.plan = dataclasses.replace(self.plan, programs=tuple(programs), unpredicted=unpredicted)
 
     def algorithm_state(self, state: Any) -> Any:
-        """The algorithm's state, for `algorithm.evaluate`.
-
-        Under staleness, `state` also contains older parameters.
-        """
+        """The algorithm's state, for `algorithm.evaluate`: without the older parameters of staleness."""
         return algorithm_state(state)
 
     def unexplained(self) -> tuple[tuple[str, Collective], ...]:
@@ -321,7 +318,7 @@ class Engine:
         finally:
             bars = timeline.stop_recording()
         return sorted(
-            (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda b: b.begin
+            (Bar(*bar) for bars in distributed.exchange(bars) for bar in bars), key=lambda bar: bar.begin
         )
 
     def _make_leaves(self, key: Any) -> Sequence[jax.Array]:
@@ -379,6 +376,7 @@ class Engine:
         return without_aliases(placed)
 
     def _state_error(self, state: Any, reason: str | None = None) -> FdgError:
+        """The error for a value that is not a state of this engine; `reason` says what differs."""
         expected: Any = jax.tree.structure((self.state_shape,))
         if reason is None and isinstance(state, tuple) and expected == jax.tree.structure(state[:1]):
             return FdgError("this is the pair (state, metrics) that run returns: give its first element")

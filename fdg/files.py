@@ -1,4 +1,4 @@
-"""Writing into untrusted folders: no symlink is followed, and no FIFO or device is opened.
+"""Writes into untrusted folders: follows no symlink, and opens no FIFO or device.
 
 A run directory contains only regular files and real directories; the run directory itself may be a symlink.
 `fdg.reading` is the counterpart for reading.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_PARTIAL = ".partial-"
+_PARTIAL = ".partial-"  # the beginning of the name of the temporary folder of `filling`
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:

@@ -46,7 +46,7 @@ ad.deflinear2(
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"
-_MAX_ROWS = 2**40  # of a batch; planning tries all divisors up to the square root
+_MAX_ROWS = 2**40  # the largest batch; planning tries all of its divisors up to the square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
 """Roles that fdg's policies place; any other word is allowed too."""
@@ -71,10 +71,7 @@ class FragmentMark(NamedTuple):
 
 
 def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) -> tuple[str, ...]:
-    """The names of the fragments that equations call at any depth, in program order.
-
-    `outermost` omits nested fragments.
-    """
+    """The names of the fragments that equations call, in program order; `outermost` omits nested ones."""
     names: list[str] = []
     for eqn in equations:
         mark = FragmentMark.of(eqn)
@@ -100,7 +97,7 @@ def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> t
     batch axis by the path of its array.
     """
     prefix = jax.tree.map(
-        lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda a: a is None
+        lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda axis: axis is None
     )
     try:
         axis_per_leaf = jax.tree.broadcast(prefix, values)
@@ -136,6 +133,7 @@ def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> t
 
 
 def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:
+    """Raises a `GraphError` if batch axes differ in size or are too long; `sizes` is by the array's path."""
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{where}: {size}" for where, size in sizes.items())
         raise GraphError(
@@ -210,6 +208,7 @@ class FragmentFunction:
         return functools.partial(self._call_on, instance)
 
     def _call_on(self, instance, *args, **kwargs):
+        """Calls the function as a method of `instance`, whose float scalar arrays become arguments."""
         scalars = _array_fields(instance)
         if scalars:  # these are arguments that the whole batch shares; other fields are static
             instance = with_numbers(instance, dict.fromkeys(scalars, _PLACEHOLDER))

@@ -1,4 +1,4 @@
-"""Less frequent garbage collection while programs are traced, planned and lowered."""
+"""Makes garbage collection less frequent while programs are traced, planned and lowered."""
 
 import contextlib
 import gc

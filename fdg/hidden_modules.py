@@ -1,4 +1,4 @@
-"""Explains in one line errors that a user's file causes by hiding a module, such as `random.py`.
+"""Explains, in one line, errors that arise because a user's file, such as `random.py`, hides a module.
 
 `fdg` imports this first, so it imports only modules that such a file cannot hide.
 """

@@ -31,8 +31,7 @@ def internal(module: str, name: str, purpose: str) -> Any:
 
 
 HIGH_LEVEL_PRIMITIVES = ("call_hi_primitive", "call_hi_primitive_linearized")
-"""Primitives that lower to several others, such as that of `jnp.searchsorted` (JAX 0.12 and later) and users'
-`HiPrim`s."""
+"""Primitives that lower to others, like that of `jnp.searchsorted` (from JAX 0.12) and users' `HiPrim`s."""
 
 
 def check_jax_settings() -> None:

@@ -1,4 +1,4 @@
-"""Typed random keys: their implementation, and conversion to and from JAX's key data (uint32)."""
+"""Typed random keys: conversion to and from JAX's key data (uint32), and which draws depend on the batch."""
 
 import functools
 from typing import Any
@@ -73,7 +73,7 @@ def draws_depend_on_batch(eqn: Any) -> bool:
         return False
     dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     return any(
-        name not in _INDEPENDENT_DRAWS.get(_implementation_name(d), ())
-        for d in dtypes
-        if d is not None and is_key(d)
+        name not in _INDEPENDENT_DRAWS.get(_implementation_name(dtype), ())
+        for dtype in dtypes
+        if dtype is not None and is_key(dtype)
     )

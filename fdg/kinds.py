@@ -1,4 +1,4 @@
-"""Type annotations: checks values against them, describes them, and converts to and from text and JSON."""
+"""Checks values against type annotations, describes these, and converts values to and from text and JSON."""
 
 import dataclasses
 import functools
@@ -390,6 +390,7 @@ def _annotation_text(kind: Any) -> str:
 
 
 def _is_integer(value: Any) -> bool:
+    """Whether a value is an integer, or an integer scalar of NumPy or JAX, below `TOO_LARGE`; no bool."""
     if isinstance(value, bool | np.bool_):
         return False
     try:
@@ -400,6 +401,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is an integer (`_is_integer`) or a float or float scalar other than NaN."""
     if _is_integer(value):
         return True
     dtype = getattr(value, "dtype", None)  # tensors of other libraries have dtypes that NumPy lacks

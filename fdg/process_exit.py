@@ -1,4 +1,4 @@
-"""Start and exit of a command's process. In other processes an import of this module does nothing.
+"""Controls how a command's process starts and exits. In other processes, importing this module does nothing.
 
 - Exit: XLA, gloo and thread pools still have threads when the interpreter ends. If such a thread returns to
   Python 3.11, `pthread_exit` ends it, which aborts the process (`exception not rethrown`). So `atexit`
@@ -30,7 +30,7 @@ _status: int | None = None
 def is_command() -> bool:
     """Whether this process was started as `python -m fdg...` or `fdg`."""
     words = sys.orig_argv[1:]
-    modules = [b for a, b in itertools.pairwise(words) if a == "-m"][:1]
+    modules = [word for flag, word in itertools.pairwise(words) if flag == "-m"][:1]
     modules += [word[2:] for word in words if word.startswith("-m") and len(word) > 2][:1]
     runs_module = any(name == "fdg" or name.startswith("fdg.") for name in modules)
     return runs_module or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
@@ -56,6 +56,7 @@ def _exit() -> None:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Handles an uncaught exception: one line if a user's file hides a library, none for a closed pipe."""
     if isinstance(error, BrokenPipeError):
         os._exit(CLOSED_PIPE)
     line = shadowing_file(error)
@@ -74,6 +75,7 @@ def _unraisablehook(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
+    """Opens /dev/null in place of each closed standard stream."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

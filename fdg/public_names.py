@@ -57,10 +57,7 @@ class _UncallableModule(types.ModuleType):
 
 
 def explain_calls(package: str, classes: Mapping[str, str]) -> None:
-    """Makes calls of modules raise an `FdgError` that names the class to call.
-
-    `classes` maps names of modules to names of classes.
-    """
+    """Makes a call of a module raise an `FdgError` with the class to call; `classes`: module -> class."""
     for name, cls in classes.items():
         module: Any = sys.modules.get(f"{package}.{name}")
         if module is not None and type(module) is types.ModuleType:

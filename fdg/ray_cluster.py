@@ -114,6 +114,7 @@ def _running_address() -> str | None:
 
 
 def _check_listens(address: str, source: str) -> None:
+    """Raises an `FdgError` if nothing listens at `address`, which the setting `source` gives."""
     if "://" in address:
         raise FdgError(
             f"{source}: addresses of Ray Client (with ://) are not supported: run this on a machine of the"

@@ -17,7 +17,6 @@ from fdg.errors import FdgError, one_line
 JSON_BYTES = 8 << 20
 """Default maximum size of a JSON file."""
 
-
 _MAX_DEPTH = 64  # maximum nesting of objects and arrays
 _INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
 _MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # numbers that may be out of range
@@ -85,8 +84,7 @@ def read_json(
 
 
 def json_object(content: bytes, where: object, any_number: bool = False) -> dict[str, Any]:
-    """Parses a JSON object without duplicate keys, NaN, integers above 64 bits, lone surrogates or deep
-    nesting.
+    """Parses a JSON object; refuses duplicate keys, NaN, huge integers, lone surrogates and deep nesting.
 
     With `any_number`, NaN, infinities and larger integers are accepted, as floats; the caller must check each
     value. Transformers writes `int(1e30)` and Infinity for "no limit".
@@ -154,8 +152,7 @@ def read_toml(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
     text = read_text(path)
     try:
         parsed = tomllib.loads(text)
-    # ValueError: an invalid date, an integer with too many digits
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an invalid date, or too many digits
         raise FdgError(f"{path} is not TOML: {one_line(error)}: {fix}") from None
     if _depth(parsed) > _MAX_DEPTH:
         raise FdgError(f"{path}: is nested more than {_MAX_DEPTH} levels deep: {fix}")

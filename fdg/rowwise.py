@@ -1,8 +1,8 @@
 """`rowwise`: declares that a function's rows are independent, so that each device calls it on its own rows.
 
-Batch propagation (`fdg.batch`) has a rule per operation. These rules cannot prove that rows are independent
-in a while loop that runs until the last row is done, or in a queue of rows. A function declared `rowwise` is
-traced again for the rows of one device; its loops then end independently on each device.
+Batch-axis propagation (`fdg.batch`) has a rule per operation. These rules cannot prove that rows are
+independent in a while loop that runs until the last row is done, or in a queue of rows. A function declared
+`rowwise` is traced again for the rows of one device; its loops then end independently on each device.
 """
 
 import functools

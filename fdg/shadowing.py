@@ -1,4 +1,4 @@
-"""Finds folders that shadow fdg's packages; makes `fdg.envs`, `fdg.algos`, `fdg.policies` aliases."""
+"""Finds folders that shadow `algos`, `envs` or `policies`; makes `fdg.algos` and so on aliases of these."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Streaming generation: slots generate responses, and micro-batches do not wait for the longest response.
+"""Continuous batching: slots generate responses, and a micro-batch does not wait for the longest response.
 
 A `Stream` is a value, and its state is a pytree; both are pure JAX, independent of the engine. Counters in
 the state (the clock, specified in docs/streaming.md) determine which response starts when, under which

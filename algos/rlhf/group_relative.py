@@ -106,7 +106,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
         return cls.family.oversampling_factor(values)
 
     @classmethod
-    def gives_way(cls, values: Mapping[str, Any]) -> frozenset[str]:
+    def superseded(cls, values: Mapping[str, Any]) -> frozenset[str]:
         """Fields whose preset values are dropped: the variant's, and with a correction `old_log_prob`."""
         names = frozenset(cls.family.variant_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names

@@ -36,7 +36,7 @@ def starting_preset(
         assert issubclass(cls, HasPresets)
         name = preset_name or cls.preset_name(hyperparameters)
         preset = presets.find(owner, env_name, env) if name is None else presets.named(owner, name)
-        return None if preset is None else preset.without(cls.gives_way(hyperparameters))
+        return None if preset is None else preset.without(cls.superseded(hyperparameters))
     if preset_name is not None:
         raise FdgError(
             f"--preset {preset_name}: {cls.__name__} has no named presets: leave it out, or use --preset none"

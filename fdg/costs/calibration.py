@@ -1,12 +1,12 @@
 """Calibrates the cost model on this machine, which takes three minutes.
 
-A microbenchmark measures each figure of `hardware.RATES`. The other parameters are fitted to timed jobs
-(`fdg/training/reference_jobs.py`, `fitting`).
+Microbenchmarks measure the figures of `hardware.RATES`. The other parameters of the model are fitted to timed
+jobs (`fdg/training/reference_jobs.py`, `fitting`).
 
-Every operation runs many times in one program (`profiling.repeating`). A rate is the operation's work, as the
-cost model counts it (`profiling.work`), divided by its time; so measurement and prediction use the same
-definition. On a CPU, all cores run copies of the operation at once, as host devices do. The speedup of a
-single device that uses all cores is measured too.
+A microbenchmark runs one operation many times in one program (`profiling.repeating`). A rate is the
+operation's work divided by its time. The work is counted by the same function as in predictions
+(`profiling.work`). On a CPU, each core runs a copy of the operation at the same time, as if each core were a
+JAX device. The speedup of a single device that uses all cores is measured too.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of an array that fits into the cach
 # Total bytes that an operation reads and writes, in the benchmarks that find the size of the cache.
 _TEST_BYTES = tuple(2**k for k in range(21, 26))
 _NEGLIGIBLE_S = 1e-16  # seconds per FLOP or byte; a smaller fitted value counts as 0
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +51,14 @@ class Times:
 
 def calibrate(
     devices: Sequence[jax.Device],
-    report: Say = lambda line: None,
+    report: Report = lambda line: None,
     time_jobs: Callable[[], Mapping[str, float]] = dict,
 ) -> Calibration:
     """Measures the rates of these devices, which must be of one kind.
 
     With two devices or more, links between them are measured too. `report` is called with lines of progress.
-    `time_jobs` times the reference jobs (`Calibration.jobs`); rates are measured before and after them.
+    `time_jobs` returns the times of the reference jobs (`Calibration.jobs`); rates are measured before and
+    after this call.
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
@@ -112,7 +113,8 @@ def merge_figures(earlier: Mapping[str, Figure], later: Mapping[str, Figure]) ->
 # --- a device ---
 
 
-def _device_figures(num_copies: int, report: Say) -> dict[str, Figure]:
+def _device_figures(num_copies: int, report: Report) -> dict[str, Figure]:
+    """Figures of the default device by name, while `num_copies` copies of each benchmark run at once."""
     report("matrix products")
     figures = _product_figures(num_copies)
     report("operations by class")
@@ -258,7 +260,7 @@ def _host_figures() -> dict[str, Figure]:
     """Seconds to dispatch a program, and additional seconds per argument or result."""
     few, many = _dispatch_seconds(2), _dispatch_seconds(64)
     per_array = max(0.0, (min(many) - min(few)) / (2 * 62))  # 62 more arguments and 62 more results
-    start_seconds = max(1e-7, min(few) - 4 * per_array)  # of 2 arguments and 2 results
+    start_seconds = max(1e-7, min(few) - 4 * per_array)  # without its 2 arguments and 2 results
     return {
         "dispatch": Figure(start_seconds, round(_spread(few), 3), MEASURED),
         "argument": Figure(per_array, round(_spread(many), 3), MEASURED),

@@ -1,4 +1,4 @@
-"""`auto:measure`: compiles and times the candidates with the best predictions."""
+"""`--policy auto:measure`: times the policies with the best predictions, and chooses the fastest of them."""
 
 import dataclasses
 import time
@@ -18,13 +18,13 @@ from fdg.processes import distributed
 from fdg.profiling.measuring import Iterations
 from fdg.tracing.trace import trace
 
-_ROUND_SECONDS = 0.5  # the approximate duration of a round of iterations
+_ROUND_SECONDS = 0.5  # the approximate duration of a timing round, which has several iterations
 _NUM_ROUNDS = 3
 _MAX_TIMED = 3  # the number of candidates that are timed
 
 
 def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
-    """Chooses among the three candidates with the best predictions by measured time.
+    """Times the three candidates with the best predictions, and returns a `Choice` of the fastest.
 
     `choice` is the result of `policies.auto` for the devices `devices`. All processes must call this.
     """
@@ -49,20 +49,20 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
         choice,
         algorithm=_with_variant(choice.algorithm, ranked[0]),
         rows=(*ranked, *untimed, *refused),
-        took=choice.took + time.perf_counter() - start_time,
+        search_seconds=choice.search_seconds + time.perf_counter() - start_time,
     )
 
 
 def _with_variant(algorithm: Any, row: Row) -> Any:
-    """The algorithm, with the candidate's changes of its fields."""
+    """The algorithm with the fields that the candidate changes (`Candidate.variant`)."""
     variant = dict(row.candidate.variant)
     return dataclasses.replace(algorithm, **variant) if variant else algorithm
 
 
 def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
-    """A job's iterations, compiled and ready to be timed; at least two, so that groups overlap.
+    """A job's iterations, compiled and ready to be timed; a round has at least two, so that groups overlap.
 
-    All branches around fragments run, because an early iteration may skip what later ones compute.
+    Of a `cond` around fragments, all branches run, because early iterations may skip what later ones compute.
     """
     graph = trace(algorithm)
     graph = dataclasses.replace(graph, jaxpr=jaxprs.rewrite(graph.jaxpr, _run_all_branches))
@@ -71,6 +71,7 @@ def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) ->
 
 
 def _run_all_branches(eqn: Any, inside: jaxprs.Inside) -> Any:
+    """The rule of `jaxprs.rewrite` that makes each `cond` around fragments run all its branches."""
     eqn = inside(eqn)
     return jaxprs.all_branches(eqn) if jaxprs.may_run_all_branches(eqn) and fragments_in([eqn]) else eqn
 

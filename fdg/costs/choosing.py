@@ -1,6 +1,6 @@
-"""Chooses a policy: predicts the plan of each candidate, and takes the fastest plan that fits into memory.
+"""Chooses a distribution policy: predicts each candidate's plan, and takes the fastest that fits into memory.
 
-Runs and allocates nothing. `policies.auto` lists the candidates: policies and the sizes of their groups.
+`policies.auto` lists the candidates: policies and the sizes of their groups. Nothing is run or allocated.
 """
 
 import bisect
@@ -22,12 +22,12 @@ from fdg.showing.words import clip, duration, quantity, table
 from fdg.tracing.graph import FDG
 
 _MAX_ROWS = 12  # rows of a printed table
-_FIRST_TRIALS = 2  # the number of candidates of each kind that are predicted first
+_FIRST_TRIALS = 2  # the number of candidates of each kind (see `_predict_rows`) that are predicted first
 _FAR_RATIO = 1.5  # a kind is dropped if its first trials take longer than this factor times the best
 _MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, train) to overlap fully
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
-DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> the argument `devices` of `place`
+DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes as `devices`
 _SKIPPED = "skipped: others of its kind are faster, or all are far slower than the best"
 
 
@@ -38,7 +38,7 @@ class Candidate:
     policy: Any  # the policy, with the sizes of its groups
     devices: int  # the number of devices that the policy uses, the first in the list
     variant: tuple[tuple[str, Any], ...] = ()  # changes of the algorithm: (field, new value)
-    asks: str = ""  # the flag that allows this candidate, if it changes results; else ""
+    required_flag: str = ""  # the flag that allows this candidate, if it changes results; else ""
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={value}" for name, value in self.variant)
@@ -72,11 +72,11 @@ class Row:
 class Choice:
     """The chosen candidate and the others."""
 
-    algorithm: Any  # the algorithm, with the allowed changes
+    algorithm: Any  # the algorithm, with the chosen candidate's changes
     graph: FDG
     rows: tuple[Row, ...]  # all candidates: the chosen one, then the others by time, infeasible ones last
-    took: float  # the seconds that the choice took
-    cluster: Cluster
+    search_seconds: float  # the seconds that the choice itself took
+    cluster: Cluster  # the devices for which times were predicted
 
     @property
     def candidate(self) -> Candidate:
@@ -136,7 +136,7 @@ class Choice:
         skipped = sum(row.refused == _SKIPPED for row in self.rows)
         refusals = collections.Counter(row.refused for row in self.rows if row.refused not in ("", _SKIPPED))
         lines = [
-            f"{len(self.rows)} candidates in {self.took:.1f} s, {len(good)} of them predicted,"
+            f"{len(self.rows)} candidates in {self.search_seconds:.1f} s, {len(good)} of them predicted,"
             f" {skipped} skipped (others of their kind are faster, or all are far slower than the best),"
             f" {len(self.rows) - len(good) - skipped} not feasible;"
             f" {self.cluster.note or 'rates: those of ' + self.cluster.kind.name}"
@@ -160,12 +160,12 @@ def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
     if has_measured:
         times.append("" if row.measured is None else duration(row.measured))
     candidate, bound = row.candidate, row.prediction.largest_part
-    return (str(candidate), str(candidate.devices), *times, f"{idle:.0%}", bound, candidate.asks)
+    return (str(candidate), str(candidate.devices), *times, f"{idle:.0%}", bound, candidate.required_flag)
 
 
 def feasible_rows(rows: Iterable[Row]) -> list[Any]:
     """The rows that are feasible and allowed."""
-    return [row for row in rows if row.prediction is not None and not row.candidate.asks]
+    return [row for row in rows if row.prediction is not None and not row.candidate.required_flag]
 
 
 @infrequent_gc()
@@ -173,21 +173,21 @@ def choose(
     candidates: Sequence[Candidate],
     cluster: Cluster,
     graph_of: GraphOf,
-    platforms: DevicesOf = int,
-    more: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
+    devices_of: DevicesOf = int,
+    more_candidates: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
     """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
 
-    Of candidates with equal placements, only the first is predicted. `more` maps the feasible rows to further
-    candidates. Candidates that need a flag (`Candidate.asks`) are reported, but never chosen. `graph_of` maps
-    changed fields to the algorithm and its graph; `platforms` maps a number of devices to those for `place`.
+    Of candidates with equal placements, only the first is predicted. `graph_of` maps changed fields to the
+    algorithm and its graph; `devices_of` maps a number of devices to those for `place`. `more_candidates`
+    maps the feasible rows to further candidates. Candidates that need a flag are reported, but never chosen.
     """
     start_time = time.perf_counter()
 
     def predict_row(candidate: Candidate) -> Row:
         try:
             _, graph = graph_of(candidate.variant)
-            devices = platforms(candidate.devices)
+            devices = devices_of(candidate.devices)
             plan = _cached_plan(graph, candidate.policy, devices)
             idle = None if isinstance(devices, int) else plan.idle_process(devices)
             if idle is not None:
@@ -199,8 +199,8 @@ def choose(
             return Row(candidate, None, str(error))
 
     rows = sorted(_predict_rows(_distinct(candidates, cluster), predict_row), key=lambda row: row.seconds)
-    if more is not None:
-        rows += [predict_row(candidate) for candidate in more(feasible_rows(rows))]
+    if more_candidates is not None:
+        rows += [predict_row(candidate) for candidate in more_candidates(feasible_rows(rows))]
         rows.sort(key=lambda row: row.seconds)
     feasible = feasible_rows(rows)
     if not feasible:
@@ -224,10 +224,10 @@ def break_ties(candidates: Sequence[tuple[float, *tuple[int, ...]]]) -> int:
 
 
 def _predict_rows(candidates: Iterable[Candidate], predict_row: Callable[[Candidate], Row]) -> list[Row]:
-    """Predicts some candidates of each kind (policy, staleness, devices), then neighbours of the best.
+    """Predicts some candidates of each kind (policy, staleness, devices, variant), then others near the best.
 
-    A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, sizes
-    are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
+    A kind is dropped if its first trials take more than `_FAR_RATIO` times the best. For other kinds, group
+    sizes are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
     kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(predict_row))
     for option in sorted(candidates, key=lambda option: _staleness_and_lag(option.policy)[1]):
@@ -268,7 +268,7 @@ class _KindRows(dict[int, Row]):
 
 
 def _try_neighbours(rows: _KindRows) -> bool:
-    """Predicts the next feasible size on each side of the best; returns whether any size was new."""
+    """Predicts the next feasible option on each side of the best; returns whether any option was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
     for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):

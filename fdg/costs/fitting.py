@@ -1,8 +1,9 @@
-"""Fits overheads, and the time that remains after fusion, to timed jobs. No microbenchmark measures these.
+"""Fits, to timed jobs, the parameters of the cost model that no microbenchmark measures.
 
-Both are fitted together, because each can explain the other's errors. The fit minimises the logarithm of
-predicted divided by measured time, with a soft L1 loss. A weak prior at known values constrains parameters
-that few jobs depend on.
+These are the overheads (`overheads`) and the share of time that remains after XLA's fusion
+(`program_time.JOINED`). They are fitted together, because each can explain the other's errors. The residual
+of a job is the logarithm of predicted divided by measured time, and the loss is a soft L1. A weak prior at
+known values constrains parameters that few jobs depend on.
 """
 
 import dataclasses
@@ -57,13 +58,13 @@ class Fitted:
 
 
 def fit_overheads(
-    samples: Sequence[JobSample], overheads: Overheads | None = None, known: float = _PRIOR_WEIGHT
+    samples: Sequence[JobSample], overheads: Overheads | None = None, prior_weight: float = _PRIOR_WEIGHT
 ) -> Fitted:
     """Fits `joined` and `overheads` to samples of one platform.
 
     `samples` are jobs of one machine or several, each with its machine's rates. The prior values are those of
-    the platform, except that `overheads` replaces its overheads if given; `known` is the prior's weight.
-    Parameters whose prior value is zero stay zero.
+    the platform; `overheads`, if given, replaces the platform's overheads. Parameters whose prior value is
+    zero stay zero.
     """
     from scipy.optimize import least_squares  # imported here, since it is slow
 
@@ -92,7 +93,7 @@ def fit_overheads(
         # `least_squares` squares the residuals: a soft L1 loss for jobs, and a quadratic one for the prior.
         scaled = errors(logs) / _LARGE_ERROR
         soft = np.sign(scaled) * _LARGE_ERROR * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
-        return np.concatenate([soft, known * (logs - prior_logs)])
+        return np.concatenate([soft, prior_weight * (logs - prior_logs)])
 
     upper_bounds = prior_logs + _MAX_LOG_RATIO
     upper_bounds[[i for i, name in enumerate(classes + fields) if name in _FRACTIONS]] = 0.0

@@ -1,4 +1,4 @@
-"""Hardware as plain data: kinds of devices, links, hosts and clusters.
+"""The hardware that the cost model predicts for, as plain data: kinds of devices, links and clusters.
 
 Every rate is a `Figure`: a number with its source and spread. A kind of device is a name, a platform and
 figures by name, so published tables, calibrations and cluster files all have the same form.
@@ -31,8 +31,8 @@ RATES: Mapping[str, str] = {
     "product_call": "s of overhead per matrix product",
     "convolution": "share of the rate of products that convolutions reach",
     "memory": "B/s read and written, arrays larger than the cache",
-    "cache": "B/s read and written, arrays that fit the cache",
-    "cache_bytes": "B that an operation may read and write at the rate of a cache",
+    "cache": "B/s read and written, arrays that fit into the cache",
+    "cache_bytes": "B that an operation can read and write at the rate of the cache",
     "elementwise": "B/s of additions and similar operations",
     "transcendental": "B/s of tanh and similar functions",
     "special": "B/s of sine, powers, remainders and similar functions",
@@ -49,7 +49,7 @@ RATES: Mapping[str, str] = {
     "dispatch": "s of the host to start a program",
     "argument": "s of the host per argument or result of a program",
     "transfer": "s of the host to start moving an array between groups",
-    "parallel": "share of an operation's work that is divided among several cores",
+    "parallel": "speedup that each additional core adds to a large operation, 0 to 1",
     "parallel_bytes": "B from which an operation is divided among several cores",
     "memory_bytes": "B of memory on a device",
 }
@@ -57,20 +57,21 @@ RATES: Mapping[str, str] = {
 
 SHARES = frozenset({"convolution", "parallel"})
 SIZES = frozenset({"cache_bytes", "parallel_bytes", "memory_bytes"})
+# The figures in seconds: the smaller, the better.
 TIMES = frozenset({"product_call", "host_call", "operation", "trip", "dispatch", "argument", "transfer"})
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """A kind of device."""
+    """A kind of device, with what the cost model knows about it."""
 
     name: str  # such as "H100"
     platform: str  # as in JAX: "cpu", "gpu" or "tpu"
     # figures by their names in `RATES`; `rate` derives missing ones from others
     figures: Mapping[str, Figure]
-    # for each class of operations, the fraction of its time without fusion that remains after XLA's fusion;
-    # None for the values of the platform (`program_time.JOINED`)
+    # for each class of operations, the time after XLA's fusion as a fraction of the time without it; None for
+    # the values of the platform (`program_time.JOINED`)
     joined: Mapping[str, float] | None = None
     # overheads of programs and transfers; None for those of the platform (`effective_overheads`)
     overheads: Overheads | None = None

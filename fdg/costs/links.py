@@ -1,4 +1,4 @@
-"""Measures links: among the devices of a process, and between two processes of this machine.
+"""Measures links for calibration: among the devices of a process, and between two processes of this machine.
 
 The two processes are children of this one; they run `python -m fdg.costs.links ADDRESS INDEX`.
 """
@@ -55,9 +55,9 @@ def between_devices(devices: Sequence[jax.Device], name: str, report: Report) ->
     """Measures the link among devices; returns None if there is only one device.
 
     Times small all-reduces on two devices and on all devices, and a large all-reduce on two. The overhead of
-    a collective is the time that a small all-reduce adds to a computation. Without a computation between the
-    collectives, their threads would still be awake, and the overhead would seem too small. All processes that
-    the devices belong to must call this.
+    a collective is the time that a small all-reduce adds to a computation. (Between collectives without such
+    a computation, XLA's threads would stay awake, and the overhead would seem too small.) Every process that
+    owns one of the devices must call this.
     """
     if len(devices) < 2:
         return None
@@ -86,10 +86,9 @@ def between_devices(devices: Sequence[jax.Device], name: str, report: Report) ->
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
-    """A program with work on each device, and then an all-reduce of little or much data, or none.
+    """A program with work on each device, then an all-reduce; `size` is "little", "much", or "" for none.
 
-    `size` is "little", "much" or "". In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its
-    bytes.
+    In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its bytes.
     """
     mesh = make_mesh(devices, _AXIS)
     sharded, replicated = PartitionSpec(_AXIS), PartitionSpec()
@@ -115,7 +114,7 @@ def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
 
 
 def _measure(address: str, index: int) -> None:
-    """The program of the two children; the first prints the link as JSON."""
+    """The main function of the two child processes; the first of them prints the link as JSON."""
     distributed.initialize(address, 2, index)
     link = between_devices(jax.devices(), "sockets of this host", lambda line: None)
     assert link is not None

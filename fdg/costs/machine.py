@@ -1,4 +1,4 @@
-"""The cluster of this process, with calibrated or published figures.
+"""This machine as a cluster of the cost model, with figures that are calibrated or published.
 
 A calibration is a JSON file in the user's cache directory, one per processor and kind of device. The file
 names its machine; calibrations of other machines are not used.
@@ -182,7 +182,7 @@ def read(path: Path) -> Calibration:
 
 
 def _matches_types(value: Any, kind: Any) -> bool | None:
-    """The `kinds.Leaf` of calibrations: whether all values match their annotations; None for other types."""
+    """A `kinds.Leaf`: whether a part of a calibration matches the annotation `kind`; None for other types."""
     if isinstance(value, Mapping) and typing.get_origin(kind) is Mapping:
         _, value_type = typing.get_args(kind)
         return all(matches(item, value_type, _matches_types) for item in value.values())

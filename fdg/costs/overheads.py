@@ -1,10 +1,10 @@
-"""Overheads of a platform that do not follow from a program's work and bytes; they are fitted to timed jobs.
+"""Overheads of the cost model: what does not follow from a program's work and bytes. Fitted to timed jobs.
 
-    an operation on several cores, within a program         gains less than alone from a core: see `divided`
-    host devices of one process, which share threads        each doubling adds a fraction `slowed`
-    all-reduces                                             XLA runs `meetings` per collective of the plan
-    a program whose inputs are ready                        starts after `start` seconds
-    each array of a transfer                                adds `array` host seconds, and `arrival` seconds
+    a further core for an operation      speeds it up less within a program than alone: `divided`
+    CPU devices of one process           share threads: each doubling adds a fraction `slowed` to the time
+    a collective of the plan             is `meetings` collectives in the compiled program
+    a program whose inputs are ready     starts after `start` seconds
+    each array of a transfer             adds `array` seconds on the host, and `arrival` seconds
 
 Overheads and the fractions of `program_time.JOINED` were fitted together; use both together.
 """

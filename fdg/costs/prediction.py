@@ -1,4 +1,4 @@
-"""Predicts the time per iteration of a plan on a cluster, and the parts of this time.
+"""The cost model: predicts the time per iteration of a plan on a cluster, and the parts of this time.
 
     module          what it computes
     program_work    the work of each program on one device
@@ -257,9 +257,9 @@ def _simulated_times(
     simulation = Simulation(model.pool_cores)
     dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
     tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)
-    ahead = plan.delayed.staleness if plan.delayed is not None else 0
-    warm_up = _WARM_UP + ahead
-    # Further iterations follow the averaged ones, since groups that are ahead already run them.
+    staleness = plan.delayed.staleness if plan.delayed is not None else 0
+    warm_up = _WARM_UP + staleness
+    # Further iterations follow the averaged ones, since groups that run ahead execute them at the same time.
     last_tasks = [tasks.add_iteration() for _ in range(warm_up + _COUNTED + IN_FLIGHT)]
     trace = simulation.run()
     begin, end = (max(trace.ends[: last_tasks[i - 1] + 1]) for i in (warm_up, warm_up + _COUNTED))

@@ -1,8 +1,9 @@
 """Seconds of a program's run on one device, by class of operation: work divided by rates.
 
 Without fusion, each operation would take its bytes divided by the rate of its class, plus a start-up time.
-XLA's fusion removes a part of this time. `JOINED` has the share that remains, by class of operation. The
-shares differ between machines, so a calibration fits them (`fitting`).
+XLA's fusion removes a part of this time. `JOINED` has the share that remains, by class of operation. A share
+above 1 means that the class is slower within programs than in its microbenchmark. The shares differ between
+machines, so a calibration fits them (`fitting`).
 """
 
 import collections
@@ -55,15 +56,14 @@ JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 class Seconds:
     """Seconds of a program on one device."""
 
-    by_class: Mapping[str, float]  # seconds of each class, on the cores that the program may use
+    by_class: Mapping[str, float]  # seconds of each class of operations, on the cores that the device can use
     cores: float = 1.0  # mean number of busy cores; 1 for a device that shares no cores
 
 
 def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
-    """Seconds of a program's work.
+    """Seconds that a device of this kind takes for `work` (`profiling.work.work_of`).
 
-    `work` is the work of one device (`profiling.work.work_of`), and `cores` is the number of host cores that
-    this device can use.
+    `cores` is the number of the host's cores that the device can use; 1 for an accelerator.
     """
     remaining = kind.joined or JOINED[kind.platform]
     parallel, sequential = seconds_without_fusion(work, kind)

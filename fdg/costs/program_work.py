@@ -1,6 +1,6 @@
 """The work of each program of a plan on one of its devices, from which `prediction` computes seconds.
 
-The programs are first rewritten as before compilation. Then the work of each device is, for example:
+The programs are first rewritten, as they are before compilation. Examples of what each device then computes:
 
     GPUOnly on 4 devices         one program, a quarter of the batch on each
     actors (3) + learners (1)    act+step with a third of the batch on each actor; learn with the whole batch
@@ -49,12 +49,12 @@ class ProgramWork:
 
 def program_works(plan: Plan, target: TargetDevices) -> tuple[ProgramWork, ...]:
     """The work of a plan's programs, in order; compiles and allocates nothing."""
-    counts = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
-    counts = counts or [2 * len(plan.graph.state_axes)]
+    array_counts = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
+    array_counts = array_counts or [2 * len(plan.graph.state_axes)]
     return tuple(
         ProgramWork(program.name, group, _one_device_work(work, group), count, _collectives_of(plan, program))
         for program, (group, work), count in zip(
-            plan.programs, _group_works(plan, target), counts, strict=True
+            plan.programs, _group_works(plan, target), array_counts, strict=True
         )
     )
 
@@ -66,8 +66,8 @@ def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ..
     """The collectives in one run of a program; estimated if parameters are sharded.
 
     The estimate follows fully sharded data parallelism (Rajbhandari et al., arXiv 1910.02054, section 7.2):
-    parameters are gathered for the forward and the backward pass, and gradients are scattered. Their size is
-    that of the gradients that `update` reads; a fragment whose border has fewer bytes reads no parameters.
+    parameters are gathered for the forward and the backward pass, and gradients are scattered. Both have the
+    size of the gradients that `update` reads; a fragment whose border has fewer bytes reads no parameters.
     """
     if program.collectives or program.group not in plan.unpredicted:
         return program.collectives
@@ -118,7 +118,7 @@ def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one of the `group.model` devices that split the matrix products of a part of the batch."""
+    """The work of one device, given that `group.model` devices split `work`'s matrix products evenly."""
     if group.model == 1:
         return work
     products = {

@@ -1,4 +1,4 @@
-"""Published figures of devices and links, for hardware that cannot be measured here. Each has a source.
+"""Published figures of devices and links, for predictions about other hardware. Each has a source.
 
 Data sheets give peaks, which no program reaches. The figures here are peaks multiplied by `REACHED`, the
 fraction that large matrix products and copies usually reach, so their spread is large. The pages on TPUs and

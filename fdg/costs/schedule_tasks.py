@@ -1,4 +1,4 @@
-"""Converts a plan's iterations to tasks of the host, the groups and the links, for the simulation.
+"""Converts iterations of a plan into simulated tasks: of the host, the groups of devices, and the links.
 
 The tasks follow the schedule as the engine does (`running.steps`): the host dispatches programs and transfers
 in order without waiting for them, up to `IN_FLIGHT` iterations at once.
@@ -23,8 +23,8 @@ class Cost:
     host: float  # seconds of the host
     seconds: float  # seconds of the devices or the link, if nothing else uses them
     cores: float = 0.0  # number of cores of the simulation's pool that the step keeps busy
-    # True if a transfer is a program of both groups, as between processes (`running.exchange`); then the
-    # transfer waits for their earlier work and keeps both groups busy
+    # True if a transfer is a program that both groups run, as between processes (`running.exchange`); then it
+    # waits for their earlier work and keeps both busy
     occupies_groups: bool = False
 
 

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of tasks on resources.
+"""A discrete-event simulation of tasks on resources, with which the cost model predicts a schedule's time.
 
     host    dispatch act .  dispatch learn
     actors           act-----------.
@@ -39,10 +39,10 @@ class Task(NamedTuple):
     """Work that occupies resources for some time."""
 
     label: str
-    resources: tuple[str, ...]
+    resources: tuple[str, ...]  # the names of the resources that it occupies
     seconds: float  # the duration if the pool has enough cores
     cores: float  # the number of cores of the pool that it needs; 0 if it runs outside the pool
-    dependencies: tuple[int, ...]
+    dependencies: tuple[int, ...]  # the indices of the tasks that must end before it starts
 
 
 class Simulation:
@@ -73,7 +73,7 @@ class Simulation:
         return index
 
     def busy(self, trace: Trace, begin: float, end: float) -> Mapping[str, float]:
-        """Busy seconds of each resource between two times."""
+        """Seconds for which each resource is busy between the times `begin` and `end`."""
         busy: dict[str, float] = collections.defaultdict(float)
         for task, start, stop in zip(self.tasks, trace.starts, trace.ends, strict=True):
             overlap = min(stop, end) - max(start, begin)

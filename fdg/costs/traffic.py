@@ -23,7 +23,7 @@ _PASSES = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationCost:
-    """The cost of a communication."""
+    """The cost of a collective or a transfer."""
 
     seconds: float
     inside: float  # bytes on links within hosts, in total
@@ -63,6 +63,7 @@ def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) 
 
 
 def _add_link_seconds(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
+    """Adds to `parts` the seconds for `messages` messages, one after the other, and for `size` bytes."""
     latency, bandwidth = f"{link.name} latency", f"{link.name} bandwidth"
     parts[latency] = parts.get(latency, 0.0) + messages * link.latency.value
     parts[bandwidth] = parts.get(bandwidth, 0.0) + size / link.bandwidth.value

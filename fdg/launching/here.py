@@ -19,7 +19,7 @@ from fdg.processes import lines, ports
 
 
 class Here:
-    """A launcher that starts `fdg.train` processes on this machine."""
+    """A `restarting.Launcher` that starts `fdg.train` processes on this machine."""
 
     def __init__(self, count: int):
         self.count = count
@@ -29,7 +29,7 @@ class Here:
         return self.count
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts the processes, each of which runs `fdg.train WORDS`, and waits until all have ended."""
+        """Starts processes, each of which runs `python -m fdg.train WORDS`; waits until all have ended."""
         # Only processes with this key can join the run. It is passed in the environment, because other users
         # can read command lines.
         private_variables = {lines.KEY_VARIABLE: secrets.token_hex(32), LAUNCHER_PIPE: "1"}

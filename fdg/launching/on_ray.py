@@ -1,4 +1,4 @@
-"""Runs the processes of a run on a Ray cluster: one on each node, in a placement group."""
+"""Starts the processes of a run on a Ray cluster, one on each node, and waits for them."""
 
 import contextlib
 import dataclasses
@@ -44,10 +44,10 @@ class _StartedProcess:
 
 
 class OnRay:
-    """A launcher that starts a process on each node of a Ray cluster.
+    """A `restarting.Launcher` that starts a process on each node of a Ray cluster.
 
-    `nodes=None` uses all nodes with room for a process; `cpus` is the number of CPUs that Ray reserves for
-    each process.
+    `nodes` is the number of nodes; None: all nodes with room for a process. Ray reserves `cpus` CPUs for each
+    process.
     """
 
     def __init__(self, address: str | None = None, nodes: int | None = None, cpus: float = 1.0):
@@ -200,8 +200,8 @@ class OnRay:
                     ended_processes.append(Process(process.who, None, how))
             if deadline == math.inf and any(process_end.status != 0 for process_end in ended_processes):
                 deadline = time.monotonic() + STOP_SECONDS
-        # Processes that do not end in time are killed. If an actor does not answer, its process is the likely
-        # cause, so it is returned too.
+        # Processes that do not end in time are killed later. If an actor does not answer, its process has
+        # probably caused the failure, so it is returned too.
         silent = [process for process in waiting.values() if process.silent > STOP_SECONDS / 2]
         ended_processes += [Process(process.who, None, "its node does not answer") for process in silent]
         # Ray notices the loss of an actor shortly before it notices the loss of the node.

@@ -1,4 +1,4 @@
-"""Finds which process of a run caused a failure, and restarts the run if that can help."""
+"""Restarts the processes of a run after a failure, if that can help, and says which process caused it."""
 
 import dataclasses
 import signal
@@ -18,8 +18,7 @@ class Process:
     """A process of a run that has ended."""
 
     who: str  # the process's name in errors
-    # exit status, the negative number of the signal that killed it, or None if it vanished
-    status: int | None
+    status: int | None  # exit status; negative: the number of the signal that killed it; None: it vanished
     how: str = ""  # what happened to the process, if known
 
     def reason(self) -> str:
@@ -80,19 +79,19 @@ class Launcher(Protocol):
     """Starts the processes of a run."""
 
     def reserve(self, first: bool) -> int:
-        """Reserves resources for processes; returns their number."""
+        """Reserves resources for processes; returns their number. `first` is False for a restart."""
 
     def run(self, words: Sequence[str]) -> Ending:
-        """Starts `fdg.train` with these words in each process, and waits for their end."""
+        """Starts `python -m fdg.train WORDS` in each process, and waits until all have ended."""
 
 
 def run_with_restarts(
     launcher: Launcher, words: Callable[[int, int, bool], Sequence[str]], restarts: int
 ) -> int:
-    """Runs the processes of a run, and restarts them after failures.
+    """Runs the processes of a run, and restarts them after failures, at most `restarts` times.
 
-    `words` takes the original number of processes, the current number, and whether this is a restart. Returns
-    the exit status of the last run.
+    `words` returns the command-line words of a process, given the original number of processes, the current
+    number, and whether this is a restart. Returns the exit status of the last run.
     """
     original_count = count = launcher.reserve(True)
     for num_restarts in range(restarts + 1):

@@ -1,1 +1,1 @@
-"""Several processes: joining them, noticing that one died, arrays that they share."""
+"""Runs of several processes: joining them, detecting that one died, arrays that they share."""

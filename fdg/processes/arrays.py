@@ -1,4 +1,4 @@
-"""Arrays in a run of several processes, each of which has some of the devices."""
+"""Creates and broadcasts arrays in a run of several processes, each of which has some of the devices."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from fdg.lowering.mesh import make_mesh
 
 
 def absent_array(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of which this process has no shard: it has shape, dtype and sharding, but no data."""
+    """An array of which this process has no shard: it has a shape, a dtype and a sharding, but no data."""
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, [], dtype=shape.dtype)
 
 
@@ -26,7 +26,7 @@ def commit(array: jax.Array, sharding: Any) -> jax.Array:
 
 
 def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Shards an array that every process has in full; each process puts the shards of its devices."""
+    """Shards an array that every process has in full; each process copies shards to its own devices."""
     value = jnp.asarray(value)
     sharding: Any = shape.sharding
     if sharding.is_fully_addressable:

@@ -115,10 +115,7 @@ def is_first() -> bool:
 
 
 def exchange(value: Any) -> list[Any]:
-    """All-gathers a value: returns the values of all processes in order. All processes must call it.
-
-    `value` must be serialisable as JSON.
-    """
+    """All-gathers a JSON value: returns the values of all processes in order. All processes must call it."""
     return [value] if _peers is None else _peers.exchange(value)
 
 
@@ -128,9 +125,9 @@ def check_alike(digests: Mapping[str, str]) -> None:
     `digests` are digests of the parts of this process's programs, by the part's name in errors.
     """
     first_digests, *other_digests = exchange(dict(digests))
-    for i, digests_i in enumerate(other_digests, 1):
-        all_names = {**first_digests, **digests_i}
-        names = [name for name in all_names if first_digests.get(name) != digests_i.get(name)]
+    for i, process_digests in enumerate(other_digests, 1):
+        all_names = {**first_digests, **process_digests}
+        names = [name for name in all_names if first_digests.get(name) != process_digests.get(name)]
         # A difference inside a fragment also changes the digests of all enclosing code.
         names = [name for name in names if name.startswith("fragment ")] or names[:1]
         if names:
@@ -191,7 +188,7 @@ def gather(tree: Any) -> Any:
 
 
 def lost(seconds: float) -> peers.LostError | None:
-    """The error of a lost process, or None. Waits up to `seconds`, since other errors may come first."""
+    """The error that names a lost process, or None if no process is lost within `seconds`."""
     return None if _peers is None else _peers.wait_for_loss(seconds)
 
 
@@ -270,4 +267,5 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Index:
 
 
 def _shard(array: jax.Array, bounds: _Index) -> Any:
+    """The part of an array with these bounds, which a device of this process has."""
     return next(s.data for s in array.addressable_shards if _bounds(s.index, array.shape) == bounds)

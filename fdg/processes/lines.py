@@ -1,9 +1,9 @@
 """An authenticated connection between two processes of a run, which carries whole messages.
 
-`multiprocessing.connection` frames and authenticates messages. Each message has a length prefix, which is
-checked before the message is read. Each side sends a challenge, which the other answers with an HMAC under
-the shared key. A peer without the key can make this process allocate at most `_MAX_HELLO_BYTES`. A peer with
-the key can send any number of parts of at most `_MAX_MESSAGE_BYTES`.
+`multiprocessing.connection` frames the messages and authenticates both ends. Each message has a length
+prefix, which is checked before the message is read. Each side sends a challenge, which the other answers with
+an HMAC under the shared key. A peer without the key can make this process allocate at most
+`_MAX_HELLO_BYTES`. A peer with the key can send any number of parts of at most `_MAX_MESSAGE_BYTES`.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Line:
         self._connection = Connection(connected_socket.detach())
 
     def authenticate(self, key: bytes, asks_first: bool) -> None:
-        """Authenticates both ends of the connection: each must prove that it has the key.
+        """Authenticates both ends: each proves that it has the key. With `asks_first`, this end begins.
 
         Raises:
           StrangerError: the other end has another key, or uses another protocol.
@@ -127,6 +127,7 @@ class Line:
         self._connection.close()
 
     def _receive(self, max_bytes: int, seconds: float, tries: int) -> bytes:
+        """The next part of a message, with its kind as the first byte; waits as `read` does."""
         if not any(self._connection.poll(seconds) for _ in range(tries)):
             raise TimeoutError
         try:
@@ -137,6 +138,7 @@ class Line:
             raise ConnectionError("closed") from None
 
     def _shut_down(self) -> None:
+        """Ends both directions of the connection, which wakes threads that read or write."""
         with (
             contextlib.suppress(OSError),
             socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as connected,

@@ -23,15 +23,11 @@ GRACE_SECONDS = 3.0  # the time that a process has to clean up after another pro
 
 
 class LostError(FdgError):
-    """Another process died, or failed and reported it.
-
-    Attributes:
-      status: the exit status for this process.
-    """
+    """Another process died, or failed and reported it."""
 
     def __init__(self, text: str, status: int):
         super().__init__(text)
-        self.status = status
+        self.status = status  # the exit status for this process
 
 
 class Peers:
@@ -112,6 +108,7 @@ class Peers:
             raise self.wait_for_loss(GRACE_SECONDS) or LostError(f"{line.who} is out of reach", 1) from None
 
     def _receive_messages(self, line: Line) -> None:
+        """The thread of a connection: queues data, until the process at the other end leaves or is lost."""
         try:
             while True:
                 kind, data = line.read()
@@ -130,6 +127,7 @@ class Peers:
             self._report_loss(cause, status)
 
     def _report_loss(self, cause: str, status: int) -> None:
+        """Tells the other processes and the waiting threads of a loss; then ends this process."""
         with self._loss_lock:
             if self.lost is not None:  # the first loss causes the others
                 return

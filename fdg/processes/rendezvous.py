@@ -27,18 +27,14 @@ class Hello(NamedTuple):
 
 
 class Rendezvous:
-    """The listener of process 0: a context in which the other processes of the run can join.
-
-    Attributes:
-      refused: the number of refused connections.
-    """
+    """The listener of process 0: a context in which the other processes of the run can join."""
 
     def __init__(self, host: str, port: int):
         try:
             self._server = listen(host, port)
         except (OSError, OverflowError) as error:
             raise FdgError(f"process 0 cannot listen on {host}:{port}: {error}") from error
-        self.refused = 0
+        self.refused = 0  # the number of refused connections
         self._key = key_of_run(port)
         self._joined: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
         self._closing, self._handshake_slots = threading.Event(), threading.BoundedSemaphore(_MAX_HANDSHAKES)
@@ -60,6 +56,7 @@ class Rendezvous:
             return None
 
     def _accept(self) -> None:
+        """The thread that accepts connections until the context ends."""
         with self._server:
             self._server.settimeout(0.1)
             while not self._closing.is_set():
@@ -73,6 +70,7 @@ class Rendezvous:
                 threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
 
     def _handshake(self, connection: socket.socket) -> None:
+        """The thread of one connection: authenticates it and reads its `Hello`, or refuses it."""
         line = None
         try:
             line = Line(connection)

@@ -3,7 +3,8 @@
     add(buffer [100000, 8], row [8])     reads the row, writes a row of the buffer in place
     sample(buffer, positions [64])       reads 64 rows and their positions, writes 64 rows
 
-Parts that are gathered or updated count by their size; any other input or output counts once, as a whole.
+Parts that are gathered or updated count by their size; any other input or output counts once, as a whole. In
+a profile, the time that memory needs for these bytes is a lower bound on a fragment's time.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS
 
-_IN_PLACE = PUTS | {"dynamic_update_slice"}
-_SAME_BYTES = VIEWS | {"convert_element_type"}
+_IN_PLACE = PUTS | {"dynamic_update_slice"}  # primitives that update their first operand in place
+_SAME_BYTES = VIEWS | {"convert_element_type"}  # primitives whose result may have the operand's bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Accesses:
 
 
 def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
-    """Bytes that one call reads and writes at its border.
+    """Bytes of inputs and outputs that one call reads and writes, on one device.
 
     `parts` has the number of devices that split each input, then each output; empty if none is split.
     """
@@ -47,7 +48,7 @@ def border_bytes(jaxpr: Any, parts: Sequence[int] = ()) -> int:
 
 def accesses_of(jaxpr: core.Jaxpr) -> Accesses:
     """How many bytes of each input a jaxpr accesses."""
-    # By variable: the input that the variable aliases.
+    # For each variable that aliases an input: the position of this input.
     roots: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read, written = [0] * len(jaxpr.invars), [0] * len(jaxpr.invars)
     for eqn in jaxpr.eqns:
@@ -96,4 +97,5 @@ def _add_accesses(eqn: core.JaxprEqn, roots: dict[Any, int], read: list[int], wr
 
 
 def _size(atom: Any) -> int:
+    """The bytes of a variable or literal; 0 for a token."""
     return jaxprs.bytes_of(atom.aval) if hasattr(atom.aval, "dtype") else 0

@@ -1,4 +1,4 @@
-"""Builds a program per fragment on the devices of its group, with inputs from a real state."""
+"""Builds the programs with which `profile` times fragments: one per fragment, on the devices of its group."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -58,11 +58,11 @@ def place_fragments(plan: Plan) -> tuple[PlacedFragment, ...]:
 def fragment_benchmarks(
     plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]
 ) -> Mapping[str, Repeated]:
-    """Programs that repeat each fragment, by name; omits fragments without results or without devices here.
+    """Programs that repeat each fragment, by name; fragments without results or devices here are omitted.
 
-    `leaves` are the leaves of a state, on one device of this process.
+    The fragments' inputs are computed from `leaves`: those of a state, on one device of this process.
     """
-    # A fragment that all processes run needs all instances of a host environment; each process has only some.
+    # A fragment that all processes run steps all host environments, and each process holds only some of them.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
     benchmarks = {}
@@ -111,7 +111,7 @@ def on_group(
 
 
 def _layout(plan: Plan, group: Group, v: core.Var, axis: int | None) -> Layout:
-    """The layout of a value: split along its batch axis, or like a sharded leaf of the same shape."""
+    """The layout of a value: split along its batch axis, or else like a sharded leaf of the same shape."""
     if axis is None:
         for leaf in plan.sharded:
             if leaf.group == group.name and leaf.layout.shape == shape_of(v):

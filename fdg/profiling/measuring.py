@@ -1,4 +1,4 @@
-"""`profile`: measures the time of an engine's iteration by fragment."""
+"""`fdg.profile`: measures the time of an engine's iteration by fragment."""
 
 import collections
 import math
@@ -104,6 +104,7 @@ class Iterations:
         return min(busy_seconds) if busy_seconds else None
 
     def _run(self) -> float:
+        """Runs the iterations of a round; returns the seconds that they took."""
         start_time = time.perf_counter()
         self._state, metrics = self._engine.run(self._state, self._count)
         jax.block_until_ready((self._state, metrics))
@@ -111,10 +112,10 @@ class Iterations:
 
 
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
-    """The leaves of a state on one device.
+    """The leaves of `state`, or of a new initial state, on one device.
 
-    Takes an initial state if other processes have parts of the state, or if the state has host environments,
-    which the engine steps.
+    The state is a new one if other processes hold parts of `state`, or if `state` contains host environments,
+    which the engine's iterations step.
     """
     leaves, plan = jax.tree.leaves(state), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
@@ -152,7 +153,7 @@ def _work_per_iteration(fragments: Sequence[PlacedFragment]) -> Work:
 
 
 def _largest_products(products: Mapping[Product, int]) -> list[Product]:
-    """The products with the most FLOPs."""
+    """The products with the most FLOPs, which are worth timing."""
     flops = collections.Counter({product: product.flops * count for product, count in products.items()})
     largest, covered = [], 0
     for product, count in flops.most_common(_MAX_PRODUCTS):
@@ -210,6 +211,7 @@ def make_profile(
 def _product_profiles(
     groups: Sequence[Group], fragments: Sequence[PlacedFragment], rates: Mapping[str, Rates | None]
 ) -> list[ProductProfile]:
+    """The matrix products of each group by shape, with measured seconds where they were timed."""
     profiles = []
     for group in groups:
         work = _work_per_iteration([placed for placed in fragments if placed.group == group])

@@ -1,4 +1,4 @@
-"""Measures the limits of a group's devices: matrix products by shape, and memory by size.
+"""Measures the best rates of a group's devices for a profile: matrix products by shape, and memory by size.
 
 All devices work at once; on a CPU with more cores than devices, one copy per core runs if that is faster. A
 product is timed with its operands in each layout of `LAYOUTS`, and the fastest counts.
@@ -16,7 +16,7 @@ from fdg.jaxprs.count import Product
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 
-LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
+LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}  # for `jnp.einsum`
 _MIN_BYTES, _MAX_BYTES = 2**14, 2**26  # sizes of the arrays with which memory is measured
 _AXIS = "device"
 
@@ -40,14 +40,14 @@ class Rates:
         }
         memory_sizes = {_MAX_BYTES, *map(_benchmark_bytes, sizes)}
         self._memory_benchmarks = {size: _memory_benchmark(size, mesh) for size in memory_sizes}
-        of_products = [x for by_layout in self._product_benchmarks.values() for x in by_layout.values()]
-        self._benchmarks = [*of_products, *self._memory_benchmarks.values()]
+        benchmarks = [x for by_layout in self._product_benchmarks.values() for x in by_layout.values()]
+        self._benchmarks = [*benchmarks, *self._memory_benchmarks.values()]
         compile_all(self._benchmarks)
         for benchmark in self._benchmarks:
             benchmark.choose_copies(_copies_per_device(devices[0]))
 
     def measure(self) -> None:
-        """Runs one round."""
+        """Times each benchmark once more."""
         for benchmark in self._benchmarks:
             benchmark.measure()
 
@@ -101,6 +101,7 @@ def _per_device(function: Callable, mesh: Mesh) -> Callable:
 
 
 def _product_benchmark(product: Product, layout: str, mesh: Mesh) -> Repeated:
+    """A benchmark of a product on each device, with operands in a layout, which is a key of `LAYOUTS`."""
     sizes = {"b": product.batch, "m": product.m, "k": product.k, "n": product.n}
     subscripts = LAYOUTS[layout] if product.batch > 1 else LAYOUTS[layout].replace("b", "")
     left, right = subscripts.partition("->")[0].split(",")

@@ -86,6 +86,7 @@ class Repeated:
         return self._times * self._seconds_per_call(self.samples) / self.num_copies
 
     def _choose_num_calls(self) -> None:
+        """Increases the number of calls in a round until a round takes about `ROUND_S`."""
         while True:
             # Two samples, since one disturbed sample would lead to rounds with too few calls.
             seconds = self._seconds_per_call([self._sample() for _ in range(2)]) * self._calls

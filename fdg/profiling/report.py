@@ -1,4 +1,4 @@
-"""Profiles as plain values, and their text."""
+"""The result of `fdg.profile` as plain values, and its text."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,8 @@ class ProductProfile:
     group: str
     calls: int  # per iteration on each device
     seconds: float | None  # per product while all devices work; None if not measured
-    layout: str
-    devices: int
+    layout: str  # the fastest of `rates.LAYOUTS`; "" if not measured
+    devices: int  # number of devices of the group
 
     @property
     def rate(self) -> float | None:

@@ -1,11 +1,11 @@
-"""Extracts each fragment as a function, with its first inputs and the results that its next call reads.
+"""Extracts each fragment as a function, so that it can run alone, with the inputs of its first call.
 
     scan((env_state, obs) -> step(keys, env_state, act(obs)))     step's result 0 is its argument 1
 
-A benchmark that repeats a fragment passes these results as arguments of the next call, so that XLA can update
-them in place. Otherwise each call would copy them, and a replay buffer may have a gigabyte. A result becomes
-an argument of the next call if the two have the same type, and if the argument depends on this result alone
-among the fragment's results, directly or through code between fragments.
+A benchmark that repeats a fragment passes some results as arguments of the next call, as above, so that XLA
+can update them in place. Otherwise each call would copy them, and a replay buffer may have a gigabyte. A
+result becomes an argument of the next call if the two have the same type, and if the argument depends on this
+result alone among the fragment's results, directly or through code between fragments.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _PRINTS = frozenset({"debug_callback", "debug_print"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """The call of a fragment."""
+    """The equation that calls a fragment, with its inputs and outputs."""
 
     fragment: Fragment
     equation: core.JaxprEqn
@@ -47,7 +47,7 @@ class Site:
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
-    """The call of each fragment, in the graph's order."""
+    """The site of each fragment, in the graph's order."""
     reader = Reader(jaxprs.open_jaxpr(graph.jaxpr), len(graph.state_axes))
     return tuple(
         _site(reader, fragment, call.eqn, call.outside)
@@ -56,6 +56,7 @@ def sites(graph: FDG) -> tuple[Site, ...]:
 
 
 def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) -> Site:
+    """The site of a fragment that `eqn` calls; `scope` is the jaxpr around `eqn`."""
     axes: dict[Any, int | None] = {}
     for v, array in zip(eqn.invars, fragment.inputs, strict=True):
         if not jaxprs.is_literal(v) and axes.get(v) is None:
@@ -112,7 +113,7 @@ def _first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[A
         jaxprs.evaluate_jaxpr(prefix, jaxprs.constants_of(closed), values, evaluate, flagged_equations)
 
     def evaluate(flagged_equation: tuple[core.JaxprEqn, bool], values: list[Any]) -> Sequence[Any]:
-        eqn, is_read = flagged_equation
+        eqn, is_read = flagged_equation  # `is_read`: whether later equations may read its results
         value_by_variable = {
             v: x for v, x in zip(eqn.invars, values, strict=True) if not jaxprs.is_literal(v)
         }

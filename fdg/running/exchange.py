@@ -1,8 +1,8 @@
-"""Transfers of arrays between groups of devices in different processes, by collectives.
+"""Transfers arrays between groups of devices in different processes, by collectives.
 
 Device-to-device copies work only within a process. So a program on the devices of both groups sends each
-chunk from its source device to the devices that need it (`ppermute`). A device that has no chunk to send
-sends zeros. Chunks with the same senders and receivers are sent as one array.
+chunk of an array from its source device to the devices that need it (`ppermute`). A device that has no chunk
+to send sends zeros. Chunks with the same senders and receivers are sent as one array.
 """
 
 import math
@@ -40,7 +40,7 @@ class ProcessCollectives:
 
 
 class Exchange(Transfer):
-    """Transfers arrays between two meshes that span processes; its programs are "cut", "exchange" and "join".
+    """Transfers arrays between two meshes that span processes, by the programs "cut", "exchange" and "join".
 
     Every process with a device in either mesh must call it, in the same order (see `ProcessCollectives`).
     """
@@ -72,7 +72,7 @@ class Exchange(Transfer):
         self._sent_blocks: list[jax.ShapeDtypeStruct] = []
         self._received_blocks: list[jax.ShapeDtypeStruct] = []
         for shape, route, (a, _) in zip(shapes, self._routes, self.layouts, strict=True):
-            num_chunks = [n * k for n, k in zip(a.parts, route.cuts, strict=True)]
+            num_chunks = [parts * cuts for parts, cuts in zip(a.parts, route.cuts, strict=True)]
             wire = jax.eval_shape(_to_wire, jax.ShapeDtypeStruct(part_shape(a, num_chunks), shape.dtype))
             for blocks, count in (
                 (self._sent_blocks, math.prod(route.cuts)),
@@ -112,8 +112,8 @@ class Exchange(Transfer):
             received.append(self._assemble(self.target, block, [blocks[d] for d in self._local_targets]))
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * len(self._local_targets) // b.number
-            for x, (_, b) in zip(joined, self.layouts, strict=True)  # a device gets one of b.number parts
+            jaxprs.bytes_of(x) * len(self._local_targets) // layout.number
+            for x, (_, layout) in zip(joined, self.layouts, strict=True)  # a device gets one part of `number`
         )
         return joined
 
@@ -149,6 +149,7 @@ class Exchange(Transfer):
         return per_device(cut_local, self.source, specs, out)
 
     def _exchange_function(self) -> Any:
+        """The function of "exchange": each round of broadcasts is a few calls of `_permute`."""
         sources = [self._device_index[d] for d in self.source.devices.flat]
         targets = [self._device_index[d] for d in self.target.devices.flat]
         # (round, device pairs) -> for each chunk: the index of its array, the slot that receives it, and its
@@ -168,6 +169,7 @@ class Exchange(Transfer):
             ]
             for (_, pairs), packet in sorted(packets.items(), key=lambda item: item[0][0]):
                 sent = [blocks[k][0, rank] for k, _, rank in packet]
+                # A sender that is not a source forwards what it received in an earlier round.
                 if forwarders := sorted({sender for sender, _ in pairs} - set(sources)):
                     is_forwarder = jnp.isin(device, jnp.array(forwarders))
                     sent = [
@@ -198,7 +200,7 @@ class Exchange(Transfer):
 def broadcast_rounds(
     requests: Sequence[tuple[int, int, int]], sources: frozenset[int]
 ) -> list[tuple[int, int, _Pairs]]:
-    """Splits broadcasts into rounds, in each of which a device sends and receives a chunk at most once.
+    """Splits broadcasts into rounds; in a round, a device sends and receives each chunk at most once.
 
     Receivers forward a chunk in later rounds: the number of devices that have the chunk doubles each round.
     Sources forward no chunks of other sources, because they send their own. Each request is (source device,
@@ -223,7 +225,7 @@ def broadcast_rounds(
 
 
 def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:
-    """Permutes arrays between devices, as unsigned integers: one collective per element width."""
+    """Sends arrays along the pairs (from, to), as unsigned integers: one `ppermute` per element width."""
     results: list[Any] = [None] * len(arrays)
     by_dtype: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):

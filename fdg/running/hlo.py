@@ -1,4 +1,4 @@
-"""Reads optimised HLO text: a program's collectives, their counts, and their fragments."""
+"""Reads a compiled program's collectives from its optimised HLO text: kinds, bytes, counts and fragments."""
 
 import math
 import re

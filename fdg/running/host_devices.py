@@ -1,4 +1,4 @@
-"""Configures CPU host devices, with enough threads that their collectives cannot deadlock.
+"""Configures host devices (JAX's CPU devices), with enough threads that their collectives cannot deadlock.
 
 XLA's CPU backend runs all host devices on one thread pool, with one thread per core. A device that waits in a
 collective blocks a thread. With more devices than cores, the other devices may find no free thread; then XLA
@@ -39,10 +39,7 @@ def host_devices(count: int) -> None:
 
 
 def _configure(count: int) -> bool:
-    """Sets the number of devices; returns False if the backend already runs with that number.
-
-    Raises `FdgError` if the backend runs with another number.
-    """
+    """Sets the number of devices; False if the backend has it already; an `FdgError` if it has another."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_HOST_DEVICES:
         raise FdgError(f"host_devices({quoted(count)}): give an integer from 1 to {MAX_HOST_DEVICES}")
     try:
@@ -62,7 +59,7 @@ def _configure(count: int) -> bool:
 def make_host_devices(count: int) -> bool:
     """Configures `count` devices if the backend has not started; returns whether it configured them.
 
-    If the backend runs with another number of devices, the caller has to notice.
+    Unlike `host_devices`, raises no error if the backend already runs with another number of devices.
     """
     with contextlib.suppress(FdgError):
         if _configure(count):
@@ -72,7 +69,7 @@ def make_host_devices(count: int) -> bool:
 
 
 def make_device_per_core() -> int | None:
-    """Configures JAX's CPU backend with one device per core, so that a command can use any number of these.
+    """Configures JAX's CPU backend with one device per core, so that a command can use any number of them.
 
     Returns the number of devices; None if a number was already configured, or the backend has started.
     """
@@ -102,10 +99,7 @@ def restart_cpu_backend(count: int, threads: int) -> None:
 
 
 def reserve_threads(count: int | None = None) -> None:
-    """Sizes the thread pool for `count` host devices, unless the user has set its size.
-
-    None means the configured number of devices.
-    """
+    """Sizes the thread pool for `count` host devices (None: those configured), unless the user has set it."""
     count = _configured_count() if count is None else count
     if count > 1 and _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = _set_variables[_THREADS_VARIABLE] = str(threads_for(count))

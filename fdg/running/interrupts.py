@@ -1,4 +1,4 @@
-"""Delays Ctrl-C from the donation of a state until the new state is stored."""
+"""Delays Ctrl-C from the donation of a state until the new state is stored, so that no state is lost."""
 
 import signal
 import threading
@@ -12,8 +12,8 @@ class DelayedInterrupt:
     """
 
     def __init__(self) -> None:
-        self._handler: Any = None
-        self._signal: tuple[int, Any] | None = None
+        self._handler: Any = None  # Python's handler of SIGINT, while this context replaces it
+        self._signal: tuple[int, Any] | None = None  # the arguments of the delayed call of the handler
 
     def is_pending(self) -> bool:
         """Whether Ctrl-C was pressed inside the context."""

@@ -63,19 +63,19 @@ def host_limit() -> float:
 class Promised(Future):
     """One result of a call on a lane. It does not keep the call's other results alive."""
 
-    def __init__(self, run: "_LaneThreads"):
+    def __init__(self, lane_threads: "_LaneThreads"):
         super().__init__()
-        self._run = run
+        self._threads = lane_threads
 
     def array(self) -> Any:
         """Waits for the array; raises the error that stopped the lanes."""
         while True:
             try:
-                return self.result(self._run.check_interval_s)
+                return self.result(self._threads.check_interval_s)
             except TimeoutError:
                 if self.done():  # the call raised TimeoutError itself, or has just ended
                     return self.result()
-            self._run.check_host_calls()
+            self._threads.check_host_calls()
 
     def block_until_ready(self) -> "Promised":
         """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
@@ -94,7 +94,7 @@ class Lanes:
     def __init__(self, groups: Iterable[str]):
         # The groups that have a lane; with several processes, calls of other groups are on `COLLECTIVE_LANE`.
         self.groups = tuple(groups)
-        self._run: _LaneThreads | None = None
+        self._threads: _LaneThreads | None = None
         self._abandoned: list[threading.Thread] = []
 
     def defer(self, group: str, call: Action, count: int) -> Action:
@@ -102,8 +102,8 @@ class Lanes:
         lane = group if group in self.groups else COLLECTIVE_LANE
 
         def enqueue(arrays: Sequence[Any]) -> Sequence[Any]:
-            assert self._run is not None
-            return self._run.put(lane, call, arrays, count)
+            assert self._threads is not None
+            return self._threads.put(lane, call, arrays, count)
 
         return enqueue
 
@@ -121,9 +121,9 @@ class Lanes:
                 f"{function_name} of the previous run has not returned after {seconds:.0f} s: wait for it,"
                 " or start a new process"
             )
-        self._run = _LaneThreads([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
+        self._threads = _LaneThreads([*self.groups, *([COLLECTIVE_LANE] if jax.process_count() > 1 else [])])
         try:
-            for thread in self._run.threads:
+            for thread in self._threads.threads:
                 _all_threads.add(thread)
                 thread.start()
         except BaseException as error:
@@ -133,10 +133,10 @@ class Lanes:
 
     def __exit__(self, error_type: Any, error: BaseException | None, traceback: Any) -> None:
         """Waits until all queued calls are done; after an error, does not wait."""
-        run, self._run = self._run, None
-        assert run is not None
-        self._abandoned = run.threads
-        run.end(error)
+        lane_threads, self._threads = self._threads, None
+        assert lane_threads is not None
+        self._abandoned = lane_threads.threads
+        lane_threads.end(error)
 
 
 class _LaneThreads:
@@ -160,7 +160,7 @@ class _LaneThreads:
         ]
 
     def put(self, lane: str, call: Action, arrays: Sequence[Any], count: int) -> Sequence[Any]:
-        """Queues a call on a lane; raises the error that stopped the lanes."""
+        """Queues a call; returns its `count` promised results, or raises the error that stopped the lanes."""
         promised = [Promised(self) for _ in range(count)]
         with self._lock:
             if self._error is not None:
@@ -209,6 +209,7 @@ class _LaneThreads:
             return next(reversed(self._unfinished_calls), None)
 
     def _run_calls(self, calls: "queue.SimpleQueue[_QueuedCall | None]") -> None:
+        """The thread of a lane: runs the queued calls in order, until it reads None."""
         try:
             with jax.enable_x64(self._x64):
                 while (queued := calls.get()) is not None:
@@ -218,6 +219,7 @@ class _LaneThreads:
             self.fail(error if isinstance(error, Exception) else RunError(one_line(error)))
 
     def _run_call(self, call: Action, arrays: Sequence[Any], promised: list[Promised]) -> None:
+        """Runs a call and sets its results; does nothing if the call has already failed."""
         if promised[0] not in self._unfinished_calls:
             return
         results = call([array_of(entry) for entry in arrays])

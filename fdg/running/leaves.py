@@ -1,4 +1,4 @@
-"""The leaves of a state between calls: aliased buffers, weak types, and copies on several groups."""
+"""Handles the leaves of a state between runs: aliased buffers, weak types, and copies on several groups."""
 
 import collections
 import weakref
@@ -72,7 +72,7 @@ def as_array(leaf: Any) -> jax.Array | None:
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Gives arrays the weak types of `shapes`, in place: the caller must hold the only references.
+    """The arrays with the weak types of `shapes`, set in place: the caller must hold the only references.
 
     Compiled programs return strong types; `jax.jit` sets weak types from the traced jaxpr.
     """
@@ -119,10 +119,12 @@ class LeafCopies:
 
     def __init__(self, leaves: Sequence[Sequence[Value]], builder: StepBuilder):
         self._slots = [[builder.slot(value) for value in values] for values in leaves]
+        # (source group, target group) -> (index of the leaf, primary copy, other copy)
         by_groups: dict[tuple[str, str], list[tuple[int, Value, Value]]] = collections.defaultdict(list)
         for i, (primary, *copies) in enumerate(leaves):
             for value in copies:
                 by_groups[primary.group, value.group].append((i, primary, value))
+        # (indices of leaves, slots of their copies, the transfer that copies them)
         self._copiers: list[tuple[list[int], list[int], Transfer]] = []
         for triples in by_groups.values():
             transfer = builder.transfer([(a, b) for _, a, b in triples], 0)

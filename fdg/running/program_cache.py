@@ -14,8 +14,8 @@ import jax
 from fdg.arguments import checked
 from fdg.errors import FdgError
 
-MAX_BYTES = 2 << 30
-OFF = "off"
+MAX_BYTES = 2 << 30  # the size above which the oldest cached programs are removed
+OFF = "off"  # the name that stands for no cache directory
 
 
 @checked

@@ -1,7 +1,7 @@
 """Turns the steps of a schedule into functions that the host calls in order.
 
 Each function reads and writes a `Memory`, which has a slot for each `Value` of the schedule. A filled slot
-holds an array, possibly not computed yet. In timed iterations it also holds the run that computes the array:
+holds an array, possibly not computed yet, and in timed iterations the run that computes it. For example:
 
     actors: act                 memory[2] = act(memory[0], memory[1])
     actors -> learners: f32[8]  memory[3] = memory[2], copied to the learners' devices
@@ -34,8 +34,8 @@ from fdg.running.transfers import Mover, Transfer
 class Resharder(Transfer):
     """Reshards arrays between two meshes of the same devices.
 
-    `changes` has each array's layouts, before and after, on one mesh that both groups share. Arrays with the
-    same shape and change share a program. If `donates`, each array is deleted as soon as its program is
+    `changes` has the layouts of each array, before and after, on one mesh that both groups share. Arrays with
+    the same shape and change share a program. With `donates`, each array is deleted as soon as its program is
     dispatched, so at most one array exists in both layouts.
     """
 
@@ -95,10 +95,7 @@ def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program that reshards one array.
-
-    Nothing is donated, since input and result have different sizes per device.
-    """
+    """The program that reshards one array; donates nothing, since its sizes per device differ."""
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 
@@ -211,12 +208,14 @@ class StepBuilder:
     def _program(
         self, name: str, mesh: Mesh, times: int, function: Any, arguments: Sequence[Any], fragments: Any = ()
     ) -> Program:
+        """Adds a program, which runs `times` times in an iteration, to `programs`."""
         devices = tuple(mesh.devices.flat)
         program = Program(name, fragments, devices, times, function, arguments, roams=mesh.size == 1)
         self.programs.append(program)
         return program
 
     def _call_step(self, call: Call, times: int) -> RunStep | None:
+        """A step that runs a program; None in a process without devices of its group."""
         mesh = self.meshes[call.group]
         function, arguments = lower_call(call, mesh, self._groups[call.group])
         program = self._program(call.name, mesh, times, function, arguments, call.fragments)
@@ -270,6 +269,7 @@ class StepBuilder:
         return call if self.lanes is None else self.lanes.defer(group, call, count)
 
     def _move_step(self, move: Move, times: int) -> RunStep | None:
+        """A step that transfers values between groups; None in a process without their devices."""
         transfer = self.transfer(move.pairs, times, move.changes, move.donates)
         if transfer is None:
             return None
@@ -320,6 +320,7 @@ class StepBuilder:
         return self._action_step(self.on_lane(group, program, len(pairs)), pairs)
 
     def _repeat_step(self, repeat: Repeat, times: int) -> RunStep:
+        """A step that runs the steps of a loop for all its trips."""
         moved_pairs = (pair for i, pair in enumerate(repeat.enter) if i not in repeat.copied)
         entry_slots = self.slots((a, b) for a, b in moved_pairs if a is not b)
         copied_pairs = [repeat.enter[i] for i in sorted(repeat.copied)]

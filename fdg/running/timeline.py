@@ -1,8 +1,8 @@
 """Measures how long each group of devices is busy, without blocking the thread that dispatches programs.
 
-To detect the end of a program, a thread has to wait for it, and waking that thread costs more than most steps
-of a loop on the host. So if iterations are short, only some are watched, a few in a row; the busy time of all
-iterations is extrapolated from the watched ones:
+To detect the end of a program, a thread has to wait for it, and waking this thread takes longer than the host
+takes for most steps of a loop. So if iterations are short, only some are watched, a few in a row; the busy
+time of all iterations is extrapolated from the watched ones:
 
     iteration   1  2  3  4  5  6 ...  98  99  100  101  102 ...
     watched     x  x  x  x                x   x    x    x      while the overhead is below 1% of the time
@@ -165,6 +165,7 @@ class Timeline:
         return {group: seconds * scale for group, seconds in self.busy_s.items()}
 
     def _watch(self, group: str) -> None:
+        """The thread of a group: waits for each watched run, and adds its busy time."""
         previous_end = 0.0
         while (entry := self._queues[group].get()) is not None:
             run, result = entry

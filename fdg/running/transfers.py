@@ -1,4 +1,4 @@
-"""Asynchronous transfers of arrays between groups of devices with different layouts.
+"""Transfers arrays asynchronously between groups of devices with different layouts.
 
 Arrays are transferred in chunks (`placing.layout.find_route`): each source device splits its part, each chunk
 is copied to the devices that need it, and these devices concatenate their chunks. Device-to-device copies are
@@ -57,11 +57,12 @@ class Mover(Transfer):
         self._routes = [find_route(a, b) for a, b in self.layouts]
         # For each array: whether it is one part on one device at both ends, so that it is copied unchanged.
         self._is_plain = [a.number == b.number == 1 and not overlap for a, b in self.layouts]
-        self.cuts = any(math.prod(r.cuts) > 1 for r in self._routes)
-        self.joins = any(math.prod(r.joins) > 1 for r in self._routes)
-        self._shardings = [layout_sharding(target, b) for _, b in self.layouts]
+        self.cuts = any(math.prod(route.cuts) > 1 for route in self._routes)
+        self.joins = any(math.prod(route.joins) > 1 for route in self._routes)
+        self._shardings = [layout_sharding(target, layout) for _, layout in self.layouts]
         self._chunk_shapes = [
-            part_shape(b, r.joins) for r, (_, b) in zip(self._routes, self.layouts, strict=True)
+            part_shape(layout, route.joins)
+            for route, (_, layout) in zip(self._routes, self.layouts, strict=True)
         ]
         is_one_platform = source_devices[0].platform == self._target_devices[0].platform
         self.can_fetch = all(self._is_plain) and source.size == target.size == 1 and is_one_platform
@@ -76,8 +77,8 @@ class Mover(Transfer):
             programs.append(("cut", self.source, self._cut_function(), list(shapes)))
         if self.joins:
             chunk_rows = [
-                [jax.ShapeDtypeStruct(chunk_shape, shape.dtype, sharding=sharding)] * math.prod(r.joins)
-                for shape, chunk_shape, r, sharding in zip(
+                [jax.ShapeDtypeStruct(chunk_shape, shape.dtype, sharding=sharding)] * math.prod(route.joins)
+                for shape, chunk_shape, route, sharding in zip(
                     shapes, self._chunk_shapes, self._routes, self._shardings, strict=True
                 )
             ]
@@ -122,28 +123,28 @@ class Mover(Transfer):
     # --- the programs before and after the copies, which have no collectives ---
 
     def _cut_function(self) -> Any:
-        specs = [partition_spec(a.spec) for a, _ in self.layouts]
-        out = [[spec] * math.prod(r.cuts) for spec, r in zip(specs, self._routes, strict=True)]
+        specs = [partition_spec(layout.spec) for layout, _ in self.layouts]
+        out_specs = [[spec] * math.prod(route.cuts) for spec, route in zip(specs, self._routes, strict=True)]
 
         def cut(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
-            return [cut_up(x, r) for x, r in zip(arrays, self._routes, strict=True)]
+            return [cut_up(x, route) for x, route in zip(arrays, self._routes, strict=True)]
 
-        return per_device(cut, self.source, specs, out)
+        return per_device(cut, self.source, specs, out_specs)
 
     def _join_function(self) -> Any:
-        specs = [partition_spec(b.spec) for _, b in self.layouts]
+        specs = [partition_spec(layout.spec) for _, layout in self.layouts]
 
         def join(chunk_rows: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
-            return [join_up(chunks, r) for chunks, r in zip(chunk_rows, self._routes, strict=True)]
+            return [join_up(chunks, route) for chunks, route in zip(chunk_rows, self._routes, strict=True)]
 
-        chunk_rows = [[spec] * math.prod(r.joins) for spec, r in zip(specs, self._routes, strict=True)]
-        return per_device(join, self.target, chunk_rows, specs, out_shardings=self._shardings)
+        in_specs = [[spec] * math.prod(route.joins) for spec, route in zip(specs, self._routes, strict=True)]
+        return per_device(join, self.target, in_specs, specs, out_shardings=self._shardings)
 
 
 def per_device(
     function: Callable[[Any], Any], mesh: Mesh, in_specs: Any, out_specs: Any, **options: Any
 ) -> Any:
-    """Jits `function` so that each device of a mesh runs it on its parts of one argument."""
+    """Jits `function` of one argument so that each device of a mesh runs it on its part of the argument."""
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(in_specs,), out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, **options)
 
@@ -156,9 +157,9 @@ def part_shape(layout: Layout, num_chunks: Sequence[int]) -> tuple[int, ...]:
 def cut_up(part: jax.Array, route: Route) -> list[jax.Array]:
     """Splits a device's part into its chunks, in row-major order."""
     chunks = [part]
-    for axis, n in enumerate(route.cuts):
-        if n > 1:
-            chunks = [piece for chunk in chunks for piece in jnp.split(chunk, n, axis)]
+    for axis, count in enumerate(route.cuts):
+        if count > 1:
+            chunks = [piece for chunk in chunks for piece in jnp.split(chunk, count, axis)]
     return chunks
 
 
@@ -166,8 +167,8 @@ def join_up(chunks: Sequence[jax.Array], route: Route) -> jax.Array:
     """Joins the chunks of a device's part, which are in row-major order."""
     chunks = list(chunks)
     for axis in reversed(range(len(route.joins))):
-        n = route.joins[axis]
-        if n > 1:
-            chunks = [jnp.concatenate(chunks[i : i + n], axis) for i in range(0, len(chunks), n)]
+        count = route.joins[axis]
+        if count > 1:
+            chunks = [jnp.concatenate(chunks[i : i + count], axis) for i in range(0, len(chunks), count)]
     (whole,) = chunks
     return whole

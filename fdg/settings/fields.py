@@ -1,4 +1,4 @@
-"""Settings as dataclass fields with a help text, and the checks that all algorithms share."""
+"""Declares settings as dataclass fields with a help text and rules, and checks their values."""
 
 import ast
 import contextlib
@@ -26,9 +26,8 @@ def setting(default: Any, description: str, **rules: Any) -> Any:
       rules: `least` and `most` bound a number. `free=True`: a resumed run may change the field.
         `kept=False`: the field is not stored in `config.json`. `words=True`: its value may be several words.
         `several`: the fix that the error message suggests if a user gives several values where one is
-        allowed; `{n}` is their number.
-        `flag`: the type of the flag if it differs from the annotation; False for no flag. See also the rules
-        that `hyperparameter` adds.
+        allowed; `{n}` is their number. `flag`: the type of the flag if it differs from the annotation;
+        False for no flag. See also the rules that `hyperparameter` adds.
     """
     return dataclasses.field(default=default, metadata={"help": description, **rules})
 
@@ -105,7 +104,7 @@ def require(algorithm: Any, condition: bool | jax.Array, message: str) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is traced, so that its number is not known.
+    """Whether a value is a JAX tracer, so that its number is not known.
 
     >>> is_traced(0.5), bool(jax.vmap(lambda x: x * is_traced(x))(jax.numpy.ones(1))[0])
     (False, True)
@@ -124,15 +123,15 @@ def structural(algorithm_class: Any) -> dict[str, str]:
     return {field.name: field.metadata["structural"] for field in fields if "structural" in field.metadata}
 
 
-def require_types(algorithm: Any, but: Collection[str] = ()) -> None:
-    """Checks the fields, except the fields `but`, against their annotations.
+def require_types(algorithm: Any, exempt: Collection[str] = ()) -> None:
+    """Checks the fields, except the fields `exempt`, against their annotations.
 
     A number may be a NumPy scalar, and a float may be traced. Integers are at most `MAX_INT`, and
     `total_steps` is at most `MAX_STEPS`.
     """
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
-        if field.name not in but:
+        if field.name not in exempt:
             require_type(algorithm, field.name, value)
         limit = MAX_STEPS if field.name == "total_steps" else MAX_INT
         items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)

@@ -1,6 +1,6 @@
-"""Modules of Linen, NNX and Equinox as pairs of pure functions, `init` and `apply`.
+"""Converts modules of Linen, NNX and Equinox to pairs of pure functions, `init` and `apply`.
 
-The libraries are recognised by their classes and imported only for their own modules. Linen and NNX modules
+A library is recognised by its base class, and imported only if a module of it is used. Linen and NNX modules
 get batches `[N, ...]`; Equinox modules get one sample and are vmapped. `init` returns the parameters as
 nested dictionaries.
 """
@@ -61,15 +61,15 @@ def make_hashable(value: Any) -> Any:
 
 
 def is_network(value: Any) -> bool:
-    """Whether a value is a network of these libraries, or a name `module:name`."""
+    """Whether a value is a network of these libraries, or a text `module:name` that names one."""
     return (isinstance(value, str) and ":" in value) or library_of(value) is not None
 
 
 def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
-    An NNX or Equinox instance has its initial parameters; a class is instantiated with a key of the run.
-    Equal modules give equal functions.
+    `init` returns the parameters that an NNX or Equinox instance has; a class is instantiated with a key of
+    the run. Equal modules give equal functions. Errors name the algorithm's field `field`.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
     if init is _linen_init and not is_module_instance(network):

@@ -49,7 +49,7 @@ def check_parts(instance: Any) -> None:
 
 
 def flattened(cls: _Class) -> _Class:
-    """Replaces parts by their fields; apply it before `dataclasses.dataclass`.
+    """A class decorator that replaces parts by their fields; apply it before `dataclasses.dataclass`.
 
     Subclasses of fdg's algorithms are flattened automatically.
     """

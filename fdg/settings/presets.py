@@ -33,8 +33,7 @@ class HasPresets(_AnyFields):
     def __init_subclass__(cls, presets: str | None = None, driver: Any = None, **options: Any) -> None:
         """Replaces parts by their fields, and sets `presets_of` to `presets`.
 
-        Also adds those `MEMBERS` of the module `driver` that the class does not define, after the class's own
-        settings.
+        Also adds the members in `driver.MEMBERS` that the class itself does not define; `driver` is a module.
         """
         for name, value in getattr(driver, "MEMBERS", {}).items():
             if name not in vars(cls):
@@ -71,7 +70,7 @@ class HasPresets(_AnyFields):
 
     @classmethod
     def settings(cls, env_name: str, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The field values `given`, and values of the preset for other fields."""
+        """The field values `given`, and the preset's values of the other fields."""
         name, algorithm = cls.preset_name(given), cls.presets_of
         preset_values = (
             cls.preset(env_name, env)
@@ -79,7 +78,7 @@ class HasPresets(_AnyFields):
             else dict(cls.preset_table.named(algorithm, name).values)
         )
         applicable = {
-            field: value for field, value in preset_values.items() if field not in cls.gives_way(given)
+            field: value for field, value in preset_values.items() if field not in cls.superseded(given)
         }
         return cls.adjust_unnamed({**applicable, **given}, given)
 
@@ -89,7 +88,7 @@ class HasPresets(_AnyFields):
         return None
 
     @classmethod
-    def gives_way(cls, given: Mapping[str, Any]) -> frozenset[str]:
+    def superseded(cls, given: Mapping[str, Any]) -> frozenset[str]:
         """The fields of a preset that do not apply because of the values `given`."""
         return frozenset()
 

@@ -1,4 +1,4 @@
-"""Checks results of a user's functions."""
+"""Checks that a result of a user's function has the expected structure, shapes and dtypes."""
 
 from typing import Any
 

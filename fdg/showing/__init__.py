@@ -1,4 +1,4 @@
-"""Graphs and plans as text, Mermaid and SVG."""
+"""Draws graphs and plans as text, Mermaid and SVG; importing this package registers how they print."""
 
 from fdg.drawable import Drawings
 from fdg.placing.plans import Plan

@@ -1,4 +1,4 @@
-"""Timelines of programs, as SVG with one row per group, and as traces for Perfetto."""
+"""Draws timelines of program runs: as SVG with one row per group of devices, and as traces for Perfetto."""
 
 import html
 import itertools
@@ -16,10 +16,7 @@ _TICKS = 8  # intervals between the labels of the time axis
 
 
 def timeline_svg(bars: Sequence[Bar]) -> str:
-    """An SVG with one row per group and one bar per run of a program; iterations differ in shade.
-
-    Hovering over a bar shows its program and seconds.
-    """
+    """An SVG with one row per group and one bar per run of a program; hovering shows its name and seconds."""
     bars = bars[-_MAX_BARS:]
     begin, end = _span(bars)
     scale = _PLOT_WIDTH / max(end - begin, 1e-9)
@@ -91,7 +88,7 @@ def track(
 
 
 def busy_seconds(bars: Sequence[Bar], group: str) -> float:
-    """The busy seconds of a group."""
+    """The seconds for which a group runs programs."""
     return sum(bar.end - bar.begin for bar in bars if bar.group == group)
 
 

@@ -1,4 +1,4 @@
-"""Graphs as text, Mermaid and SVG."""
+"""Draws graphs (`fdg.trace`) as text, Mermaid and SVG."""
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,20 +18,20 @@ def graph_text(graph: FDG) -> str:
     lines = [f"FDG of {graph.name}: {len(graph.fragments)} fragments, {len(graph.edges)} edges{agents}", ""]
     rows = [
         (
-            "  " * len(ancestors(graph, f.name)) + f.name,
-            f.role,
-            calls(f),
-            str(f.batch_size or "-"),
-            quantity(f.flops_per_call),
-            quantity(f.bytes_per_call, "B"),
+            "  " * len(ancestors(graph, fragment.name)) + fragment.name,
+            fragment.role,
+            calls(fragment),
+            str(fragment.batch_size or "-"),
+            quantity(fragment.flops_per_call),
+            quantity(fragment.bytes_per_call, "B"),
         )
-        for f in graph.fragments
+        for fragment in graph.fragments
     ]
     lines += table(("fragment", "role", "calls", "batch", "flops/call", "bytes/call"), rows, (2, 3, 4, 5))
     edges = [
-        (_edge_text(e), quantity(e.bytes_per_crossing, "B"), str(e.crossings_per_iteration),
-         quantity(e.bytes_per_iteration, "B"))
-        for e in graph.edges
+        (_edge_text(edge), quantity(edge.bytes_per_crossing, "B"), str(edge.crossings_per_iteration),
+         quantity(edge.bytes_per_iteration, "B"))
+        for edge in graph.edges
     ]  # fmt: skip
     lines += ["", *table(("edge", "bytes/crossing", "crossings", "bytes/iteration"), edges, (1, 2, 3))]
     return "\n".join(lines)
@@ -42,10 +42,10 @@ def graph_mermaid(graph: FDG) -> str:
     node_ids = {f.name: f"n{i}" for i, f in enumerate(graph.fragments)}
     outermost = [f for f in graph.fragments if f.parent is None]
     lines = ["flowchart LR", *mermaid_nodes(outermost, graph.fragments, node_ids, "  ")]
-    for e in graph.edges:
-        label = f"{quantity(e.bytes_per_crossing, 'B')} x{e.crossings_per_iteration}"
-        link = f'-. "{label}, next {e.delay}" .->' if e.delay else f'-- "{label}" -->'
-        lines.append(f"  {node_ids[e.source]} {link} {node_ids[e.target]}")
+    for edge in graph.edges:
+        label = f"{quantity(edge.bytes_per_crossing, 'B')} x{edge.crossings_per_iteration}"
+        link = f'-. "{label}, next {edge.delay}" .->' if edge.delay else f'-- "{label}" -->'
+        lines.append(f"  {node_ids[edge.source]} {link} {node_ids[edge.target]}")
     return "\n".join([*lines, *mermaid_styles(graph.fragments, node_ids)])
 
 
@@ -150,13 +150,13 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
 
 
 def _assign_rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:
-    """The rail of each edge: the lowest rail on which the edge overlaps no other edge."""
+    """The rail of each edge that is (or is not) delayed: the lowest on which it overlaps no other of them."""
     position = {f.name: i for i, f in enumerate(members)}
     rails: dict = {}
     ends = {
-        e: sorted((position[e.source], position[e.target]))
-        for e in edges
-        if bool(e.delay) == delayed and e.source != e.target
+        edge: sorted((position[edge.source], position[edge.target]))
+        for edge in edges
+        if bool(edge.delay) == delayed and edge.source != edge.target
     }
     for edge, (low, high) in sorted(ends.items(), key=lambda item: item[1][1] - item[1][0]):
         used = {rail for other, rail in rails.items() if ends[other][0] <= high and ends[other][1] >= low}

@@ -1,4 +1,4 @@
-"""Plans as Mermaid flowcharts, for documents."""
+"""Draws plans as Mermaid flowcharts, for documents."""
 
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.graph_drawings import escape, mermaid_nodes, mermaid_styles
@@ -7,10 +7,7 @@ from fdg.showing.words import device_ranges, quantity
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: boxes are groups, arrows are transfers.
-
-    An arrow is dotted if the value is used in the next step or iteration.
-    """
+    """A Mermaid flowchart: boxes are groups, arrows are transfers (dotted: to the next step or iteration)."""
     lines = ["flowchart LR"]
     fragment_ids = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     group_ids = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}

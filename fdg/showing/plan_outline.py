@@ -1,4 +1,4 @@
-"""The content that all drawings of a plan share: one iteration as a loop nest, and notes."""
+"""The content that all drawings of a plan share: one iteration as nested loops of program runs, and notes."""
 
 import collections
 import dataclasses
@@ -34,14 +34,10 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop that the host steps.
+    """A loop that the host steps."""
 
-    Attributes:
-      opened: fragments that no program runs whole, because this loop inside them is split.
-    """
-
-    count: int
-    opened: tuple[str, ...]
+    count: int  # number of trips
+    opened: tuple[str, ...]  # fragments that no program runs whole, because this loop inside them is split
     lines: "tuple[Line, ...]"
 
 
@@ -51,13 +47,13 @@ Line = RunLine | Crossing | Loop
 def outline(plan: Plan) -> tuple[Line, ...]:
     """One iteration of a plan, in order."""
     collectives = collections.defaultdict(list)
-    for m in plan.movements:
-        if m.program:
-            collectives[m.program].append(m)
+    for movement in plan.movements:
+        if movement.program:
+            collectives[movement.program].append(movement)
     runs = iter([RunLine(p, tuple(collectives[p.name])) for p in plan.programs])
     if not isinstance(plan, SteppedPlan):
         return tuple(runs)
-    transfers = iter([m for m in plan.movements if m.how == "transfer"])
+    transfers = iter([movement for movement in plan.movements if movement.how == "transfer"])
     opened = split_fragments(plan)
 
     def lines(steps: Iterable[Step]) -> Iterator[Line]:
@@ -191,7 +187,7 @@ def idle_notes(plan: Plan) -> list[str]:
         return [f"idle: {device_ranges(plan.idle, 40)} ({reason})"] if plan.idle else []
     lines, unexplained = [], set(plan.idle)
     for name, devices in plan.unfit:
-        unfit = [d for d in devices if d in unexplained]
+        unfit = [device for device in devices if device in unexplained]
         if not unfit:
             continue
         unexplained -= set(unfit)
@@ -263,6 +259,6 @@ def notes(plan: Plan) -> list[str]:
     ]
 
 
-def amount_text(m: Movement, sign: str) -> str:
+def amount_text(movement: Movement, sign: str) -> str:
     """The bytes of a crossing, and the number of crossings per iteration."""
-    return f"{quantity(m.bytes_per_crossing, 'B')} {sign}{m.crossings_per_iteration}"
+    return f"{quantity(movement.bytes_per_crossing, 'B')} {sign}{movement.crossings_per_iteration}"

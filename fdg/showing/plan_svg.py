@@ -1,8 +1,8 @@
-"""Plans as SVG, for notebooks.
+"""Draws plans as SVG, for notebooks.
 
 There is one column per group, with its devices at the head; one iteration runs downwards. A program is a
 card with its fragments, a transfer is an arrow from column to column, and a loop is a frame around its steps.
-Cards side by side run at the same time.
+Programs side by side can run at the same time.
 """
 
 import html
@@ -174,6 +174,7 @@ class _Drawing:
         return self._draw_runs(row, y)
 
     def _draw_loop(self, loop: Loop, y: float, level: int) -> float:
+        """Draws the steps of a loop, and a labelled frame around them; `level` is the nesting depth."""
         opened = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
         y = max(y, self.labels_end + 4)
@@ -219,19 +220,20 @@ class _Drawing:
         self.front.parts += body.parts
         return y + 12
 
-    def _draw_fragment(self, canvas: _Canvas, f: Fragment, x: float, y: float, width: float) -> None:
-        canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(f.role, OTHER_COLOUR), "none", rx="5")
-        canvas.box(x, y, 4, _ROW_HEIGHT - 5, _STRONG_COLOURS.get(f.role, "#8c8c8c"), "none", rx="2")
-        share = batch_per_device(self.plan, f)
-        canvas.text(x + 12, y + 15, _fit(f.name, width - 70, 12.5), 12.5, font_weight="600")
-        canvas.text(x + width - 8, y + 15, f"× {calls(f)}", 11.5, text_anchor="end")
+    def _draw_fragment(self, canvas: _Canvas, fragment: Fragment, x: float, y: float, width: float) -> None:
+        canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(fragment.role, OTHER_COLOUR), "none", rx="5")
+        canvas.box(x, y, 4, _ROW_HEIGHT - 5, _STRONG_COLOURS.get(fragment.role, "#8c8c8c"), "none", rx="2")
+        share = batch_per_device(self.plan, fragment)
+        canvas.text(x + 12, y + 15, _fit(fragment.name, width - 70, 12.5), 12.5, font_weight="600")
+        canvas.text(x + width - 8, y + 15, f"× {calls(fragment)}", 11.5, text_anchor="end")
         unit = "agents" if self.plan.graph.agents is not None else "batch"
         share_text = "" if share is None else f"{unit} {share}/device"
-        canvas.text(x + 12, y + 29, _fit(f.role, width - 20 - len(share_text) * 6, 10.5), 10.5, _GREY)
+        canvas.text(x + 12, y + 29, _fit(fragment.role, width - 20 - len(share_text) * 6, 10.5), 10.5, _GREY)
         if share_text:
             canvas.text(x + width - 8, y + 29, share_text, 10.5, _GREY, text_anchor="end")
 
     def _draw_transfer(self, line: Crossing, y: float) -> float:
+        """Draws an arrow between two columns, labelled with fragments and bytes."""
         m = line.movement
         source, target = self.left[line.source], self.left[line.target]
         rightwards = source < target

@@ -1,4 +1,4 @@
-"""Plans as text, for terminals."""
+"""Draws plans as text, for terminals."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -26,12 +26,12 @@ def plan_text(plan: Plan) -> str:
     lines = [*textwrap.wrap(title(plan), COLUMNS, subsequent_indent="  "), ""]
     share_header = "agents/device" if plan.graph.agents is not None else "batch/device"
     rows: list[tuple[str, ...]] = []
-    for f in plan.graph.fragments:
-        group, batch = plan.group_of(f.name), batch_per_device(plan, f)
-        indent = "  " * len(ancestors(plan.graph, f.name))
+    for fragment in plan.graph.fragments:
+        group, batch = plan.group_of(fragment.name), batch_per_device(plan, fragment)
+        indent = "  " * len(ancestors(plan.graph, fragment.name))
         rows.append(
-            (clip(f"{indent}{f.name}", 30), clip(f.role, 18), clip(group.name, 18),
-             device_ranges(group.devices), calls(f), "-" if batch is None else str(batch))
+            (clip(f"{indent}{fragment.name}", 30), clip(fragment.role, 18), clip(group.name, 18),
+             device_ranges(group.devices), calls(fragment), "-" if batch is None else str(batch))
         )  # fmt: skip
     lines += table(("fragment", "role", "group", "devices", "calls", share_header), rows, (4, 5))
     lines.append("")

@@ -1,4 +1,4 @@
-"""Numbers, names and tables as text."""
+"""Formats numbers, names and tables as text."""
 
 import math
 from collections.abc import Sequence
@@ -111,11 +111,11 @@ def joined_by_and(names: Sequence[str], width: int = 40) -> str:
 def device_ranges(devices: Sequence[int], width: int = 16) -> str:
     """Positions as ranges: (0, 1, 2, 5) is "0-2, 5"; a long text is shortened, with the count."""
     runs: list[list[int]] = []  # the first and last position of each range
-    for d in devices:
-        if runs and d == runs[-1][1] + 1:
-            runs[-1][1] = d
+    for device in devices:
+        if runs and device == runs[-1][1] + 1:
+            runs[-1][1] = device
         else:
-            runs.append([d, d])
+            runs.append([device, device])
     ranges = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     text = ", ".join(ranges)
     return text if len(text) <= width else f"{ranges[0]}, ..., {ranges[-1]} ({len(devices)})"

@@ -25,7 +25,9 @@ def test_auto_chooses_the_fastest():
     assert policies.auto(Pupil(64), fast).devices == 4
     alone = policies.auto(Pupil(64), slow_links)
     assert alone.devices == 1
-    feasible = [row.seconds for row in alone.rows if row.prediction is not None and not row.candidate.asks]
+    feasible = [
+        row.seconds for row in alone.rows if row.prediction is not None and not row.candidate.required_flag
+    ]
     assert alone.seconds == min(feasible)
 
 
