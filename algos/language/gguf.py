@@ -22,7 +22,7 @@ from algos.language.config import DecoderConfig
 from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
-from algos.language.tensor_files import Stored
+from algos.language.tensor_files import StoredTensor
 from envs.text.tokenizer_files import library_errors
 from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
@@ -89,7 +89,7 @@ class _Header(NamedTuple):
     """The content of a file's header: its values, and its tensors."""
 
     values: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
     def of_kind(self, name: str, kind: type, where: object, default: Any = None) -> Any:
         """A value of one type, or the default."""
@@ -166,7 +166,7 @@ def _open(file: str | os.PathLike[str]) -> _Header:
     except ImportError:
         raise FdgError("GGUF files need gguf: pip install 'fdg[gguf]'") from None
     values: dict[str, Any] = {}
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     where = str(file)
     with open_regular(file) as opened:
         reader = _HeaderReader(opened, where)
@@ -198,7 +198,7 @@ def _open(file: str | os.PathLike[str]) -> _Header:
         if name in tensors or not shape or shape[-1] % block or start + offset + length > reader.size:
             raise reader.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
         decode = functools.partial(_decode, kind, shape[-1] // block * size, where)
-        tensors[name] = Stored(where, tuple(shape), start + offset, length, decode)
+        tensors[name] = StoredTensor(where, tuple(shape), start + offset, length, decode)
     if tensors and sum(tensor.size for tensor in tensors.values()) > reader.size - start:
         raise reader.error("that tensors overlap")
     return _Header(values, tensors)
@@ -283,7 +283,7 @@ def _check_keys(header: _Header, family: str, config: DecoderConfig, where: str)
     check_config_keys(values, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
-def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, Stored]:
+def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredTensor]:
     """The tensors by Hugging Face's names."""
     has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}

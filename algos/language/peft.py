@@ -20,7 +20,7 @@ from algos.language.config import LINEAR, DecoderConfig
 from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
-from algos.language.tensor_files import Stored, safetensors
+from algos.language.tensor_files import StoredTensor, safetensors
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.reading import read_json, refuse_run
@@ -104,7 +104,7 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
 
 def _match_tensors(
     folder: pathlib.Path, config: DecoderConfig, rank: int
-) -> Iterator[tuple[tuple[str, ...], str, str, Stored]]:
+) -> Iterator[tuple[tuple[str, ...], str, str, StoredTensor]]:
     """Yields, for each tensor, the path of its layer, `a` or `b`, its key, and the stored tensor."""
     if not os.path.lexists(folder / TENSORS):
         older = " (adapter_model.bin is of an older format, which is not read)"
@@ -114,7 +114,7 @@ def _match_tensors(
         )
     if config.num_layers > _MAX_LAYERS:  # before a table of all layers is made
         raise FdgError(f"{folder}: its base has num_layers={config.num_layers}: give at most {_MAX_LAYERS}")
-    tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
+    tensors: Mapping[str, StoredTensor] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
     base_tensors = weights.tensor_table(config)

@@ -138,4 +138,4 @@ class BC(Agent, presets="BC"):
     def _actor(self) -> Network:
         make = networks.gaussian_actor if isinstance(self.env.action_space, Box) else networks.q_network
         default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
-        return networks.computing(self, networks.own(self, "actor_network", "actor") or default)
+        return networks.with_precision(self, networks.user_network(self, "actor_network", "actor") or default)

@@ -104,7 +104,7 @@ class CQL(Agent, driver=learning, presets="CQL"):
         )
         gap = jnp.float32(0.0)
         for data_output, other_outputs in zip(values, others, strict=True):  # for each critic
-            weighted_value = self.grid.reading.value(other_outputs) - log_density
+            weighted_value = self.grid.critic_kind.value(other_outputs) - log_density
             log_integral = jax.nn.logsumexp(weighted_value, axis=0) - math.log(len(actions))
-            gap += jnp.mean(log_integral - self.grid.reading.value(data_output))
+            gap += jnp.mean(log_integral - self.grid.critic_kind.value(data_output))
         return gap

@@ -9,12 +9,7 @@ from algos.language.config import DecoderConfig
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.arguments import quoted
-from fdg.settings.fields import (
-    make_paths_absolute,
-    require,
-    require_positive,
-    require_types,
-)
+from fdg.settings.fields import make_paths_absolute, require, require_positive, require_types
 from fdg.settings.parts import check_parts
 
 _SIZES = ("num_prompts", "num_minibatches", "micro_batch")

@@ -106,7 +106,7 @@ def epochs(
         carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
     else:
         optimizers = registry.option("optimizers")
-        blocks = optimizers.own_blocks(groups, count // groups, num_minibatches)
+        blocks = optimizers.num_blocks(groups, count // groups, num_minibatches)
         rows = optimizers.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
 
         def one_update(
