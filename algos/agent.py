@@ -68,8 +68,7 @@ class Agent(HasPresets):
 
     _: dataclasses.KW_ONLY
     precision: Literal["float32", "bfloat16"] = hyperparameter(
-        "float32",
-        "dtype of the operands of matrix products; bfloat16 is faster on devices that support it",
+        "float32", "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
     )
     bonus: Any = own_value("module:name of an additional reward, an algos.Bonus (None: none)", "bonus")
     novelty = registry.option("rnd").RandomNetworkDistillation()

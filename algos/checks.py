@@ -1,6 +1,6 @@
 """Checks of algorithms' settings, of networks' outputs, and of results of the user's bonuses and transforms.
 
-Each check raises an `FdgError` that says what was given, and how to correct it.
+Each check raises an `FdgError` that says what was given, and how to correct it. `self` is the algorithm.
 """
 
 import dataclasses
@@ -286,10 +286,7 @@ def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) 
 
 
 def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
-    """Refuses outputs other than `[N, each * D]`: means (`each` 1), or means and log deviations (`each` 2).
-
-    `count` is N.
-    """
+    """Refuses outputs other than `[count, each * D]`: means, and if `each` is 2 logs of deviations too."""
     why = "means and logs of deviations for" if each == 2 else "a number for each component of"
     size = each * math.prod(action_space.shape)
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")

@@ -1,8 +1,8 @@
 """CrossQ (Bhatt, Palenicek, Belousov, Argus, Amiranashvili, Brox and Peters 2024, ICLR, arXiv 1902.05605).
 
-Soft actor-critic without target networks. Critics use batch renormalisation. Each pair (observation, action)
-and the next pair are in one minibatch, so that both have the same statistics; this prevents divergence.
-The actor and the temperature are those of SAC, updated less often.
+Soft actor-critic without target networks, with batch renormalisation. A minibatch of the critics contains
+the pairs (observation, action) and the next pairs, so that both are normalised by the same statistics; this
+prevents divergence. The actor and the temperature are those of SAC, updated less often.
 
 Shapes: `N` samples of a minibatch.
 """
@@ -97,7 +97,7 @@ class BatchRenorm(nn.Module):
 
 
 class _RenormMode(NamedTuple):
-    """How batch renormalisation is applied: see `NormedNetwork`."""
+    """How a call of `BatchRenorm` normalises: see there, and `NormedNetwork`."""
 
     in_training: bool
     renormalize: bool | jax.Array
@@ -289,10 +289,8 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         })  # fmt: skip
 
     def _actor_loss(self, trained, critics, statistics: Statistics, renormalize, observation, keys):
-        """The losses of actor and temperature, and the actor's next statistics.
-
-        Critics normalise by their running statistics here, as outside of training.
-        """
+        """The losses of actor and temperature, and the actor's next statistics."""
+        # Here the critics normalise by their running statistics, as they do outside of training.
         actor, log_temperature = trained
         output, next_statistics = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize

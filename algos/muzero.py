@@ -54,9 +54,6 @@ class Sample(NamedTuple):
 class MuZero(Agent, presets="MuZero"):
     """Gumbel MuZero for discrete actions.
 
-    Raises:
-      FdgError: at construction, if a field is out of range, or a size does not divide another.
-
     >>> import envs
     >>> MuZero(env=envs.make("CartPole-v1")).steps_per_iteration
     1024

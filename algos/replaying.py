@@ -5,7 +5,7 @@ are sampled, by default uniformly. The networks may have a memory (`algos.sequen
 choose the actions. In both cases the state has a `Recollection`. If networks have a memory, rows of the
 buffer are sequences.
 
-Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch. `self` is the algorithm.
 """
 
 import dataclasses

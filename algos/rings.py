@@ -5,7 +5,7 @@ others (environment rings of SRL, Mei et al., arXiv 2306.16688). Environment `b`
 numbers are those of the whole batch, so results are the same as without rings, except that matrix products of
 smaller batches may round differently.
 
-Shapes: `T` steps, `B` environments, `R` parts.
+Shapes: `T` steps, `B` environments, `R` parts. `self` is the algorithm.
 """
 
 import functools

@@ -209,10 +209,10 @@ class Distillation:
     ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
         """The novelty of a rollout.
 
-        `running [B]` float32 is the discounted novelty so far; `seen` are the normalised observations `[T, B,
-        *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` draws the predictor's
-        samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
-        metrics.
+        `known` is the state of novelty, and `running [B]` float32 the discounted novelty so far. `seen` are
+        the normalised observations, `[T, B, *obs]` and `[B, *obs]` after the last step; `step` is `[T, B]`;
+        `key` draws the predictor's samples. Returns advantages and samples, both `[T, B]`; `known` and
+        `running` after the rollout; metrics.
         """
         inputs, features, reward, known, running, mean = self.rewards(
             parameters.predictor, known, running, step

@@ -111,7 +111,7 @@ _MAX_COUNT = 1 << 16  # of values, and of tensors
 class _HeaderReader:
     """Reads a header sequentially; checks each length against the file's size before it reads.
 
-    `position` counts the bytes read so far.
+    Each method reads one item and moves `position`, the number of bytes read so far.
     """
 
     def __init__(self, file: io.BufferedReader, where: object):
@@ -161,6 +161,7 @@ class _HeaderReader:
 
 
 def _open(file: str | os.PathLike[str]) -> _Header:
+    """Reads and checks the header of a file; its tensors are read later."""
     try:
         import gguf
     except ImportError:
@@ -188,12 +189,12 @@ def _open(file: str | os.PathLike[str]) -> _Header:
         if type(alignment) is not int or alignment <= 0:
             raise reader.error(f"general.alignment={quoted(alignment)}")
         start = -(-reader.position // alignment) * alignment
-    for name, shape, number, offset in entries:
+    for name, shape, type_number, offset in entries:
         try:
-            kind = gguf.GGMLQuantizationType(number)
+            kind = gguf.GGMLQuantizationType(type_number)
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            raise reader.error(f"'{name:.60}' of type {number}, which is not known") from None
+            raise reader.error(f"'{name:.60}' of type {type_number}, which is not known") from None
         length = math.prod(shape) // block * size
         if name in tensors or not shape or shape[-1] % block or start + offset + length > reader.size:
             raise reader.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
@@ -284,7 +285,7 @@ def _check_keys(header: _Header, family: str, config: DecoderConfig, where: str)
 
 
 def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredTensor]:
-    """The tensors by Hugging Face's names."""
+    """The tensors by Hugging Face's names, with the rows of their heads in its order."""
     has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}
     for name, tensor in header.tensors.items():
@@ -307,8 +308,8 @@ def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredT
 def _split_pairs(
     heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
 ) -> np.ndarray:
-    # llama.cpp stores the rows of a Llama's heads so that rotary pairs are rows (2i, 2i + 1); here they are
-    # rows (i, i + width / 2).
+    """Decodes a Llama's queries or keys; moves rows 2i and 2i + 1 of each head to i and i + width / 2."""
+    # These two rows are a rotary pair, which llama.cpp stores side by side.
     return decode(content).reshape(heads, width // 2, 2, *shape[1:]).swapaxes(1, 2)
 
 

@@ -42,7 +42,7 @@ _INITIALISATIONS = ("gaussian", "orthogonal", "eva")  # others change the base
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
-    """The base's config with the folder's adapters, without reading tensors; raises the errors of `load`."""
+    """The base's config with the folder's rank and targets; reads no tensors; raises the errors of `load`."""
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
         refuse_run(folder, "a folder with adapters", "--format peft ")
@@ -83,7 +83,7 @@ def base_name(directory: str | os.PathLike[str]) -> str:
 
 
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
-    """Loads LoRA adapters (float32, on the host), and the base's config with their rank and targets.
+    """The base's config with the rank and targets of LoRA adapters, and the adapters (float32, on the host).
 
     Raises:
       FdgError: no such folder or file, an unsupported kind of adapter or option, tensors that do not fit the

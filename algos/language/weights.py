@@ -34,7 +34,7 @@ _MAX_LAYERS = 1024
 def tensor_table(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
-    """The parameter path, the shape in the file, and whether it is transposed, of each tensor by its name.
+    """By tensor name: the parameter's path, the shape in the file, and whether the file has the transpose.
 
     Names are Hugging Face's. With `scores`, for a reward model: instead of the head it has `score` [D, 1],
     applied at the last token (in Transformers, `...ForSequenceClassification` with one label).
@@ -167,7 +167,7 @@ def has_tensors(directory: str | os.PathLike[str]) -> bool:
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The config of a directory that may lack weights, for a plan."""
+    """The config of a directory that may lack weights, which a plan does not need."""
     config = read_config(directory)
     if config.num_layers > _MAX_LAYERS:
         raise FdgError(
@@ -188,7 +188,7 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
 def _match_tensors(
     config: DecoderConfig, tensors: Mapping[str, StoredTensor], where: str, scores: bool
 ) -> dict[str, tuple[tuple[str, ...], bool, StoredTensor]]:
-    """The parameter path, whether it is transposed, and the tensor, for each name in `tensor_table`."""
+    """For each name in `tensor_table`: the parameter's path, whether it is transposed, and the tensor."""
     if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"

@@ -1,4 +1,4 @@
-"""Presets for co-design: an episode makes the about twenty decisions of a design, in one step or in turn."""
+"""Presets for co-design: an episode makes a design of about twenty decisions, at once or one by one."""
 
 from typing import Any
 

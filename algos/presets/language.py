@@ -45,8 +45,7 @@ _GRPO_ADDITION = _GRPO.with_changes(
     temperature=1.0,
     total_steps=2_304_000,
 )
-# Countdown rewards the right form with 0.1. Divided by a group's deviation, its advantage would equal that of
-# a right answer.
+# Countdown rewards the right form with 0.1; divided by a group's deviation, it would be worth a right answer.
 _GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",

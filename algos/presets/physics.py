@@ -112,12 +112,10 @@ PRESETS: dict[str, dict[str, Entry]] = {
         **_suite_entries(
             "PendulumSwingup",
             _CONTROL_SUITE.with_changes(
-                "its PendulumSwingup",
-                num_epochs=4,
-                on_cpu={**_CONTROL_SUITE.on_cpu, "num_epochs": 4},
+                "its PendulumSwingup", num_epochs=4, on_cpu={**_CONTROL_SUITE.on_cpu, "num_epochs": 4}
             ),
         ),
-    },
+    }
 }
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
     _longer = _CONTROL_SUITE.with_changes("a longer run", total_steps=100_000_000)

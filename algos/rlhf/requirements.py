@@ -1,4 +1,4 @@
-"""Checks of an algorithm's fields, task and network against each other."""
+"""Checks of a language-model algorithm: its fields, task and network must fit each other."""
 
 import dataclasses
 import math
