@@ -1,8 +1,8 @@
 """Replay buffers of one environment; each is a tuple of pure functions, a `ReplayBuffer`.
 
-`replay=` of DQN, SAC, TD3, their variants (such as C51), VDN and QMIX takes a function from a `BufferSpec` to
-a buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions,
-so a user's buffer runs under every distribution policy, with n-step returns and with memories. A row is one
+`replay=` of DQN, SAC, TD3, their online variants, VDN and QMIX takes a function from a `BufferSpec` to a
+buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
+a user's buffer runs under every distribution policy, with n-step returns and with memories. A row is one
 stored step, or with a memory or several agents one stored sequence of steps.
 
 Shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.

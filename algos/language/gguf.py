@@ -111,7 +111,7 @@ _MAX_COUNT = 1 << 16  # of values, and of tensors
 class _HeaderReader:
     """Reads a header sequentially; checks each length against the file's size before it reads.
 
-    Each method reads one item and moves `position`, the number of bytes read so far.
+    Its methods advance `position`, the number of bytes read so far.
     """
 
     def __init__(self, file: io.BufferedReader, where: object):
@@ -285,7 +285,7 @@ def _check_keys(header: _Header, family: str, config: DecoderConfig, where: str)
 
 
 def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredTensor]:
-    """The tensors by Hugging Face's names, with the rows of their heads in its order."""
+    """The tensors by Hugging Face's names, with the rows of heads in Hugging Face's order."""
     has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}
     for name, tensor in header.tensors.items():

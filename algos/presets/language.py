@@ -7,7 +7,7 @@ from algos.presets.entry import Entry
 _SOURCE = "bench/rlhf_learning.py, chosen on seed 100; docs/rlhf.md"
 # All algorithms use one network, so that one algorithm can start from another's result.
 _NETWORK: dict[str, Any] = {"hidden_size": 64}
-# So many responses fit into a core's cache: gradients take less than half the time, with equal results.
+# 32 responses fit into a core's cache: gradients take less than half the time, with equal results.
 _IN_CACHE: dict[str, Any] = {"micro_batch": 32}
 
 _SFT = Entry(
@@ -45,7 +45,7 @@ _GRPO_ADDITION = _GRPO.with_changes(
     temperature=1.0,
     total_steps=2_304_000,
 )
-# Countdown rewards the right form with 0.1; divided by a group's deviation, it would be worth a right answer.
+# In Countdown the right form earns 0.1; divided by a group's deviation, that would equal a right answer.
 _GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",
