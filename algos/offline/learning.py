@@ -44,7 +44,7 @@ class OfflineData(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses missing or too little data, other spaces, wrong sizes, and settings that only acting uses."""
+        """Refuses missing or too little data, other spaces, wrong sizes, and settings only for acting."""
         require_positive(algorithm, "batch_size")
         require(
             algorithm,
