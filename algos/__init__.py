@@ -1,4 +1,4 @@
-"""Algorithms, one file each, as pure functions that know nothing of devices."""
+"""Reinforcement-learning algorithms, one file each, as pure functions that know nothing of devices."""
 
 from typing import TYPE_CHECKING, Any, Literal
 

@@ -94,7 +94,7 @@ class State(NamedTuple):
 
     parameters: Any  # shared by all workers
     optimizer_state: Any  # shared by all workers
-    worker_parameters: Any  # leading axis W
+    worker_parameters: Any  # of each worker: leading axis W
     observation_statistics: Any  # from all workers' observations; None if they are not normalised
     return_statistics: Any  # from the discounted returns, whose deviation divides rewards; or None
     running_return: jax.Array | None  # [W, E] float32, the discounted return so far
@@ -168,14 +168,14 @@ class A3C(A2C, presets="A3C"):
             ),
             rollout_key,
         )
-        learned, workers, running_return, metrics = self.learn(
+        learned, worker_parameters, running_return, metrics = self.learn(
             tuple(getattr(state, name) for name in LEARNED[:4]),
             state.worker_parameters,
             state.running_return,
             trajectory,
         )
         new_fields |= dict(zip(LEARNED[:4], learned, strict=True))
-        new_fields |= {"worker_parameters": workers, "running_return": running_return}
+        new_fields |= {"worker_parameters": worker_parameters, "running_return": running_return}
         state = state._replace(key=key, iteration=state.iteration + 1, **new_fields)
         return state, {**metrics, **bonus_metrics}
 
@@ -204,7 +204,7 @@ class A3C(A2C, presets="A3C"):
 
     @fdg.fragment("learner", in_axes=(None, 0, 0, 1), out_axes=(None, 0, 0, None))
     def learn(self, learned, worker_parameters, running_return, trajectory):
-        """Each worker's gradient over its rollout `[T, W, E]`, then one update with each gradient."""
+        """Each worker's gradient over its part of the rollout `[T, W, E]`; one update with each gradient."""
         parameters, optimizer_state, *statistics = learned
         normalized, (running_return,), statistics = normalize_rollout(
             self.normalizers, statistics, (running_return,), trajectory, self.discount
@@ -216,7 +216,7 @@ class A3C(A2C, presets="A3C"):
 
     @fdg.fragment("gradient", in_axes=(0, 1))
     def gradient(self, worker_parameters, trajectory):
-        """Gradients of the loss `[W, ...]`, each over one worker's rollout `[T, E]`, and the losses `[W]`."""
+        """Gradients `[W, ...]` of the loss, each over one worker's rollout `[T, E]`; loss terms `[W]`."""
         return jax.vmap(jax.grad(self.loss, has_aux=True), in_axes=(0, 1))(worker_parameters, trajectory)
 
     @fdg.fragment("update", in_axes=(0, None, None), out_axes=(None, None, 0))

@@ -68,8 +68,7 @@ class Agent(HasPresets):
 
     _: dataclasses.KW_ONLY
     precision: Literal["float32", "bfloat16"] = hyperparameter(
-        "float32",
-        "dtype of the operands of matrix products; bfloat16 is faster on devices that support it",
+        "float32", "dtype of the operands of matrix products; bfloat16 is faster on devices that support it"
     )
     bonus: Any = own_value("module:name of an additional reward, an algos.Bonus (None: none)", "bonus")
     novelty = registry.option("rnd").RandomNetworkDistillation()
@@ -109,13 +108,14 @@ class Agent(HasPresets):
 
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
     def observe(self, statistics, observation):
-        """The normaliser's statistics with the observations `[T, B, *obs]` added, for agents with replay."""
+        """Updates the normaliser's statistics with observations `[T, B, *obs]`; for agents with replay."""
         return self.normalizers.observed(statistics, observation)
 
     # True if rewards get a bonus: the user's, or novelty without a value function of its own.
     _adds_bonus = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))
 
     def _initial_bonus_state(self, observation: Observation, key: jax.Array) -> Any:
+        """The bonus's state before the first rollout; None without a bonus."""
         return (
             registry.option("checks").initial_bonus_state(self, observation, key)
             if self._adds_bonus
@@ -147,6 +147,7 @@ class Agent(HasPresets):
         return registry.option("distributions").bounded(action, self.env.action_space)
 
     def _choose_actions(self, policy: Policy, keys: jax.Array, greedy: bool) -> jax.Array:
+        """Actions for the environment: if `greedy` the most probable ones, else sampled."""
         return self._for_environment(choose_actions(policy, keys, greedy))
 
     def _one_update(self, gradient: Any, optimizer_state: Any, parameters: Any) -> tuple[Any, Any]:

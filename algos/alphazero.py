@@ -52,7 +52,7 @@ class State(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A training sample of the network."""
+    """Training samples of the network."""
 
     observation: MaskedObservation  # [N, *obs], with the mask of legal moves [N, n]
     policy: jax.Array  # [N, n] float32, the search's policy
@@ -228,6 +228,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
         return loss, terms
 
     def _search(self, scale_and_discount: Any, parameters: Any, position: Any, keys: jax.Array) -> Search:
+        """Searches each of the positions `[B, ...]` with its own key."""
         scale, discount = scale_and_discount
 
         def search_one(key, position):
@@ -254,6 +255,7 @@ class AlphaZero(Agent, presets="AlphaZero"):
         return logits, jnp.tanh(value)
 
     def _policy(self, parameters: Any, observation: Observation) -> Distribution:
+        """The network's distribution over legal moves, without search."""
         return networks.policy_and_value(self._network, parameters, observation, self.env.action_space)[0]
 
     def check_when_traced(self, state: State) -> None:

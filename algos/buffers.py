@@ -1,8 +1,9 @@
 """Replay buffers of one environment; each is a tuple of pure functions, a `ReplayBuffer`.
 
-`replay=` of DQN, C51, QR-DQN, SAC, TD3, CrossQ, VDN and QMIX takes a function from a `BufferSpec` to a
+`replay=` of DQN, SAC, TD3, their online variants, VDN and QMIX takes a function from a `BufferSpec` to a
 buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
-a user's buffer runs under every distribution policy, with n-step returns and with memories.
+a user's buffer runs under every distribution policy, with n-step returns and with memories. A row is one
+stored step, or with a memory or several agents one stored sequence of steps.
 
 Shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
 """
@@ -25,7 +26,7 @@ __getattr__ = moved(__name__, __name__, {"made": "make_buffer"})
 
 
 class BufferSpec(NamedTuple):
-    """Requirements of a buffer."""
+    """The sizes of a buffer: the argument of a function that makes one."""
 
     env: Any  # the environment
     length: int  # rows kept for one environment
@@ -240,6 +241,7 @@ def _wrap_scalar(function: Any, is_flag: bool) -> Callable[[Any, Any], Any]:
 
 
 def _environment_method(env: Any, name: str) -> Any:
+    """A method of the environment, or of the single environment that it vectorises; None if there is none."""
     return getattr(env, name, None) or getattr(getattr(env, "single", None), name, None)
 
 

@@ -1,6 +1,6 @@
 """Checks of algorithms' settings, of networks' outputs, and of results of the user's bonuses and transforms.
 
-Each check raises an `FdgError` that says what was given, and how to correct it.
+Each check raises an `FdgError` that says what was given, and how to correct it. `self` is the algorithm.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def check_settings(self: Any) -> None:
 
 
 def check_types(self: Any) -> None:
-    """Raises an `FdgError` if a field has the wrong type."""
+    """Raises an `FdgError` if a field has the wrong type; expands an `Architecture` in a network's field."""
     check_spec(self.env)
     holds = {field.name: field.metadata.get("holds") for field in dataclasses.fields(self)}
     kind_of_field = {name: kind for name, kind in holds.items() if kind in _KINDS_OF_FUNCTIONS}
@@ -76,7 +76,7 @@ def check_types(self: Any) -> None:
     require_types(self, {name for name in kind_of_field if foreign.is_network(getattr(self, name))})
     for name, kind in kind_of_field.items():  # refuses unknown names
         if kind == "network" and isinstance(getattr(self, name), str):
-            registry.option("networks").own(self, name)
+            registry.option("networks").user_network(self, name)
         elif kind != "network":
             value, interface = by_name(f"--{name}", getattr(self, name)), registry.public(kind.capitalize())
             require_type(self, name, value, interface | None)
@@ -157,7 +157,7 @@ def check_replay(choice: Any, algorithm: Any) -> None:
 
 
 def check_memory(choice: Any, algorithm: Any) -> None:
-    """Refuses sizes of `algos.replaying.NetworkMemory` that do not fit."""
+    """Refuses sizes of a `NetworkMemory` that do not fit, and a memory together with the user's network."""
     require_positive(algorithm, "memory_size")
     if choice.memory is not None:
         why = "a network of your own has its own memory, or none: leave one of them out"
@@ -228,7 +228,7 @@ def check_state(self: Any, state: Any) -> None:
 
 
 def check_and_wrap_act(memory: Any, act: Any) -> Any:
-    """Refuses functions of an `algos.Actor` with wrong arguments; wraps `act` to check its results."""
+    """Refuses an `algos.Actor`'s functions with wrong arguments; returns `act`, which checks its results."""
     check_takes(memory, ("num_envs",), "memory of algos.Actor")
     check_takes(act, ("memory", "observation", "start", "keys", "greedy"), "act of algos.Actor")
 
@@ -286,7 +286,7 @@ def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) 
 
 
 def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
-    """Refuses outputs other than means and log standard deviations `[N, 2 * D]` (`each` 2), or `[N, D]`."""
+    """Refuses outputs other than `[count, each * D]`: means, and if `each` is 2 logs of deviations too."""
     why = "means and logs of deviations for" if each == 2 else "a number for each component of"
     size = each * math.prod(action_space.shape)
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
@@ -380,10 +380,10 @@ def _total_bonus(self: Any, key: jax.Array | None = None) -> Bonus:
 
 def _apply_bonus(bonus: Bonus, state: Any, rows: TimeStep) -> tuple[Any, jax.Array]:
     output = bonus.apply(state, rows)
-    after, reward = check_pair("apply of bonus", output, "give a pair, (state, reward)")
-    check_same("apply of bonus gives state", state, after)
+    new_state, reward = check_pair("apply of bonus", output, "give a pair, (state, reward)")
+    check_same("apply of bonus gives state", state, new_state)
     check_same("apply of bonus gives reward", rows.reward, reward, dtypes=False)
-    return after, reward
+    return new_state, reward
 
 
 def initial_bonus_state(self: Any, observation: Observation, key: jax.Array) -> Any:
@@ -419,5 +419,5 @@ def apply_transform(transform: Any, rows: Any, parameters: Any, key: jax.Array) 
         check_same("transform gives rows", rows, new_rows, fix)
         return new_rows
 
-    # A large number ("row" in ASCII): the learner splits `key`, which could give the key of a small number.
+    # A large number ("row" in ASCII): with a small one, this key could equal one that the learner splits off.
     return apply(rows, parameters, jax.random.fold_in(key, 0x726F77))

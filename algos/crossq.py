@@ -1,8 +1,8 @@
 """CrossQ (Bhatt, Palenicek, Belousov, Argus, Amiranashvili, Brox and Peters 2024, ICLR, arXiv 1902.05605).
 
-Soft actor-critic without target networks. Critics use batch renormalisation. Each pair (observation, action)
-and the next pair are in one minibatch, so that both have the same statistics; this prevents divergence.
-The actor and the temperature are those of SAC, updated less often.
+Soft actor-critic without target networks, with batch renormalisation. A minibatch of the critics contains
+the pairs (observation, action) and the next pairs, so that both are normalised by the same statistics; this
+prevents divergence. The actor and the temperature are those of SAC, updated less often.
 
 Shapes: `N` samples of a minibatch.
 """
@@ -97,7 +97,7 @@ class BatchRenorm(nn.Module):
 
 
 class _RenormMode(NamedTuple):
-    """How batch renormalisation is applied: see `NormedNetwork`."""
+    """How a call of `BatchRenorm` normalises: see there, and `NormedNetwork`."""
 
     in_training: bool
     renormalize: bool | jax.Array
@@ -124,6 +124,8 @@ class _NormedTrunk(nn.Module):
 
 
 def _normed_network(module: nn.Module, decay: float | jax.Array) -> NormedNetwork:
+    """Wraps a module with batch renormalisation; `decay` is that of its running statistics."""
+
     def init(key: jax.Array, *inputs: Any) -> tuple[Any, Any]:
         variables = module.init(key, *inputs, mode=_RenormMode(False, False, decay))
         return variables["params"], variables["batch_stats"]
@@ -259,6 +261,7 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
     def _critic_loss(
         self, critics, parameters: Parameters, statistics: Statistics, renormalize, transition, keys
     ):
+        """The loss of both critics; also their next statistics, with errors and metrics."""
         temperature = jnp.exp(parameters.log_temperature)
         next_policy = self._policy((parameters.actor, statistics.actor), transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys)
@@ -271,31 +274,29 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
             renormalize=renormalize,
         )
         (first, next_first), (second, next_second) = map(_deinterleave, values)
-        target = self.grid.reading.target(
+        target = self.grid.critic_kind.target(
             transition.reward, transition.discount, next_first, next_second, temperature * next_log_prob
         )
-        loss, error = self.grid.reading.errors(
+        loss, error = self.grid.critic_kind.errors(
             (first, second), jax.lax.stop_gradient(target), transition.weight
         )
         return loss, (next_statistics, {
             **error,
             "critic_loss": loss,
-            "value": jnp.mean(self.grid.reading.lower((first, second))),
+            "value": jnp.mean(self.grid.critic_kind.lower((first, second))),
             "entropy": -jnp.mean(next_log_prob),
             "temperature": temperature,
         })  # fmt: skip
 
     def _actor_loss(self, trained, critics, statistics: Statistics, renormalize, observation, keys):
-        """The losses of actor and temperature, and the actor's next statistics.
-
-        Critics normalise by their running statistics here, as outside of training.
-        """
+        """The losses of actor and temperature, and the actor's next statistics."""
+        # Here the critics normalise by their running statistics, as they do outside of training.
         actor, log_temperature = trained
         output, next_statistics = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
         action, log_prob = sac.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
-        value = self.grid.reading.lower(self._values(critics, statistics.critics, observation, action))
+        value = self.grid.critic_kind.lower(self._values(critics, statistics.critics, observation, action))
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
         )
@@ -321,23 +322,23 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
 
     @property
     def _normed_actor(self) -> NormedNetwork:
-        network, space = networks.own(self, "actor_network", "actor"), self.env.observation_space
+        network, space = networks.user_network(self, "actor_network", "actor"), self.env.observation_space
         size, layers = math.prod(self.env.action_space.shape), with_widths(self.layers, space)
         module = GaussianActor(space, 2 * size, layers, _NormedTrunk)
         return self._with_statistics(network, module)
 
     @property
     def _normed_critics(self) -> NormedNetwork:
-        network, space = networks.own(self, "critic_network", "critic"), self.env.observation_space
+        network, space = networks.user_network(self, "critic_network", "critic"), self.env.observation_space
         layers = with_widths(dataclasses.replace(self.layers, hidden=self.critic_hidden), space)
-        module = TwinCritics(space, layers, self.grid.reading.outputs, _NormedTrunk)
+        module = TwinCritics(space, layers, self.grid.critic_kind.outputs, _NormedTrunk)
         return self._with_statistics(network, module)
 
     def _with_statistics(self, network: Network | None, default: nn.Module) -> NormedNetwork:
         with_statistics = (
             without_statistics(network) if network else _normed_network(default, self.norm_decay)
         )
-        return networks.computing(self, with_statistics)
+        return networks.with_precision(self, with_statistics)
 
     @property
     def _default_optimizer(self) -> optax.GradientTransformation:

@@ -42,10 +42,11 @@ def quantile_error(quantiles: jax.Array, target: jax.Array, threshold: float) ->
 # --- critics' outputs ---
 
 
-class CriticReading:
-    """How losses interpret the outputs of two critics.
+class CriticKind:
+    """A kind of critics: how losses interpret the outputs of two critics.
 
-    A subclass defines `value`, `target`, `error` and `distance`.
+    A subclass defines `value`, `target`, `error` and `distance`. Targets subtract a `cost` from the next
+    value: SAC's entropy term, a penalty, or zero.
     """
 
     def lower(self: Any, outputs: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -67,7 +68,7 @@ class CriticReading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Values(CriticReading):
+class Values(CriticKind):
     """Interprets critic outputs `[N]` as values."""
 
     @property
@@ -102,7 +103,7 @@ class Values(CriticReading):
 
 
 @dataclasses.dataclass(frozen=True)
-class Distributions(CriticReading):
+class Distributions(CriticKind):
     """Interprets critic outputs `[N, K]` as logits of returns on a grid.
 
     `atoms` is K; `low` and `high` are the smallest and the largest return of the grid, to which targets are

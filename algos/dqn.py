@@ -23,15 +23,7 @@ from algos import registry, replaying
 from algos.agent import Agent, Rollouts
 from algos.replaying import ExplorerChoice, MemoryChoice, ReplayUpdates, State, StepReplay, Transition
 from algos.rollout import Actor
-from algos.values import (
-    NETWORK,
-    AnyNetwork,
-    ClippedOptimizer,
-    Discount,
-    Layers,
-    Normalizers,
-    Transforming,
-)
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Discount, Layers, Normalizers, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask
 from fdg.settings.fields import hyperparameter, require, require_positive, require_within
 from fdg.settings.parts import Part
@@ -188,8 +180,8 @@ def gradient_steps(
 def iteration(self: Any, state: Any, parameters: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Steps all environments into the buffer, then takes gradient steps on minibatches.
 
-    `parameters` are the actor's. The exploration `amount` that `act` takes is the probability of a random
-    action, or with a user's explorer the completed fraction of the run.
+    `parameters` are the actor's. `act` takes an `amount` of exploration: the probability of a random action,
+    or with a user's explorer the completed fraction of the run.
     """
     key, rollout_key, replay_key = jax.random.split(state.key, 3)
     epsilon, statistics = (
@@ -362,6 +354,7 @@ class DQN(Agent, presets="DQN"):
         return transition.reward + transition.discount * mean_over_choices(next_value)
 
     def _values(self, parameters: Any, observation: Observation) -> jax.Array:
+        """Q of every action, for observations `[N, *obs]` (`action_values`)."""
         return action_values(self._network, parameters, observation, discrete_space(self.env))
 
     def check_when_traced(self, state: Any) -> None:
@@ -374,6 +367,7 @@ class DQN(Agent, presets="DQN"):
 
     @property
     def _heads(self) -> tuple[Any, ...]:
+        """The head of the default network with a memory, for `algos.sequences.memory_networks_of`."""
         sizes = registry.option("distributions").sizes(self._outputs)
         return (registry.option("memory").Head(sum(sizes), dueling=sizes if self.dueling else None),)
 

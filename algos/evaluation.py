@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes with an actor."""
+"""Evaluation of an actor: whole episodes, each in an environment of its own."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def evaluate(
     greedy: bool = True,
     max_steps: int = 10_000,
 ) -> dict[str, Any]:
-    """Plays `episodes` whole episodes, each in its own environment, beginning with an empty memory.
+    """Plays `episodes` whole episodes at once, each in its own environment and with a new memory.
 
     Args:
       greedy: take the most probable actions; if False, sample actions as in training.
@@ -29,7 +29,7 @@ def evaluate(
       episodes that were stopped after `max_steps`. In multi-agent environments, returns are means over
       agents; with a wrapper that changes rewards, returns are those of the inner environment.
     """
-    names = getattr(env, "info", ())
+    info_names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps
     reset_key, run_key = jax.random.split(key)
     env_state, observation = env.reset(jax.random.split(reset_key, episodes))
@@ -61,7 +61,7 @@ def evaluate(
         jnp.ones(episodes, bool),
         jnp.zeros(episodes, jnp.float32),
         jnp.zeros(episodes, jnp.int32),
-        {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in names},
+        {name: jnp.full(episodes, jnp.nan, jnp.float32) for name in info_names},
     )
     *_, total, length, infos = jax.lax.while_loop(is_any_playing, one_step, start)
     return {

@@ -1,7 +1,7 @@
 """Exploration strategies as values.
 
-`explore=` of DQN, C51, QR-DQN, SAC, TD3 and CrossQ takes an `Explorer`, a pair of pure functions that
-replaces the algorithm's own exploration. Each environment has its own explorer state.
+`explore=` of DQN, SAC, TD3 and their variants (such as C51 and CrossQ) takes an `Explorer`, a pair of pure
+functions that replaces the algorithm's own exploration. Each environment has its own explorer state.
 """
 
 import jax

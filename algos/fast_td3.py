@@ -83,7 +83,7 @@ class FastTD3(TD3, presets="FastTD3"):
         """Minus the lower of the two critics' values of the actor's actions."""
         action = self._policy(actor, transition.observation).mode()
         values = self._critics.apply(critics, transition.observation, action)
-        return -jnp.mean(self.grid.reading.lower(values))
+        return -jnp.mean(self.grid.critic_kind.lower(values))
 
     @property
     def _critics(self) -> Network:

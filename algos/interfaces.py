@@ -81,7 +81,7 @@ class Explorer(NamedTuple):
     `apply(state [B, ...], policy, start [B], keys [B], progress) -> (state [B, ...], action [B, *action])`:
     `policy` has `mode()` and `sample(keys)`, and for value-based algorithms `logits [B, n]`, the values of
     actions (`-inf`: not allowed). `start` is True where an episode starts. `progress`, `[]` float32, goes
-    from 0 to 1 over the run. Actions of SAC, TD3 and CrossQ are in [-1, 1].
+    from 0 to 1 over the run. Continuous actions are in [-1, 1].
     """
 
     init: Callable[[jax.Array], Any]

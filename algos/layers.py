@@ -40,7 +40,7 @@ _LARGEST_SPAN = 2.0**16  # integers with bounds further apart are not rescaled
 
 
 class Trunk(nn.Module):
-    """Dense layers and a head on the result of `features`, to `[N, outputs]`; images are convolved first.
+    """Maps the result of `features` to `[N, outputs]`: convolutions of images, dense layers, a head.
 
     A `layers.torso` of "simba" uses SimbaV2's layers, without choice of activation or dropout. With
     `layers.layer_norm` each layer but the head is normalised before its activation (Ba et al. 2016, arXiv
@@ -146,6 +146,7 @@ def apply_dropout(x: jax.Array, rate: float, keys: jax.Array, index: int = 0) ->
 
 
 def _simba_blocks(x: jax.Array, hidden: Sequence[int]) -> jax.Array:
+    """SimbaV2's embedding of inputs `[N, F]`, then one residual block per entry of `hidden`."""
     if len(set(hidden)) > 1:
         raise FdgError(f"torso='simba' has blocks of one width: hidden={tuple(hidden)} names several")
     x = embed_inputs(x, hidden[0])
@@ -200,6 +201,7 @@ def features(observation: Any, space: ObservationSpace, convolve: bool = True) -
 
 
 def _part_features(observation: jax.Array, space: Space, convolve: bool) -> jax.Array:
+    """`features` of observations that are a single array."""
     if observation.shape[1:] != space.shape:
         raise FdgError(
             f"the network was made for observations [{', '.join(map(str, ('N', *space.shape)))}] of"

@@ -164,7 +164,7 @@ class Advantages(Discount):
     def of(
         self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
     ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target of a rollout, all `[T, B]`."""
+        """Advantage and value target of a rollout; arguments and results are `[T, B]`."""
         return generalized_advantage_estimation(
             reward, value, next_value, time_step.terminated, time_step.truncated,
             self.discount, self.gae_lambda,
@@ -211,7 +211,7 @@ def values_after(
     Args:
       value: `[T, B]` float32 (with several agents `[T, B, A]`), of the observation before each step.
       time_step: `[T, B]`.
-      value_of: `final [B, ...] -> [B, ...]`; `final` are rows of the argument `final`.
+      value_of: computes the values `[B, ...]` of one entry of `final` for each environment, `[B, ...]`.
       final: `[T, B, ...]`, the observation after each step, for a recurrent critic with its memory; None:
         `time_step.final_observation`.
     """

@@ -1,6 +1,6 @@
 """Memories of recurrent networks: GRU, LSTM, minGRU, and a transformer with a window.
 
-Each is a module from a memory, inputs and episode starts to outputs and the memory after each step. An
+Each is a module: it maps a memory, inputs and episode starts to outputs and the memory after each step. An
 episode's start resets the memory. Up to rounding, a whole sequence gives the same results as single steps.
 
 Shapes: `T` steps, `N` memories, `H` units, `F` input features, `W` steps of a window, `L` layers, `M = W - 1`
@@ -260,6 +260,7 @@ class GatedBlock(nn.Module):
         return rows.reshape(*x.shape[:-1], -1)
 
     def _split_heads(self, x: jax.Array) -> jax.Array:
+        """`[T, N, H]` to `[T, N, heads, H / heads]`."""
         return x.reshape(*x.shape[:2], self.heads, -1)
 
 

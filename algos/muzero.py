@@ -39,7 +39,7 @@ from fdg.settings.fields import hyperparameter, require_positive
 
 
 class Sample(NamedTuple):
-    """A training sample: an observation, and what followed it."""
+    """Training samples: observations, and what followed each of them."""
 
     observation: Observation  # [N, *obs]
     action: jax.Array  # [N, K] int32
@@ -53,9 +53,6 @@ class Sample(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class MuZero(Agent, presets="MuZero"):
     """Gumbel MuZero for discrete actions.
-
-    Raises:
-      FdgError: at construction, if a field is out of range, or a size does not divide another.
 
     >>> import envs
     >>> MuZero(env=envs.make("CartPole-v1")).steps_per_iteration
@@ -241,10 +238,12 @@ class MuZero(Agent, presets="MuZero"):
         return jax.vmap(search_one)(keys, latent, mask)
 
     def _evaluate(self, parameters: Any, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`latent [N, D]` -> the policy's logits `[N, n]`, and unscaled values `[N]`."""
         logits, value = self._apply("predict", parameters, latent)
         return logits, self._unscale(value)
 
     def _imagine(self, parameters: Any, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`latent [N, D]`, `action [N]` -> the next latent states `[N, D]`, and unscaled rewards `[N]`."""
         latent, reward = self._apply("imagine", parameters, latent, action)
         return latent, self._unscale(reward)
 

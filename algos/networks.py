@@ -316,7 +316,9 @@ def policy_and_value(
 def actor_critic_of(algorithm: Any) -> Network:
     """An algorithm's field `network`, or the default actor-critic with its `layers`."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
-    return computing(algorithm, own(algorithm, "network") or actor_critic(*spaces, **vars(algorithm.layers)))
+    return with_precision(
+        algorithm, user_network(algorithm, "network") or actor_critic(*spaces, **vars(algorithm.layers))
+    )
 
 
 def q_network_of(algorithm: Any) -> Network:
@@ -346,21 +348,21 @@ def _replay_network(
     """The algorithm's network with a memory at index `part`; else the user's in `field`, or the default."""
     if algorithm._memory is not None:
         return algorithm._memory.network(part)
-    return computing(algorithm, own(algorithm, field, sees) or default())
+    return with_precision(algorithm, user_network(algorithm, field, sees) or default())
 
 
 def critic_outputs(algorithm: Any) -> int:
     """Outputs of a critic for each sample; more than one for a grid of returns."""
-    return algorithm.grid.reading.outputs if hasattr(algorithm, "grid") else 1
+    return algorithm.grid.critic_kind.outputs if hasattr(algorithm, "grid") else 1
 
 
-def own(algorithm: Any, field: str, sees: Sees = "both") -> Any:
+def user_network(algorithm: Any, field: str, sees: Sees = "both") -> Any:
     """The user's network in a field of an algorithm, as functions; None if the field is None."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     return resolve_network(getattr(algorithm, field), *spaces, field, sees)
 
 
-def computing(algorithm: Any, network: Any) -> Any:
+def with_precision(algorithm: Any, network: Any) -> Any:
     """The network, but with matrix products in the algorithm's `precision`."""
     if algorithm.precision == "float32":
         return network

@@ -57,7 +57,7 @@ def has_statistics(space: ObservationSpace) -> bool:
     >>> has_statistics(Discrete(3)), has_statistics(composite.Tuple((Discrete(3), Box(0.0, 1.0, ()))))
     (False, True)
     """
-    return any(_is_normalised(space, part) for _, part in composite.parts(space))
+    return any(_is_normalized(space, part) for _, part in composite.parts(space))
 
 
 def init_observations(space: ObservationSpace) -> Any:
@@ -68,10 +68,10 @@ def init_observations(space: ObservationSpace) -> Any:
     """
     if not composite.is_composite(space):
         return init(composite.parts(space)[0][1].shape)
-    return composite.map_parts(lambda part: init(part.shape) if _is_normalised(space, part) else None, space)
+    return composite.map_parts(lambda part: init(part.shape) if _is_normalized(space, part) else None, space)
 
 
-def _is_normalised(space: ObservationSpace, part: Space) -> bool:
+def _is_normalized(space: ObservationSpace, part: Space) -> bool:
     return isinstance(part, Box) and (part is space or (part.dtype != "uint8" and part.codes is None))
 
 
@@ -88,7 +88,7 @@ def update_observations(stats: Any, observation: Any) -> Any:
 def _map_normalized(
     function: Any, stats: Any, observation: Any, otherwise: Any = lambda _, part: part
 ) -> Any:
-    """Applies `function` to the statistics and values of parts that have statistics, else `otherwise`."""
+    """Calls `function(statistics, part)` for each part with statistics, and `otherwise` for other parts."""
     return jax.tree.map(
         lambda part_stats, part: (otherwise if part_stats is None else function)(part_stats, part),
         stats,
@@ -175,6 +175,7 @@ def normalize_rollout(
 
 
 def _normalizer_or_default(normalizer: Normalizer | None) -> Normalizer:
+    """The user's normaliser, or `RUNNING`."""
     return RUNNING if normalizer is None else by_name("--normalize", normalizer)
 
 
@@ -266,6 +267,7 @@ def update_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple
 
 @fdg.fragment("learner", in_axes=(None, 0, 1), out_axes=(None, 0), name="observe")
 def _update_returns(self, statistics, running_return, time_step):
+    """`update_returns`, if rewards are normalised."""
     _, running_return, statistics = self.normalizers.reward(
         time_step, running_return, statistics, self.discount
     )

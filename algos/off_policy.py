@@ -56,7 +56,7 @@ class ReturnGrid(Part):
     value_max: float = hyperparameter(250.0, "largest atom", only_with="atoms")
 
     @property
-    def reading(self) -> Any:
+    def critic_kind(self) -> Any:
         """How to interpret the critics' outputs: an `algos.distributional.Values` or `Distributions`.
 
         Both compute the `lower` value of two critics, their `target`, and their loss (`errors`).

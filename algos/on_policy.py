@@ -275,7 +275,7 @@ def run_minibatches(
     rows: jax.Array,
     take: Callable[[jax.Array], Any],
 ) -> tuple[Any, Any, Any]:
-    """Makes updates one after another, each on its own minibatch; also returns the mean losses.
+    """Makes all updates, each on its own minibatch; returns parameters, optimiser state and mean losses.
 
     `gradient`: `(parameters, minibatch) -> (gradient, losses)`. `update`: `(gradient, optimizer_state,
     parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, as from

@@ -107,7 +107,7 @@ def iterate_once(self: Any, state: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 @fdg.fragment("actor", in_axes=(None, None, 0, 0, 0), name="remember")
 def act_with_memory(self, parameters, statistics, observation, recollection, keys):
-    """`act` for a network with a memory; returns actions, an `ActorRecord`, the next memory: all `[B]`."""
+    """`act` for a network with a memory: actions, an `ActorRecord`, and the next memory, all `[B]`."""
     sequences = self._memory.as_sequences(observation, recollection)
     action, decision = self.act(parameters, statistics, sequences, keys)
     memory = self._memory.next_memory(parameters, self.normalizers.seen(statistics, sequences))
@@ -155,7 +155,9 @@ def actor(self: Any, state: on_policy.State) -> Actor:
 
 def memory_of(self: Any) -> MemoryNetworks | None:
     """The network with its memory: the user's, or the default by the setting `memory`. None: no memory."""
-    if not (self.memory if self.network is None else hasattr(networks.own(self, "network"), "unroll")):
+    if not (
+        self.memory if self.network is None else hasattr(networks.user_network(self, "network"), "unroll")
+    ):
         return None
     kind = None if self.memory is None else MemoryKind.of(self.memory_settings, self.memory)
     network = recurrent_actor_critic_of(self, kind)

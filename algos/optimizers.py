@@ -224,8 +224,7 @@ def shuffled_rows(
 ) -> jax.Array:
     """The rows that each block of `count` rows contributes to each update; an epoch uses each row once.
 
-    Returns:
-      `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
+    Returns `[num_epochs * num_minibatches, blocks, count / num_minibatches]` int32.
     """
     # Blocks first: devices compute only the rows of their own blocks.
     rows = permutations(key, count, blocks * num_epochs)
@@ -233,15 +232,15 @@ def shuffled_rows(
     return rows.swapaxes(0, 1)
 
 
-def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
-    """The largest number of blocks such that each block contributes equally to every minibatch.
+def num_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
+    """The largest number of equal blocks of samples that each contribute equally to every minibatch.
 
-    A block is one environment, or the smallest possible group of environments, so that devices exchange no
-    samples. `num_minibatches` divides `num_envs * per_env`.
+    A block has the samples of one environment, or of as few environments as possible, so that devices
+    exchange no samples. `num_minibatches` divides `num_envs * per_env`.
 
-    >>> own_blocks(num_envs=4, per_env=128, num_minibatches=16)
+    >>> num_blocks(num_envs=4, per_env=128, num_minibatches=16)
     4
-    >>> own_blocks(num_envs=32, per_env=4, num_minibatches=16)
+    >>> num_blocks(num_envs=32, per_env=4, num_minibatches=16)
     8
     """
     return num_envs * math.gcd(per_env, num_minibatches) // num_minibatches
@@ -250,7 +249,7 @@ def own_blocks(num_envs: int, per_env: int, num_minibatches: int) -> int:
 def rows_of_epochs(epochs: Any, key: jax.Array, num_envs: int, per_env: int) -> jax.Array:
     """`shuffled_rows` for an `algos.on_policy.Epochs` over `per_env` samples of each environment."""
     count, shuffle = epochs.num_minibatches, epochs.shuffle
-    blocks = own_blocks(num_envs, per_env, count) if shuffle == "each" else 1
+    blocks = num_blocks(num_envs, per_env, count) if shuffle == "each" else 1
     rows = per_env if shuffle == "time" else num_envs * per_env // blocks
     return shuffled_rows(key, rows, epochs.num_epochs, count, blocks)
 

@@ -1,7 +1,7 @@
 """QMIX (Rashid et al. 2018, "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement
 Learning", arXiv 1803.11485).
 
-QMIX adds a mixing network to `algos/value_decomposition.py`: from the agents' values to a joint value, with
+QMIX adds a mixing network to `algos/value_decomposition.py`. It maps agents' values to a joint value, with
 weights that depend on all agents' observations. If an agent's value increases, the joint value does not fall.
 
 Shapes: `N` rows, `A` agents, `S` components of a state, `H` units of a mixer.
@@ -37,7 +37,6 @@ class QMIX(ValueDecomposition, presets="QMIX"):
     hypernetwork: tuple[int, ...] = hyperparameter(
         (64,), "widths of the layers between state and mixing weights; the paper has none: ()"
     )
-
     mixer_scale: float = hyperparameter(
         1.0, "scale of the hypernetworks' initial weights; if small, initial joint values are near zero"
     )
@@ -80,7 +79,6 @@ class MonotonicMixer(nn.Module):
     @nn.compact
     def __call__(self, values: jax.Array, state: jax.Array) -> jax.Array:  # noqa: D102
         count, agents = values.shape
-
         kernel_init = nn.initializers.variance_scaling(self.scale**2 / 3.0, "fan_in", "uniform")
 
         def dense(x: jax.Array, outputs: int, name: str) -> jax.Array:

@@ -21,9 +21,9 @@ from algos.networks import (
     Bound,
     actor_and_critic_features,
     actor_outputs,
-    computing,
-    own,
+    user_network,
     with_log_std,
+    with_precision,
 )
 from algos.on_policy import PolicyLayers
 from algos.rollout import empty_memory
@@ -128,9 +128,9 @@ def recurrent_actor_critic_of(
     algorithm: Any, memory: MemoryKind | None, agents: int | None = None, central: bool = False
 ) -> RecurrentNetwork:
     """An algorithm's field `network`, or the default recurrent actor-critic with its `layers`."""
-    return computing(
+    return with_precision(
         algorithm,
-        as_recurrent(own(algorithm, "network"), leading_axes=2 if agents is None else 3)
+        as_recurrent(user_network(algorithm, "network"), leading_axes=2 if agents is None else 3)
         or recurrent_actor_critic(
             algorithm.env.observation_space,
             algorithm.env.action_space,
@@ -237,6 +237,7 @@ def _split_agents(memories: Any, leading: tuple[int, ...]) -> Any:
 
 
 def _init_with_steps(network: Network, leading_axes: int, key: jax.Array, observation: Any) -> Any:
+    """`init` of the networks that `as_recurrent` returns."""
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[leading_axes:]), observation)
     return network.init(key, rows)
 
@@ -250,6 +251,7 @@ def _unroll_steps(
     observation: Any,
     start: jax.Array,
 ) -> Any:
+    """`unroll` of the networks that `as_recurrent` returns."""
     # Environments come first, so that a sharding of environments becomes a sharding of rows.
     by_env = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
     leading = jax.tree.leaves(by_env)[0].shape[:leading_axes]

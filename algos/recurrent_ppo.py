@@ -182,14 +182,14 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         observation, action, (decision, start), time_step = trajectory
-        agents_step = self._broadcast_ends(time_step)
+        per_agent_step = self._broadcast_ends(time_step)
         reward, running_return, return_statistics = self.normalizers.reward(
-            agents_step, running_return, return_statistics, self.discount
+            per_agent_step, running_return, return_statistics, self.discount
         )
         normalized = self.normalizers.seen(observation_statistics, observation)
         _, _, memories = self._unroll(parameters, memory, normalized, start)
         next_value = self._next_value(parameters, observation_statistics, decision.value, time_step, memories)
-        advantage, target = self.advantage(reward, decision.value, next_value, agents_step)
+        advantage, target = self.advantage(reward, decision.value, next_value, per_agent_step)
 
         before = jax.tree.map(lambda first, x: jnp.concatenate([first[None], x[:-1]]), memory, memories)
         sequences = (normalized, start, action, decision, advantage, target)
@@ -311,7 +311,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         last = jax.tree.map(lambda x: time_first(x[-self.burn_in :]), (observation, start))
         return Past(jax.tree.map(lambda x: x[-self.burn_in], before), *last)
 
-    _has_memory = property(lambda self: True)
+    _has_memory = property(lambda self: True)  # a subclass may have feed-forward networks
 
     @property
     def _steps_per_sequence(self) -> int:

@@ -286,7 +286,9 @@ class SoftEnsemble(Agent, driver=off_policy):
     @property
     def _critics(self) -> Network:
         default = self.ensemble.network(self.env.observation_space, self.layers, self._outputs)
-        return networks.computing(self, networks.own(self, "critic_network", "critic") or default)
+        return networks.with_precision(
+            self, networks.user_network(self, "critic_network", "critic") or default
+        )
 
 
 @dataclasses.dataclass(frozen=True)

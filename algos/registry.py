@@ -1,7 +1,6 @@
 """The public classes of this package, and the names of its algorithms.
 
-A module is imported when one of its classes is first used. Modules of this package get others from here, so
-that they do not import each other.
+Modules of this package import each other through `option` and `public`, when they first use them.
 """
 
 import importlib

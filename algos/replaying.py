@@ -5,7 +5,7 @@ are sampled, by default uniformly. The networks may have a memory (`algos.sequen
 choose the actions. In both cases the state has a `Recollection`. If networks have a memory, rows of the
 buffer are sequences.
 
-Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch.
+Shapes: `T` steps of a rollout, `B` environments, `N` samples of a minibatch. `self` is the algorithm.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ class ReplayChoice(Part):
         return linear(self.importance_exponent, 1.0, num_iterations, iteration)
 
     def of(self, algorithm: Any, **sizes: Any) -> Any:
-        """The algorithm's `algos.replay.Replay`, or a subclass, `kind`, with `sizes` such as `batch_size`."""
+        """The algorithm's buffer: an `algos.replay.Replay`, or its subclass `kind`, with these `sizes`."""
         sizes = {**getattr(getattr(algorithm, "_memory", None), "replay", {}), **sizes}
         return sizes.pop("kind", registry.option("replay").Replay)(
             num_envs=algorithm.num_envs,
@@ -187,7 +187,7 @@ class NetworkMemory(Part):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryChoice(NetworkMemory):
-    """The kind of memory, and the sequences for learning."""
+    """The kind of memory, and the lengths of the sequences that the network learns from."""
 
     sequence_length: int | None = hyperparameter(
         None,
@@ -210,7 +210,7 @@ def memory_of(self: Any) -> Any:
     if not hasattr(self, "memory_settings"):
         return None
     field = getattr(self, "network", None)
-    network = None if field is None else registry.option("networks").own(self, "network", "actor")
+    network = None if field is None else registry.option("networks").user_network(self, "network", "actor")
     if self.memory is None if network is None else not hasattr(network, "unroll"):
         return None
     return registry.option("memory").memory_networks_of(self, network)

@@ -5,7 +5,7 @@ others (environment rings of SRL, Mei et al., arXiv 2306.16688). Environment `b`
 numbers are those of the whole batch, so results are the same as without rings, except that matrix products of
 smaller batches may round differently.
 
-Shapes: `T` steps, `B` environments, `R` parts.
+Shapes: `T` steps, `B` environments, `R` parts. `self` is the algorithm.
 """
 
 import functools
@@ -214,7 +214,7 @@ def _take_row(tree: Any, index: jax.Array) -> Any:
 
 
 def in_parts(x: jax.Array, rings: int) -> jax.Array:
-    """Rows `[B, ...]` as parts of a ring, `[R, B / R, ...]`: row `b` is in part `b % R`.
+    """Divides rows `[B, ...]` into parts `[R, B / R, ...]`, where R is `rings`: row `b` is in part `b % R`.
 
     >>> in_parts(jnp.arange(6), 2).tolist()
     [[0, 2, 4], [1, 3, 5]]
@@ -232,12 +232,12 @@ def of_parts(x: jax.Array) -> jax.Array:
 
 
 def time_first(x: jax.Array) -> jax.Array:
-    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+    """Swaps the first two axes: `[B, T, ...]` to `[T, B, ...]`, and back."""
     return x.swapaxes(0, 1)
 
 
 def time_major(x: jax.Array, num_steps: int) -> jax.Array:
-    """Rows `[B * T, ...]` as steps `[T, B, ...]`; undoes `environment_major`.
+    """Reshapes rows `[B * T, ...]` to steps `[T, B, ...]`; undoes `environment_major`.
 
     >>> time_major(jnp.array([1, 2, 3, 10, 20, 30]), num_steps=3).tolist()
     [[1, 10], [2, 20], [3, 30]]

@@ -120,7 +120,7 @@ class NoDistillation:
     def add_advantages(
         self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
     ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
-        """The advantages unchanged."""
+        """The advantages and the state unchanged; no samples, and no metrics."""
         return advantage, None, known, running, {}
 
     def add_losses(
@@ -150,7 +150,7 @@ class Distillation:
     def begin(
         self, key: jax.Array, agent: Any, observation: Any
     ) -> tuple[Parameters, NoveltyState, jax.Array]:
-        """Initial parameters (with the agent's), state, and novelty returns."""
+        """Initial parameters (with the agent's), state, and running novelty `[B]`: zeros."""
         predictor_key, value_key, target_key = jax.random.split(jax.random.fold_in(key, 1), 3)
         features, _ = features_and_mask(observation)
         predictor, known = self.init(predictor_key, target_key, features)
@@ -178,7 +178,7 @@ class Distillation:
         trajectory: Any,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
-        """Adds the advantages of novelty to `advantage [T, B]`; other results as of `evaluate_rollout`.
+        """Adds the advantages of novelty to `advantage [T, B]`; the other results are `evaluate_rollout`'s.
 
         `see` normalises observations for the agent's network; other arguments as in `evaluate_rollout`.
         """
@@ -209,10 +209,10 @@ class Distillation:
     ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
         """The novelty of a rollout.
 
-        `running [B]` float32 is the discounted novelty so far; `seen` are the normalised observations `[T, B,
-        *obs]`, and `[B, *obs]` after the last step; `step` is `[T, B]`, and `key` draws the predictor's
-        samples. Returns advantages `[T, B]`; samples `[T, B]`; `known` and `running` after the rollout;
-        metrics.
+        `known` is the state of novelty, and `running [B]` float32 the discounted novelty so far. `seen` are
+        the normalised observations, `[T, B, *obs]` and `[B, *obs]` after the last step; `step` is `[T, B]`;
+        `key` draws the predictor's samples. Returns advantages and samples, both `[T, B]`; `known` and
+        `running` after the rollout; metrics.
         """
         inputs, features, reward, known, running, mean = self.rewards(
             parameters.predictor, known, running, step
@@ -370,6 +370,7 @@ def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
 
 
 def _normalize_and_clip(statistics: Any, observation: Any) -> Any:
+    """Inputs of target and predictor: normalised observations; without statistics, unchanged ones."""
     if statistics is None:
         return observation
     return jax.tree.map(

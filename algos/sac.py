@@ -58,8 +58,7 @@ class Entropy(Part):
         """The losses of the actor and of the temperature, and metrics.
 
         Each loss has gradients for its own parameters only. `log_temperature` is `[]`; `log_prob` and `value`
-        are `[N]`, of sampled actions. The default target entropy is minus the number of components of an
-        action of this `shape` (appendix D).
+        are `[N]`, of sampled actions. The default target entropy is -1 per component of `shape` (appendix D).
         """
         target = -float(math.prod(shape)) if self.target_entropy is None else self.target_entropy
         temperature = jnp.exp(jax.lax.stop_gradient(log_temperature))
@@ -152,19 +151,22 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
         next_policy = self._policy(constant.actor, transition.next_observation)
         next_action, next_log_prob = next_policy.sample_with_log_prob(keys[0])
         next_values = self._critics.apply(target_critics, transition.next_observation, next_action)
-        # Equations 2 and 3, with the lower value (section 6). The discount is zero after a termination, not
-        # after a truncation.
+        # Equations 2 and 3, with the lower value (section 6); the discount is zero only after terminations.
         entropy_cost = jnp.exp(constant.log_temperature) * next_log_prob
-        target = self.grid.reading.target(transition.reward, transition.discount, *next_values, entropy_cost)
+        target = self.grid.critic_kind.target(
+            transition.reward, transition.discount, *next_values, entropy_cost
+        )
         values = self._critics.apply(parameters.critics, transition.observation, transition.action)
-        critic_loss, error = self.grid.reading.errors(
+        critic_loss, error = self.grid.critic_kind.errors(
             values, jax.lax.stop_gradient(target), transition.weight
         )
 
         # Actor and temperature, with the lower value of both critics (section 6).
         policy = self._policy(parameters.actor, transition.observation)
         action, log_prob = policy.sample_with_log_prob(keys[1])
-        value = self.grid.reading.lower(self._critics.apply(constant.critics, transition.observation, action))
+        value = self.grid.critic_kind.lower(
+            self._critics.apply(constant.critics, transition.observation, action)
+        )
         actor_loss, temperature_loss, metrics = self.entropy.losses(
             parameters.log_temperature, log_prob, value, self.env.action_space.shape
         )

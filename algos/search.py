@@ -126,6 +126,7 @@ def _run_gumbel_search(
     scale: float | jax.Array,
     transform: Callable[..., jax.Array],
 ) -> Search:
+    """Runs mctx's search from `root`, a batch of one; `transform` rescales the values of a node's actions."""
     with jax.numpy_rank_promotion("allow"):  # mctx promotes ranks
         result = _mctx().gumbel_muzero_policy(
             parameters,
@@ -270,6 +271,7 @@ class RandomPlayouts:
         return result.action[0].astype(jnp.int32), memory
 
     def _evaluate(self, parameters: Any, key: jax.Array, position: Position) -> tuple[jax.Array, jax.Array]:
+        """Equal logits `[n]`, and the outcome `[]` of one game of random moves, for the player to move."""
         game = self.game
 
         def one_move(carry: tuple[jax.Array, Position]) -> tuple[jax.Array, Position]:

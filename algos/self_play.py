@@ -195,10 +195,12 @@ class SelfPlay:
         return dataclasses.replace(self.algorithm, env=env)
 
     def _actor_leaves(self, learner: Any) -> list[jax.Array]:
+        """A version: the leaves of the algorithm's state that its actor reads."""
         is_read, leaves = _leaves_read_by_actor(self), jax.tree.leaves(learner)
         return [leaf for leaf, read in zip(leaves, is_read, strict=True) if read]
 
     def _actor_of(self, leaves: list[jax.Array]) -> Actor:
+        """The actor of a version; leaves of the state that it does not read are zeros."""
         shapes, structure = jax.tree.flatten(_state_shapes(self._learner))
         remaining = iter(leaves)
         all_leaves = [

@@ -35,7 +35,7 @@ from algos.memories import (
     of_module,
     step_types,
 )
-from algos.networks import Bound, actor_features, computing, critic_outputs
+from algos.networks import Bound, actor_features, critic_outputs, with_precision
 from algos.replay import Replay, ReplayState, Step, Transition, rows_at
 from algos.rings import network_memory, time_first
 from algos.rollout import Recollection
@@ -303,7 +303,7 @@ class SequenceReplay(Replay):
 
 
 class Head(NamedTuple):
-    """The outputs of one of the default recurrent networks."""
+    """The head of a default network with a memory."""
 
     outputs: int
     scale: float = 1.0  # of initial weights
@@ -399,7 +399,7 @@ def memory_networks_of(algorithm: Any, network: RecurrentNetwork | None) -> Memo
         heads = Head(size, scale=0.01), Head(critic_outputs(algorithm), takes_actions=True)
     networks = [network] if network else [_default_network(algorithm, head) for head in heads]
     return MemoryNetworks(
-        tuple(computing(algorithm, network) for network in networks),
+        tuple(with_precision(algorithm, network) for network in networks),
         algorithm.env.action_space.shape,
         algorithm.sequence_length or algorithm.num_steps,
         algorithm.burn_in,
@@ -486,6 +486,8 @@ class _MemoryCritics(nn.Module):
 
 
 class _MemoryCritic(nn.Module):
+    """One of the critics of `_MemoryCritics`."""
+
     layers: Layers
     memory_kind: MemoryKind
     outputs: int

@@ -149,8 +149,8 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
     def _critic_loss(self, critics: Any, targets: Parameters, transition: Transition, keys: jax.Array):
         target = jax.lax.stop_gradient(self._target(targets, transition, keys))
         values = self._critics.apply(critics, transition.observation, transition.action)
-        loss, error = self.grid.reading.errors(values, target, transition.weight)
-        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.reading.lower(values)), **error}
+        loss, error = self.grid.critic_kind.errors(values, target, transition.weight)
+        return loss, {"critic_loss": loss, "value": jnp.mean(self.grid.critic_kind.lower(values)), **error}
 
     def _target(self, targets: Parameters, transition: Transition, keys: jax.Array) -> jax.Array:
         """The critics' target: equation 14, whose clipped noise smooths the target."""
@@ -158,7 +158,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         first, second = self._critics.apply(targets.critics, transition.next_observation, smoothed)
         # The discount is zero after a termination, but not after a truncation.
         no_cost = jnp.zeros_like(transition.reward)
-        return self.grid.reading.target(transition.reward, transition.discount, first, second, no_cost)
+        return self.grid.critic_kind.target(transition.reward, transition.discount, first, second, no_cost)
 
     def _smooth_actions(self, targets: Parameters, transition: Any, keys: jax.Array) -> jax.Array:
         """The target actor's next actions with clipped noise, `[N, *action]` in [-1, 1]."""
@@ -171,7 +171,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         """Minus the first critic's value of the actor's actions: the deterministic policy gradient."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
-        return -jnp.mean(self.grid.reading.value(first))
+        return -jnp.mean(self.grid.critic_kind.value(first))
 
     def _policy(self, actor, observation) -> NoisyAction:
         """A distribution of noisy actions in [-1, 1], for observations `[N, *obs]`."""

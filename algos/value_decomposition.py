@@ -36,15 +36,7 @@ from algos.returns import lambda_returns
 from algos.rings import time_first, time_major
 from algos.rollout import Actor, Recollection
 from algos.sequences import SequenceReplay, Sequences
-from algos.values import (
-    NETWORK,
-    AnyNetwork,
-    ClippedOptimizer,
-    Discount,
-    Layers,
-    Normalizers,
-    Transforming,
-)
+from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Discount, Layers, Normalizers, Transforming
 from envs import Discrete, Environment, MultiDiscrete, Observation, features_and_mask, num_agents
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive, require_within
@@ -292,9 +284,9 @@ class ValueDecomposition(Agent):
 
     @property
     def _network(self) -> RecurrentNetwork:
-        network = networks.own(self, "network", "actor")
+        network = networks.user_network(self, "network", "actor")
         if network is not None:
-            return networks.computing(self, as_recurrent(network, leading_axes=3, actor_critic=False))
+            return networks.with_precision(self, as_recurrent(network, leading_axes=3, actor_critic=False))
         layers, memory, space = self.layers, self._memory_kind, self.env.observation_space
         if memory is not None and layers.hidden is None:
             layers = dataclasses.replace(layers, hidden=(memory.size,))
@@ -302,7 +294,7 @@ class ValueDecomposition(Agent):
             space, sizes(discrete_space(self.env)), self._num_agents, with_widths(layers, space),
             memory, self.dueling, self.agent_identity,
         )  # fmt: skip
-        return networks.computing(self, of_module(module))
+        return networks.with_precision(self, of_module(module))
 
     @property
     def _memory_kind(self) -> MemoryKind | None:

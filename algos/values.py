@@ -34,7 +34,7 @@ def by_name(flag: str, value: Any) -> Any:
 
 
 class Policy(Protocol):
-    """The methods of a distribution over actions that are used for acting."""
+    """A distribution over actions; these methods are enough for acting."""
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *action]`; `keys` is one key, or one per element of the leading axes."""

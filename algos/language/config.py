@@ -34,7 +34,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A kind of value: how messages describe it, and a test."""
+    """A kind of value: how messages describe it, and a function that tests a value."""
 
     description: str
     holds: Callable[[Any], bool]
@@ -202,7 +202,7 @@ class DecoderConfig:
 
     @property
     def rope_type(self) -> str:
-        """The kind of RoPE scaling; "default" for none."""
+        """The kind of scaling of rotary frequencies; "default" for none."""
         return self.rope.get("rope_type", self.rope.get("type", "default"))
 
     @property
@@ -282,7 +282,7 @@ class DecoderConfig:
 
     @property
     def family(self) -> str:
-        """The `model_type` of Hugging Face that has these options."""
+        """The `model_type` of Hugging Face that has these options; an `FdgError` if there is none."""
         has_no_options = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"

@@ -1,6 +1,6 @@
 """A decoder-only transformer: parameters, logits of whole sequences, and cached decoding.
 
-Parameters are a plain dict, float32:
+Parameters are a plain dict, float32 (letters as in `algos.language.layers`; `F`: width inside a SwiGLU):
 
     {"embedding": [V, D], "norm": [D], "head": [D, V] (unless tied),
      "layers": {"0": {"attention_norm": [D], "mlp_norm": [D],
@@ -60,7 +60,7 @@ class Decoder:
     config: DecoderConfig
 
     def init(self, key: jax.Array) -> Weights:
-        """Initial parameters: normal with deviation `initializer_range`; zero biases; unused adapters."""
+        """Initial parameters: normal weights (std `initializer_range`), zero biases, ineffective adapters."""
         c = self.config
         count = c.num_layers * 7 + 2
         keys = jax.random.split(key, count)
@@ -140,7 +140,7 @@ class Decoder:
     def hidden(
         self, parameters: Weights, tokens: jax.Array, segments: jax.Array, positions: jax.Array | None = None
     ) -> jax.Array:
-        """The head's input, after the last norm: [N, T, D], in the compute dtype.
+        """Hidden states after the last norm, which the head takes: [N, T, D], in the compute dtype.
 
         `tokens` and `segments` are [N, T] int32, where segment 0 is padding. `positions` are [N, T] int32;
         None: they are counted from the start of each segment.
@@ -154,7 +154,7 @@ class Decoder:
         return self.logits(parameters, self.hidden(parameters, tokens, segments, positions))
 
     def logits(self, parameters: Weights, hidden: jax.Array) -> jax.Array:
-        """The head: [..., D] to logits [..., V] float32."""
+        """Applies the head: hidden states [..., D] to logits [..., V] float32."""
         base = parameters.get("base", parameters)
         head = base["embedding"].T if self.config.tie_embeddings else base["head"]
         dtype = jnp.promote_types(hidden.dtype, jnp.float32)
@@ -245,7 +245,7 @@ class Decoder:
         length: jax.Array,
         step: jax.Array,
     ) -> Cache:
-        """Recomputes the cache of prompts and generated tokens with these parameters.
+        """Recomputes the cache of prompts and generated tokens, with new parameters.
 
         Args:
           tokens, mask: [N, P], of left-padded prompts.

@@ -168,6 +168,7 @@ def sample_keys(key: jax.Array, count: int) -> jax.Array:
 
 
 def _check(decoder: Decoder, prompts: Prompts, sampling: Sampling, slots: int | None) -> None:
+    """Raises the errors of `generate`."""
     c, shape = decoder.config, tuple(prompts.tokens.shape)
     if len(shape) != 2 or tuple(prompts.mask.shape) != shape or 0 in shape:
         raise FdgError(
@@ -210,7 +211,7 @@ def _generate_rows(
     prompts: Prompts,
     keys: jax.Array,
 ) -> Samples:
-    """Generates the rows of one device; all devices together have `count` rows."""
+    """The samples of one device's prompts; all devices together have `count` prompts."""
     n = prompts.tokens.shape[0]
     device_slots = n if slots is None else min(max(1, slots * n // count), n)
     if slots is not None and n < count:
@@ -227,9 +228,9 @@ def _generate_rows(
 
 
 class SlotState(NamedTuple):
-    """The state of each slot's response; `C` is the maximum length."""
+    """The state of `S` slots, each with one response; `C` is the maximum length."""
 
-    asked: Any  # leaves [S, ...]: `Prompts` and `also`
+    asked: Any  # leaves [S, ...]: a pair, the `Prompts` and `Answers.extra`
     keys: jax.Array  # [S], one for each sample
     token: jax.Array  # [S] int32, the last token
     length: jax.Array  # [S] int32, tokens so far
@@ -244,20 +245,20 @@ class Recorded(NamedTuple):
     """Responses with their prompts, and when each token was sampled."""
 
     samples: Samples
-    asked: Any
+    asked: Any  # as in `SlotState`
     version: jax.Array  # [N, R] int32, of the parameters that sampled each token; 0 in padding
     tick: jax.Array  # [N, R] int32, of the stream's clock; 0 in padding
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """Answers to prompts as a `fdg.stream.Source`: a tick is one token of each slot."""
+    """Generates answers to prompts, as a `fdg.stream.Source`: a tick samples one token in each slot."""
 
     decoder: Decoder  # as in `generate`; parameters are in the compute dtype
     sampling: Sampling
     prompts: Prompts  # the prompts of all responses, `group` responses each
     keys: jax.Array  # one for each response
-    also: Any = ()  # a pytree carried along with each prompt
+    extra: Any = ()  # a pytree that accompanies the prompts, such as their correct answers
     group: int = 1  # responses to a prompt
     first: Any = 0  # index of the first response in the run
     records: bool = False  # rows are `Recorded` if True, else `Samples`
@@ -282,7 +283,7 @@ class Answers:
         dtypes = (jnp.int32, *[self.dtype] * num_log_probs, *[jnp.int32] * self.records)
         zero = jnp.zeros(slots, jnp.int32)
         return SlotState(
-            asked=jax.tree.map(lambda x: zeros((slots, *x.shape[1:]), x.dtype), (self.prompts, self.also)),
+            asked=jax.tree.map(lambda x: zeros((slots, *x.shape[1:]), x.dtype), (self.prompts, self.extra)),
             keys=zeros((slots,), self.keys.dtype),
             token=zero,
             length=zero,
@@ -295,7 +296,7 @@ class Answers:
         self, parameters: Weights, key: jax.Array, index: jax.Array, now: Now
     ) -> tuple[SlotState, Cache]:
         """Prefills prompts and samples the first tokens; caches cover the prompts only."""
-        asked, keys = (self.prompts, self.also), self.keys
+        asked, keys = (self.prompts, self.extra), self.keys
         if not self.together:
             response = index - self.first
             asked, keys = jax.tree.map(lambda x: x[response // self.group], asked), keys[response]
@@ -352,7 +353,7 @@ class Answers:
         return _without_step(cache)
 
     def row(self, kept: SlotState) -> Samples | Recorded:
-        """The responses, in order."""
+        """The responses, with their tokens in order."""
         positions = jnp.arange(self.width)[None]
         mask = positions < kept.length[:, None]
         written = [jnp.where(mask, self.in_order(kept, x), 0) for x in kept.written]

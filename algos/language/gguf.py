@@ -22,7 +22,7 @@ from algos.language.config import DecoderConfig
 from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
-from algos.language.tensor_files import Stored
+from algos.language.tensor_files import StoredTensor
 from envs.text.tokenizer_files import library_errors
 from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
@@ -89,7 +89,7 @@ class _Header(NamedTuple):
     """The content of a file's header: its values, and its tensors."""
 
     values: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
     def of_kind(self, name: str, kind: type, where: object, default: Any = None) -> Any:
         """A value of one type, or the default."""
@@ -111,7 +111,7 @@ _MAX_COUNT = 1 << 16  # of values, and of tensors
 class _HeaderReader:
     """Reads a header sequentially; checks each length against the file's size before it reads.
 
-    `position` counts the bytes read so far.
+    Its methods advance `position`, the number of bytes read so far.
     """
 
     def __init__(self, file: io.BufferedReader, where: object):
@@ -161,12 +161,13 @@ class _HeaderReader:
 
 
 def _open(file: str | os.PathLike[str]) -> _Header:
+    """Reads and checks the header of a file; its tensors are read later."""
     try:
         import gguf
     except ImportError:
         raise FdgError("GGUF files need gguf: pip install 'fdg[gguf]'") from None
     values: dict[str, Any] = {}
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     where = str(file)
     with open_regular(file) as opened:
         reader = _HeaderReader(opened, where)
@@ -188,17 +189,17 @@ def _open(file: str | os.PathLike[str]) -> _Header:
         if type(alignment) is not int or alignment <= 0:
             raise reader.error(f"general.alignment={quoted(alignment)}")
         start = -(-reader.position // alignment) * alignment
-    for name, shape, number, offset in entries:
+    for name, shape, type_number, offset in entries:
         try:
-            kind = gguf.GGMLQuantizationType(number)
+            kind = gguf.GGMLQuantizationType(type_number)
             block, size = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            raise reader.error(f"'{name:.60}' of type {number}, which is not known") from None
+            raise reader.error(f"'{name:.60}' of type {type_number}, which is not known") from None
         length = math.prod(shape) // block * size
         if name in tensors or not shape or shape[-1] % block or start + offset + length > reader.size:
             raise reader.error(f"'{name:.60}' is {shape} of type {kind.name} at {start + offset}")
         decode = functools.partial(_decode, kind, shape[-1] // block * size, where)
-        tensors[name] = Stored(where, tuple(shape), start + offset, length, decode)
+        tensors[name] = StoredTensor(where, tuple(shape), start + offset, length, decode)
     if tensors and sum(tensor.size for tensor in tensors.values()) > reader.size - start:
         raise reader.error("that tensors overlap")
     return _Header(values, tensors)
@@ -283,8 +284,8 @@ def _check_keys(header: _Header, family: str, config: DecoderConfig, where: str)
     check_config_keys(values, known, where, (), "convert it from Hugging Face's checkpoint, or take another")
 
 
-def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, Stored]:
-    """The tensors by Hugging Face's names."""
+def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredTensor]:
+    """The tensors by Hugging Face's names, with the rows of heads in Hugging Face's order."""
     has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}
     for name, tensor in header.tensors.items():
@@ -307,8 +308,8 @@ def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, Stored]
 def _split_pairs(
     heads: int, width: int, shape: tuple[int, ...], decode: Any, content: np.ndarray
 ) -> np.ndarray:
-    # llama.cpp stores the rows of a Llama's heads so that rotary pairs are rows (2i, 2i + 1); here they are
-    # rows (i, i + width / 2).
+    """Decodes a Llama's queries or keys; moves rows 2i and 2i + 1 of each head to i and i + width / 2."""
+    # These two rows are a rotary pair, which llama.cpp stores side by side.
     return decode(content).reshape(heads, width // 2, 2, *shape[1:]).swapaxes(1, 2)
 
 

@@ -42,6 +42,7 @@ def rms_norm(scale: jax.Array, x: jax.Array, epsilon: float) -> jax.Array:
 
 
 def _align_last_axis(vector: jax.Array, like: jax.Array) -> jax.Array:
+    """Reshapes a vector to broadcast along the last axis of another array."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 

@@ -44,7 +44,7 @@ def pack(sequences: Sequence[Sequence[int]], length: int, rows: int | None = Non
     ([1, 0, 0], [0, 0, 3])
     """
     count = len(sequences)
-    used, counts = [0] * (rows or 0), [0] * (rows or 0)  # of each row: tokens, sequences
+    used, counts = [0] * (rows or 0), [0] * (rows or 0)  # numbers of tokens and of sequences in each row
     row, start, segment = np.zeros((3, count), np.int32)
     for i in sorted(range(count), key=lambda i: -len(sequences[i])):
         size = len(sequences[i])

@@ -20,7 +20,7 @@ from algos.language.config import LINEAR, DecoderConfig
 from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights
-from algos.language.tensor_files import Stored, safetensors
+from algos.language.tensor_files import StoredTensor, safetensors
 from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.reading import read_json, refuse_run
@@ -42,7 +42,7 @@ _INITIALISATIONS = ("gaussian", "orthogonal", "eva")  # others change the base
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:
-    """The base's config with the folder's adapters, without reading tensors; raises the errors of `load`."""
+    """The base's config with the folder's rank and targets; reads no tensors; raises the errors of `load`."""
     folder = pathlib.Path(directory)
     if not os.path.lexists(folder / CONFIG):
         refuse_run(folder, "a folder with adapters", "--format peft ")
@@ -83,7 +83,7 @@ def base_name(directory: str | os.PathLike[str]) -> str:
 
 
 def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[DecoderConfig, Weights]:
-    """Loads LoRA adapters (float32, on the host), and the base's config with their rank and targets.
+    """The base's config with the rank and targets of LoRA adapters, and the adapters (float32, on the host).
 
     Raises:
       FdgError: no such folder or file, an unsupported kind of adapter or option, tensors that do not fit the
@@ -104,7 +104,7 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
 
 def _match_tensors(
     folder: pathlib.Path, config: DecoderConfig, rank: int
-) -> Iterator[tuple[tuple[str, ...], str, str, Stored]]:
+) -> Iterator[tuple[tuple[str, ...], str, str, StoredTensor]]:
     """Yields, for each tensor, the path of its layer, `a` or `b`, its key, and the stored tensor."""
     if not os.path.lexists(folder / TENSORS):
         older = " (adapter_model.bin is of an older format, which is not read)"
@@ -114,7 +114,7 @@ def _match_tensors(
         )
     if config.num_layers > _MAX_LAYERS:  # before a table of all layers is made
         raise FdgError(f"{folder}: its base has num_layers={config.num_layers}: give at most {_MAX_LAYERS}")
-    tensors: Mapping[str, Stored] = safetensors(folder / TENSORS)
+    tensors: Mapping[str, StoredTensor] = safetensors(folder / TENSORS)
     if not tensors:
         raise FdgError(f"{folder / TENSORS} holds no tensor: save the adapters again with PEFT")
     base_tensors = weights.tensor_table(config)

@@ -28,7 +28,7 @@ _OTHERS = {
 }  # fmt: skip
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     path: str  # the file
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
             return self.decode(content).astype(np.float32, copy=False).reshape(self.shape)
 
 
-def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
+def safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name; reads only the header."""
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
@@ -76,7 +76,9 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
             else f"{path}: holds {total - 8 - length} bytes of tensors, and its header says {end}"
         )
     return {
-        name: Stored(str(path), shape, 8 + length + first, last - first, _decoder(str(path), name, dtype))
+        name: StoredTensor(
+            str(path), shape, 8 + length + first, last - first, _decoder(str(path), name, dtype)
+        )
         for name, (dtype, shape, first, last) in entries.items()
     }
 

@@ -20,7 +20,7 @@ import numpy as np
 from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.language.layers import Weights, merge_adapters
-from algos.language.tensor_files import Stored, safetensors
+from algos.language.tensor_files import StoredTensor, safetensors
 from fdg.errors import FdgError, one_line
 from fdg.reading import read_json, refuse_run
 
@@ -34,7 +34,7 @@ _MAX_LAYERS = 1024
 def tensor_table(
     config: DecoderConfig, scores: bool = False
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
-    """The parameter path, the shape in the file, and whether it is transposed, of each tensor by its name.
+    """By tensor name: the parameter's path, the shape in the file, and whether the file has the transpose.
 
     Names are Hugging Face's. With `scores`, for a reward model: instead of the head it has `score` [D, 1],
     applied at the last token (in Transformers, `...ForSequenceClassification` with one label).
@@ -121,7 +121,7 @@ def load(
 
 
 def assemble(
-    config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool = False
+    config: DecoderConfig, tensors: Mapping[str, StoredTensor], where: str, scores: bool = False
 ) -> Weights:
     """Makes parameters from tensors with Hugging Face's names and shapes."""
     parameters: Weights = {}
@@ -134,7 +134,7 @@ def assemble(
     return parameters
 
 
-def finite(tensor: Stored, where: str) -> np.ndarray:
+def finite(tensor: StoredTensor, where: str) -> np.ndarray:
     """Reads a tensor as float32, and checks that it is finite."""
     array = tensor.read()
     flat = array.reshape(-1)
@@ -167,7 +167,7 @@ def has_tensors(directory: str | os.PathLike[str]) -> bool:
 
 
 def planned_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The config of a directory that may lack weights, for a plan."""
+    """The config of a directory that may lack weights, which a plan does not need."""
     config = read_config(directory)
     if config.num_layers > _MAX_LAYERS:
         raise FdgError(
@@ -186,16 +186,16 @@ def check(directory: str | os.PathLike[str], scores: bool = False) -> DecoderCon
 
 
 def _match_tensors(
-    config: DecoderConfig, tensors: Mapping[str, Stored], where: str, scores: bool
-) -> dict[str, tuple[tuple[str, ...], bool, Stored]]:
-    """The parameter path, whether it is transposed, and the tensor, for each name in `tensor_table`."""
+    config: DecoderConfig, tensors: Mapping[str, StoredTensor], where: str, scores: bool
+) -> dict[str, tuple[tuple[str, ...], bool, StoredTensor]]:
+    """For each name in `tensor_table`: the parameter's path, whether it is transposed, and the tensor."""
     if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
             f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
             f" {len(tensors)} tensors in all"
         )
     expected = tensor_table(config, scores)
-    matched: dict[str, tuple[tuple[str, ...], bool, Stored]] = {}
+    matched: dict[str, tuple[tuple[str, ...], bool, StoredTensor]] = {}
     for name, tensor in tensors.items():
         plain = _WRAPPERS.sub("", name)
         key = plain if plain in expected else f"model.{plain}"  # a model saved without its head has no prefix
@@ -358,7 +358,7 @@ def _shard_name(i: int, count: int) -> str:
     return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
 
 
-def _stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
+def _stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
     """The tensors of a directory's files, by name."""
     index: dict[str, Any] = {}
     if os.path.lexists(folder / _SINGLE_FILE):  # takes precedence over an index, as in Hugging Face's library
@@ -377,7 +377,7 @@ def _stored_tensors(folder: pathlib.Path) -> dict[str, Stored]:
             else ""
         )
         raise FdgError(f"{folder}: it has neither {_SINGLE_FILE} nor {_INDEX}{hint}")
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in files:
         if not os.path.lexists(folder / file):
             count = sum(name == file for name in index.values())

@@ -1,7 +1,7 @@
 """Behaviour cloning (Pomerleau 1989, "ALVINN", NIPS 1): the actor imitates the actions of a data set.
 
-So a student without privileged observations can also imitate a teacher, from data that the teacher collected
-or labelled (`fdg collect --labels`).
+For example, a student without privileged observations imitates a teacher that has them, from data that the
+teacher collected or labelled (`fdg collect --labels`).
 
 Shapes: `N` samples of a minibatch, `D` components of an action.
 """
@@ -49,7 +49,7 @@ class BC(Agent, presets="BC"):
 
     action_spaces: ClassVar[tuple[type, ...]] = (Box, Discrete, MultiDiscrete)
     steps_are: ClassVar[str] = "gradient steps"
-    discount: ClassVar[float] = 1.0  # replay needs one; imitation does not use it
+    discount: ClassVar[float] = 1.0  # the replay buffer needs one; imitation does not use it
 
     env: Environment
     rollouts = Rollouts(num_envs=8, num_steps=4, total_steps=100_000)
@@ -114,6 +114,7 @@ class BC(Agent, presets="BC"):
         return loss, {"loss": loss, "squared_error": jnp.mean(error)}
 
     def _policy(self, actor: Any, observation: Observation) -> Any:
+        """The distribution over actions for observations `[N, *obs]`; continuous actions are in [-1, 1]."""
         features, action_mask = features_and_mask(observation)
         output, space = self._actor.apply(actor, features), self.env.action_space
         if isinstance(space, Box):
@@ -138,4 +139,4 @@ class BC(Agent, presets="BC"):
     def _actor(self) -> Network:
         make = networks.gaussian_actor if isinstance(self.env.action_space, Box) else networks.q_network
         default = make(self.env.observation_space, self.env.action_space, **vars(self.layers))
-        return networks.computing(self, networks.own(self, "actor_network", "actor") or default)
+        return networks.with_precision(self, networks.user_network(self, "actor_network", "actor") or default)

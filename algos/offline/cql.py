@@ -99,12 +99,12 @@ class CQL(Agent, driver=learning, presets="CQL"):
         sampling with `actions [M, N, *action]` (appendix F).
         """
         values = self._critics.apply(critics, transition.observation, transition.action)
-        others = jax.vmap(lambda action: self._critics.apply(critics, transition.observation, action))(
-            actions
-        )
+        sampled_values = jax.vmap(
+            lambda action: self._critics.apply(critics, transition.observation, action)
+        )(actions)
         gap = jnp.float32(0.0)
-        for data_output, other_outputs in zip(values, others, strict=True):  # for each critic
-            weighted_value = self.grid.reading.value(other_outputs) - log_density
+        for data_output, other_outputs in zip(values, sampled_values, strict=True):  # for each critic
+            weighted_value = self.grid.critic_kind.value(other_outputs) - log_density
             log_integral = jax.nn.logsumexp(weighted_value, axis=0) - math.log(len(actions))
-            gap += jnp.mean(log_integral - self.grid.reading.value(data_output))
+            gap += jnp.mean(log_integral - self.grid.critic_kind.value(data_output))
         return gap

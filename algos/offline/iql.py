@@ -123,7 +123,9 @@ class IQL(Agent, driver=learning, presets="IQL"):
 
     @property
     def _value(self) -> Network:
-        return networks.computing(self, networks.state_value(self.env.observation_space, **vars(self.layers)))
+        return networks.with_precision(
+            self, networks.state_value(self.env.observation_space, **vars(self.layers))
+        )
 
 
 def expectile_error(difference: jax.Array, expectile: float | jax.Array) -> jax.Array:

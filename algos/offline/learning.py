@@ -44,7 +44,7 @@ class OfflineData(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses missing data, data of other spaces, wrong sizes, and settings that only acting uses."""
+        """Refuses missing or too little data, other spaces, wrong sizes, and settings only for acting."""
         require_positive(algorithm, "batch_size")
         require(
             algorithm,
@@ -200,6 +200,7 @@ def _replay_space(space: Any) -> Any:
 
 
 def _read(path: str, observation_space: Any, action_space: Any, rows: int, count: int) -> Step:
+    """`stored_steps` on the host, from the folder `path`: NumPy arrays `[rows, count, ...]`."""
     try:
         steps = DataSet(path).steps(observation_space, action_space)
     except FdgError as error:

@@ -241,6 +241,7 @@ class DataSet:
         return json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
 
     def _count(self, name: str) -> int:
+        """A number of the metadata, which must be from 1 to `_MAX_STEPS`."""
         value = self._metadata.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_STEPS:
             raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}")
@@ -266,6 +267,7 @@ class DataSet:
 def _read_episode(
     arrays: Arrays, name: str, max_steps: int, observations: Stored, actions: Stored, file: Path
 ) -> Step:
+    """Reads one episode, and checks its values: a `Step` of arrays `[T, ...]`, with T up to `max_steps`."""
     shape = arrays.shape(f"{name}/rewards")
     if not shape:
         raise FdgError(f"{file}: {name}/rewards is one number, expected one for each step, [T]")

@@ -150,7 +150,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
 
 
 def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Functions that convert spaces and observations of which one part is an action mask, which they drop."""
+    """Functions that convert spaces and observations, and drop the part that is an action mask."""
 
     def facts(library_space: Any) -> gymnasium_spaces.Facts:
         if actions is None:
@@ -218,7 +218,7 @@ def picture_mode(shape: tuple[int, ...]) -> str | None:
 
 
 def _library_leaf(part: Any) -> Leaf | None:
-    """The array of a library's space of categories or texts; None for other spaces."""
+    """The stored array of a library's space, if it has categories or texts; else None."""
     match type(part).__name__:
         case "Discrete":
             return Leaf(summary(part.stored), (), "int64", part.start, part.start + part.n - 1)
@@ -232,6 +232,7 @@ def _library_leaf(part: Any) -> Leaf | None:
 
 
 def _observation_leaf(part: Any, space: Any) -> Leaf:
+    """The stored array of a part of a library's observations; `space` is the environment's, or None."""
     if leaf := _library_leaf(part):
         return leaf
     box = space if isinstance(space, Box) else gymnasium_spaces.observation_box("", part)
@@ -289,6 +290,7 @@ def _library_space(stored: Any) -> Any:
 
 
 def _parse(stored: Any) -> Any:
+    """The library's space of a stored description; any exception means that it is not valid."""
     kind = stored["type"]
     make_space = functools.partial(_CLASSES[kind], stored=stored)
     match kind:
@@ -339,9 +341,9 @@ def fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
     if not isinstance(stored, dict) or stored.get("type") != expected["type"]:
         return False
     if "subspaces" in expected:
-        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
-        return inner.keys() == parts.keys() and all(
-            fits(inner[name], part, check_bounds) for name, part in parts.items()
+        stored_parts, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
+        return stored_parts.keys() == parts.keys() and all(
+            fits(stored_parts[name], part, check_bounds) for name, part in parts.items()
         )
     if "n" in expected:
         return stored.get("n") == expected["n"] and stored.get("start", 0) == expected.get("start", 0)
@@ -355,13 +357,13 @@ def fits(stored: Any, expected: dict[str, Any], check_bounds: bool) -> bool:
 
 def difference(stored: Any, expected: Any, check_bounds: bool, where: str) -> tuple[str, str]:
     """The first part that differs, as two texts for a message: the stored part, and the expected part."""
-    inner, parts = ({}, {})
+    stored_parts, parts = ({}, {})
     if isinstance(stored, dict) and stored.get("type") == expected["type"] and "subspaces" in expected:
-        inner, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
-    if inner.keys() == parts.keys():
+        stored_parts, parts = _by_name(stored.get("subspaces")), _by_name(expected["subspaces"])
+    if stored_parts.keys() == parts.keys():
         for name, part in parts.items():
-            if not fits(inner[name], part, check_bounds):
-                return difference(inner[name], part, check_bounds, f"{where}/{name}")
+            if not fits(stored_parts[name], part, check_bounds):
+                return difference(stored_parts[name], part, check_bounds, f"{where}/{name}")
     stored_text, expected_text = summary(stored), summary(expected)
     bounds = " with other bounds" if stored_text == expected_text else ""
     return f"{where} {stored_text}", f"{expected_text}{bounds}"

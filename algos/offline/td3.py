@@ -71,7 +71,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
         """Equations 3 and 5: the imitation error, minus the weighted value of the first critic."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
-        value = self.grid.reading.value(first)
+        value = self.grid.critic_kind.value(first)
         scale = self.value_weight / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
         return jnp.mean(jnp.square(action - transition.action)) - scale * jnp.mean(value)
 
@@ -144,14 +144,14 @@ class ReBRAC(Agent, driver=learning, presets="ReBRAC"):
         # The data has no action after a truncation.
         distance = jnp.where(transition.follows, squared_distance(smoothed, transition.next_action), 0.0)
         cost = self.critic_penalty * distance
-        return self.grid.reading.target(transition.reward, transition.discount, first, second, cost)
+        return self.grid.critic_kind.target(transition.reward, transition.discount, first, second, cost)
 
     def _actor_loss(
         self, actor: Any, critics: Any, transition: Transition | TransitionWithNextAction
     ) -> jax.Array:
         """The penalty, minus the lower critic's value divided by its mean magnitude in the minibatch."""
         action = self._policy(actor, transition.observation).mode()
-        value = self.grid.reading.lower(self._critics.apply(critics, transition.observation, action))
+        value = self.grid.critic_kind.lower(self._critics.apply(critics, transition.observation, action))
         scale = 1.0 / jnp.mean(jnp.abs(jax.lax.stop_gradient(value)))
         penalty = squared_distance(action, transition.action)
         return jnp.mean(self.actor_penalty * penalty - scale * value)

@@ -100,6 +100,7 @@ def names(algorithm: str) -> tuple[str, ...]:
 
 
 def _entries(algorithm: str) -> dict[str, Entry]:
+    """The algorithm's entries in all files, by key."""
     return {key: entry for file in _FILES for key, entry in file.PRESETS.get(algorithm, {}).items()}
 
 
@@ -108,6 +109,7 @@ def _preset(name: str, entry: Entry) -> Preset:
 
 
 def _without_unfit_fields(preset: Preset, env: Any) -> Preset:
+    """The preset without `normalize_observation`, if no part of the observations can be normalised."""
     space = getattr(env, "observation_space", None)
     can_normalize = space is None or has_statistics(space)
     return preset if can_normalize else preset.without(("normalize_observation",))

@@ -37,7 +37,7 @@ _MOUNTAIN_CAR = Entry(
 )
 
 _MOUNTAIN_CAR_CONTINUOUS = Entry(
-    "the first that were tried: normalisation, a wide initial policy, a long horizon; docs/settings.md",
+    "the first settings tried: normalisation, a wide initial policy, a long horizon; docs/settings.md",
     {
         "total_steps": 300_000,
         "num_envs": 16,
@@ -122,8 +122,8 @@ _CARTPOLE_DQN = Entry(
     },
 )
 
-# Rewards are sparse: five-step returns propagate the goal's value faster. With one step half of the agents
-# end at -200.
+# Rewards are sparse: five-step returns propagate the goal's value faster. With one-step returns, half of the
+# agents end at -200.
 _MOUNTAIN_CAR_DQN = Entry(
     "chosen among ten settings on seeds 500 to 503; docs/settings.md",
     {
@@ -149,12 +149,12 @@ NORMALIZING_OFF_POLICY = Entry(
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN, "sparse-control": _MOUNTAIN_CAR_DQN},
     "C51": {
-        "CartPole-v1": _CARTPOLE_DQN.with_changes("here for C51"),
-        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("here for C51"),
+        "CartPole-v1": _CARTPOLE_DQN.with_changes("used here for C51"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("used here for C51"),
     },
     "QRDQN": {
-        "CartPole-v1": _CARTPOLE_DQN.with_changes("here for QR-DQN"),
-        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("here for QR-DQN"),
+        "CartPole-v1": _CARTPOLE_DQN.with_changes("used here for QR-DQN"),
+        "sparse-control": _MOUNTAIN_CAR_DQN.with_changes("used here for QR-DQN"),
     },
     "PPO": {
         "Pendulum-v1": Entry(
@@ -225,7 +225,7 @@ PRESETS["PQN"] = {"Acrobot-v1": _ACROBOT_PQN, "*:Acrobot-v1": _ACROBOT_PQN}
 PRESETS["CrossQ"] = {
     "pendulum": Entry(
         "SAC's, with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on;"
-        " the first that were tried, docs/settings.md",
+        " the first settings tried, docs/settings.md",
         {
             "total_steps": 50_000,
             "num_envs": 4,
@@ -243,11 +243,11 @@ PRESETS["CrossQ"] = {
 }
 PRESETS["SAC"]["continuous-control"] = NORMALIZING_OFF_POLICY
 PRESETS["TD3"] = {
-    "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes("here for TD3"),
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes("used here for TD3"),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 
-# Pendulum needs fewer environment steps with more gradient steps per step.
+# With more gradient steps per environment step, Pendulum needs fewer environment steps.
 _PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].with_changes(
     "with a tenth of the environment steps, and two gradient steps for each; not tuned",
     total_steps=10_000,
@@ -255,16 +255,16 @@ _PENDULUM_ENSEMBLE = PRESETS["SAC"]["Pendulum-v1"].with_changes(
     policy_delay=2,
 )
 PRESETS["REDQ"] = {
-    "pendulum": _PENDULUM_ENSEMBLE.with_changes("here for REDQ with five critics", num_critics=5),
+    "pendulum": _PENDULUM_ENSEMBLE.with_changes("used here for REDQ with five critics", num_critics=5),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 PRESETS["DroQ"] = {
-    "pendulum": _PENDULUM_ENSEMBLE.with_changes("here for DroQ"),
+    "pendulum": _PENDULUM_ENSEMBLE.with_changes("used here for DroQ"),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
 PRESETS["TQC"] = {
     "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes(
-        "with critics of the actor's size, here for TQC; not tuned", critic_hidden=(64, 64)
+        "with critics of the actor's size, used here for TQC; not tuned", critic_hidden=(64, 64)
     ),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
@@ -323,7 +323,7 @@ for _algorithm, _values in {
     "IQL": {**_SHORT_HORIZON, "advantage_scale": 0.3, "expectile": 0.8, "normalize_observation": True},
     "ReBRAC": {**_SHORT_HORIZON, "actor_penalty": 0.1, "critic_penalty": 0.0},
 }.items():
-    _source = "the first that were tried, on data of a quarter good and three quarters random actions"
+    _source = "the first settings tried, on data of a quarter good and three quarters random actions"
     PRESETS[_algorithm] = {"pendulum": Entry(f"{_source}; docs/how-to/offline.md", _values)}
 
 for _algorithm in ("PPO", "SAC"):  # the same task, from either source
@@ -332,7 +332,7 @@ for _algorithm in ("PPO", "SAC"):  # the same task, from either source
 # A rollout has several sequences of each environment, so that minibatches are shuffled as PPO's are.
 PRESETS["RecurrentPPO"] = {
     name: PRESETS["PPO"][name].with_changes(
-        "with sequences of 16 steps, here for recurrent PPO", sequence_length=16
+        "with sequences of 16 steps, used here for recurrent PPO", sequence_length=16
     )
     for name in ("pendulum", "Acrobot-v1", "*:Acrobot-v1")
 }

@@ -1,4 +1,4 @@
-"""Presets for co-design: an episode is a design of about twenty decisions, in one step or in a sequence."""
+"""Presets for co-design: an episode makes a design of about twenty decisions, at once or one by one."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "codesign": Entry("chosen on seeds 500 to 579 of a small space; docs/codesign.md", _AT_ONCE),
         "codesign-sequence": Entry(
-            "those for all decisions at once, with rollouts of 20; not tuned", _SEQUENCE
+            "those for all decisions at once, with rollouts of 20 steps; not tuned", _SEQUENCE
         ),
     },
     "RecurrentPPO": {

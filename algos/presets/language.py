@@ -5,9 +5,9 @@ from typing import Any
 from algos.presets.entry import Entry
 
 _SOURCE = "bench/rlhf_learning.py, chosen on seed 100; docs/rlhf.md"
-# All algorithms use one network, so that one algorithm can start from another's result. This many responses
-# at once fit a core's cache: gradients take less than half the time, with equal results.
+# All algorithms use one network, so that one algorithm can start from another's result.
 _NETWORK: dict[str, Any] = {"hidden_size": 64}
+# 32 responses fit into a core's cache: gradients take less than half the time, with equal results.
 _IN_CACHE: dict[str, Any] = {"micro_batch": 32}
 
 _SFT = Entry(
@@ -45,7 +45,7 @@ _GRPO_ADDITION = _GRPO.with_changes(
     temperature=1.0,
     total_steps=2_304_000,
 )
-# Countdown rewards the right form with 0.1. Divided by a group's deviation, it would equal a right answer's.
+# In Countdown the right form earns 0.1; divided by a group's deviation, that would equal a right answer.
 _GRPO_COUNTDOWN = _GRPO.with_changes(
     "countdown's own, chosen on seeds 100 and 101",
     scale="none",
@@ -75,7 +75,7 @@ _ADAPTERS_SOURCE = (
 
 
 def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, Entry]:
-    """Settings of a whole checkpoint, and of adapters for it."""
+    """The entries for training a whole checkpoint, and for training adapters of it."""
     whole = Entry(source, {**_CHECKPOINT, "learning_rate": learning_rate, **values}, on_cpu=_ON_CPU)
     # Rounded, because the last digit of the product is a rounding error.
     adapters: dict[str, Any] = {"learning_rate": float(f"{10 * learning_rate:.6g}"), "lora_alpha": 32.0}

@@ -12,7 +12,7 @@ _MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
 
 # PPO here lacks a fixed reward scale, a squashed Gaussian, and separate critic widths, which brax's PPO has.
 # PureJaxRL's choices replace them: rewards scaled by their running deviation, no entropy bonus, two layers of
-# 256. An iteration is as long as brax's: `batch_size * num_minibatches * unroll_length` steps.
+# 256. An iteration has as many steps as brax's: `batch_size * num_minibatches * unroll_length`.
 _ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
 
 _ANT = Entry(
@@ -83,12 +83,12 @@ _CONTROL_SUITE = Entry(
 
 
 def _brax_entries(task: str, entry: Entry) -> dict[str, Entry]:
-    """An entry for a task of brax, for every physics engine."""
+    """The keys of a task of brax, with every physics engine, each with this entry."""
     return {f"brax:{task}": entry, f"brax:{task}:*": entry}
 
 
 def _suite_entries(task: str, entry: Entry) -> dict[str, Entry]:
-    """An entry for a task of the Control Suite, in both implementations."""
+    """The keys of a task of the Control Suite, in both implementations, each with this entry."""
     return {f"playground:{task}": entry, f"envpool:{task}-v1": entry}
 
 
@@ -112,15 +112,10 @@ PRESETS: dict[str, dict[str, Entry]] = {
         **_suite_entries(
             "PendulumSwingup",
             _CONTROL_SUITE.with_changes(
-                "its PendulumSwingup",
-                num_epochs=4,
-                on_cpu={
-                    **_CONTROL_SUITE.on_cpu,
-                    "num_epochs": 4,
-                },
+                "its PendulumSwingup", num_epochs=4, on_cpu={**_CONTROL_SUITE.on_cpu, "num_epochs": 4}
             ),
         ),
-    },
+    }
 }
 for _task in ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun"):
     _longer = _CONTROL_SUITE.with_changes("a longer run", total_steps=100_000_000)

@@ -1,4 +1,4 @@
-"""Adjusts sizes that must divide each other: those that the user did not set are fitted to the others."""
+"""Adjusts sizes that must divide each other: sizes that the user did not set are fitted to the others."""
 
 import math
 from collections.abc import Collection, Mapping

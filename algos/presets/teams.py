@@ -4,8 +4,8 @@ from typing import Any
 
 from algos.presets.entry import Entry
 
-# Truncated episodes bootstrap here, so values in MPE become large. A clipped value loss changes values by at
-# most 0.2 per iteration; these settings keep values moderate. See docs/settings.md.
+# Truncated episodes bootstrap here, so values in MPE become large, while a clipped value loss changes them by
+# at most 0.2 per iteration. These settings keep values moderate (docs/settings.md).
 _MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
     "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
@@ -93,7 +93,7 @@ _QL_MPE = Entry(
     },
 )
 _QL_SMAX = Entry(
-    "JaxMARL's ql_rnn_smax.yaml, with 16 environments of 128 steps and layers of 512 units, as there",
+    "JaxMARL's ql_rnn_smax.yaml, with its 16 environments of 128 steps and layers of 512 units",
     {
         "total_steps": 10_000_000,
         "num_envs": 16,

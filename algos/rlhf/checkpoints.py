@@ -1,4 +1,4 @@
-"""Initial checkpoints on disk: tracing needs only their shapes; programs read the arrays when they run."""
+"""Initial checkpoints on disk: tracing reads only their shapes; programs read the arrays when they run."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def config_of(path: str, scores: bool = False) -> DecoderConfig:
 
 @functools.lru_cache(maxsize=16)
 def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
-    """The configuration of a checkpoint with the adapters in another folder: see `config_of`.
+    """Like `config_of`, for a checkpoint with the adapters in another folder.
 
     Warns if the adapters name another base.
     """
@@ -158,6 +158,7 @@ def _read_reward(path: str, dtype: Any) -> Any:
 
 
 def _on_host(dtype: Any, read: Callable[[], Any]) -> Any:
+    """Reads parameters in a host callback, in this dtype; an `FdgError` passes through XLA unchanged."""
     try:
         return jax.tree.map(lambda x: x.astype(dtype, copy=False), read())
     except FdgError as error:

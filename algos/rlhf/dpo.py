@@ -107,7 +107,7 @@ class DPO(PreferenceAgent, presets="DPO"):
 
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
-        """Log-probabilities `[B, R]` of the chosen and the rejected responses under the reference."""
+        """Log-probabilities `[B, R]` of the chosen and of the rejected responses under the reference."""
         return map_micro_batches(lambda part: self._log_probs_of_pairs(parameters, part), pairs, self.at_once)
 
     def _version(self, state: Any) -> jax.Array:
@@ -117,7 +117,7 @@ class DPO(PreferenceAgent, presets="DPO"):
 
     def _loss(self, parameters, is_first, minibatch):
         weight = minibatch.weight
-        chosen, rejected = self._log_ratios(parameters, minibatch.pairs, minibatch.known)
+        chosen, rejected = self._log_ratios(parameters, minibatch.pairs, minibatch.other_inputs)
         margin = chosen - rejected
         pair_losses = registry.option("losses").preference_loss(
             margin, self.beta, self.preference, self.label_smoothing
@@ -148,6 +148,7 @@ class DPO(PreferenceAgent, presets="DPO"):
         return log_ratios
 
     def _log_probs_of_pairs(self, parameters, pairs):
+        """Log-probabilities `[n, R]` of the chosen and of the rejected responses."""
         return tuple(
             scores(self.network, parameters, responses, self.temperature)[0]
             for responses in (pairs.chosen, pairs.rejected)

@@ -53,7 +53,7 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # [n, R] float32
     weight: jax.Array  # [n, R] float32, of each token in the loss
     share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
-    age: Any = ()  # [n, R] int32, updates since a token was sampled; () if not needed
+    age: Any = ()  # [n, R] int32, iterations since a token was sampled; () if not needed
 
 
 class Sums(NamedTuple):
@@ -170,7 +170,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """Adds the gradient of a micro-batch, a `Batch [n]`, to `Sums`; also returns undivided metrics."""
+        """Adds the gradient of a micro-batch, a `Batch [n]`, to `Sums`; also returns metrics, not divided."""
         samples = self._samples(parameters, self._select_responses(batch), iteration)
         objective, mask = self.objective, samples.batch.weight_mask
         weight, count = undivided_weights(mask, objective.aggregation, self.longest, objective.count_empty)

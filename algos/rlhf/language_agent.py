@@ -66,14 +66,12 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     num_prompts: int = hyperparameter(32, "prompts per iteration")
     total_steps: int = hyperparameter(64_000, "total responses")
     dataset_size: int | None = hyperparameter(
-        None,
-        "number of problems, used in turn (None: all rows of a file; otherwise new ones each time)",
+        None, "number of problems, used in turn (None: all rows of a file; otherwise new ones each time)"
     )
     num_epochs: int = hyperparameter(1, "passes over each batch of responses")
     num_minibatches: int = hyperparameter(1, "updates per pass")
     micro_batch: int | None = hyperparameter(
-        None,
-        "responses computed at once, on all devices; does not change results (None: a whole minibatch)",
+        None, "responses computed at once, on all devices; does not change results (None: a whole minibatch)"
     )
     remove_padding: bool = hyperparameter(
         False, "pack sequences, without padding; micro_batch counts packed rows"
@@ -225,6 +223,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return self.network_settings.initial_parameters(self, key)
 
     def _responding_parameters(self, state: Any) -> Any:
+        """The parameters of the network that responds: here the trained ones."""
         return state.parameters
 
     def _trained(self, parameters: Any) -> Any:
@@ -254,6 +253,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return jax.random.fold_in(jax.random.fold_in(state.key, index), state.iteration)
 
     def _problem_keys(self, state: Any, count: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """The arguments of `problems` for the state's iteration: see `algos.rlhf.speaker.problems_of`."""
         key = jax.random.fold_in(state.key, 0)
         problems_of = registry.option("speaker").problems_of
         return problems_of(self.env, key, state.iteration, count, self.dataset_size)
@@ -300,7 +300,9 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
             return samples
 
         if is_game(self.env):
-            responses, log_prob, reward = registry.option("speaker").played(self.env, problem, keys, respond)
+            responses, log_prob, reward = registry.option("speaker").converse_in_fragments(
+                self.env, problem, keys, respond
+            )
         else:
             sampled = respond(problem.prompts, keys)
             reward = self.score(problem.answer, sampled.tokens, sampled.mask)

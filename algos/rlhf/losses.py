@@ -1,4 +1,4 @@
-"""Losses of some objectives: surrogates other than PPO's, importance weights, entropy, values, and pairs.
+"""Terms of losses that only some settings use: surrogates, importance weights, entropy, values, pairs.
 
 Pure functions of log-probabilities, masks and advantages. Shapes are those of `algos/rlhf/objective.py`.
 """
@@ -144,9 +144,9 @@ def correction(
 def interpolate(sampled_log_prob: jax.Array, log_prob: jax.Array, age: jax.Array) -> jax.Array:
     """Log-probabilities of a proximal policy by interpolation, without gradient.
 
-    A token was sampled `age [N, R]` int32 updates ago. The proximal policy is a fraction `age / (age + 1)` of
-    the way from the policy at sampling to the current one. If all updates were equally large, this is the
-    policy before the last update (A-3PO, arXiv 2512.06547).
+    A token was sampled `age [N, R]` int32 iterations ago. The proximal policy is a fraction `age / (age + 1)`
+    of the way from the policy at sampling to the current one. If all iterations change the policy equally,
+    this is the policy before the current iteration (A-3PO, arXiv 2512.06547).
     """
     share = age / (age + 1.0)
     return jax.lax.stop_gradient(sampled_log_prob + share * (log_prob - sampled_log_prob))

@@ -74,8 +74,7 @@ class Objective:
     overlong_coefficient: float = 1.0  # the full penalty
     mask_truncated: bool = hyperparameter(False, "leave truncated responses out of the loss")
     dynamic_sampling: int = hyperparameter(
-        0,
-        "factor of prompts to sample for, to keep those whose rewards differ; 0: keep all prompts",
+        0, "factor of prompts to sample for, to keep those whose rewards differ; 0: keep all prompts"
     )
     correction: Correction = hyperparameter("none", "importance weights of actor against learner")
     correction_cap: float = hyperparameter(2.0, "upper bound of these weights")

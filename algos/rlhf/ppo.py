@@ -19,15 +19,7 @@ import fdg
 from algos import registry
 from algos.rlhf import updates
 from algos.rlhf.language_agent import LanguageAgent
-from algos.rlhf.objective import (
-    Correction,
-    Estimator,
-    clipped,
-    divergence,
-    log_ratio,
-    masked_mean,
-    surrogate,
-)
+from algos.rlhf.objective import Correction, Estimator, clipped, divergence, log_ratio, masked_mean, surrogate
 from algos.rlhf.responses import Responses, has_reward, loss_mask, rollouts, scores, sequences, staleness
 from algos.values import Discount
 from fdg.settings.fields import (

@@ -30,10 +30,10 @@ class Pairs(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Pairs, with other inputs of the loss and each pair's weight."""
+    """Pairs, with what else the loss needs."""
 
     pairs: Pairs  # [n]
-    known: Any  # other inputs that do not depend on the parameters: a pytree of [n, ...]
+    other_inputs: Any  # of the loss, such as the reference's log-probabilities: a pytree of [n, ...]
     weight: jax.Array  # [n] float32
 
 
@@ -108,14 +108,14 @@ class PreferenceAgent(LanguageAgent):
 
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, batch, key):
-        """All updates on pairs `[B]`. Returns trained parameters, optimiser state and metrics."""
-        pairs, known = batch
+        """All updates on pairs `[B]`, with `other_inputs`: trained parameters, optimiser state, metrics."""
+        pairs, other_inputs = batch
 
         def add_weights(minibatch):
             counts = minibatch.pairs.differ.astype(jnp.float32)
             return minibatch._replace(weight=counts / jnp.maximum(jnp.sum(counts), 1))
 
-        samples = Minibatch(pairs, known, jnp.zeros(pairs.differ.shape))
+        samples = Minibatch(pairs, other_inputs, jnp.zeros(pairs.differ.shape))
         trained, optimizer_state, measures = run_updates(
             self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, marks_first=False
         )
@@ -129,6 +129,7 @@ class PreferenceAgent(LanguageAgent):
         return other_reward is None and hasattr(getattr(self.env, "problem", None), "sides")
 
     def _read(self, keys: jax.Array, split: Literal["train", "test"], *numbers: jax.Array) -> Pairs:
+        """Pairs of the task's file, by `keys [B]` and row `numbers [B]`."""
         chosen, rejected = (
             Responses(prompts, tokens, mask, mask)
             for prompts, tokens, mask in (

@@ -1,4 +1,4 @@
-"""Checks of an algorithm's fields, task and network against each other."""
+"""Checks of a language-model algorithm: its fields, task and network must fit each other."""
 
 import dataclasses
 import math
@@ -9,12 +9,7 @@ from algos.language.config import DecoderConfig
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.arguments import quoted
-from fdg.settings.fields import (
-    make_paths_absolute,
-    require,
-    require_positive,
-    require_types,
-)
+from fdg.settings.fields import make_paths_absolute, require, require_positive, require_types
 from fdg.settings.parts import check_parts
 
 _SIZES = ("num_prompts", "num_minibatches", "micro_batch")

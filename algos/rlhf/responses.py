@@ -1,6 +1,6 @@
 """Responses to prompts, their log-probabilities, and the rollout of an iteration in micro-batches.
 
-Each micro-batch is scored as soon as it is generated; generation of later batches may start early (`ahead`).
+A micro-batch is scored as soon as it is generated; generation of later batches may start early (`ahead`).
 Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is sharded over devices stays sharded
 in every micro-batch.
 
@@ -82,7 +82,7 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
-    `judged`: a function or model gives rewards, or none; then a metric is the share without a reward.
+    `judged`: a function or a model gives rewards, so responses may have none; adds their `no_reward_rate`.
     """
     own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
     rewarded = has_reward(responses)
@@ -170,7 +170,4 @@ def staleness(version: jax.Array, iteration: jax.Array, mask: jax.Array) -> dict
     age = (iteration - version).astype(jnp.float32)
     if age.ndim == 1:
         return {"staleness": jnp.mean(age)}
-    return {
-        "staleness": masked_mean(age, mask),
-        "staleness_max": jnp.max(jnp.where(mask, age, 0.0)),
-    }
+    return {"staleness": masked_mean(age, mask), "staleness_max": jnp.max(jnp.where(mask, age, 0.0))}

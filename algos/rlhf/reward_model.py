@@ -48,7 +48,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     32
     """
 
-    iterations_without_rewards: ClassVar[int | None] = None
+    iterations_without_rewards: ClassVar[int | None] = None  # no hint if all rewards are equal
     advice_without_rewards: ClassVar[str | None] = None
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), with the FOLDER of run.export(FOLDER)")
 

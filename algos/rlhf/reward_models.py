@@ -24,7 +24,7 @@ from fdg.settings.parts import Part
 
 
 def with_head(network: Decoder, parameters: Any) -> Any:
-    """A reward model with a network's weights, and reward zero for all responses."""
+    """The parameters of a reward model: a network's, and a head that gives all responses reward zero."""
     return {"network": parameters, "score": jnp.zeros((network.config.hidden_size, 1))}
 
 

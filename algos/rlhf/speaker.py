@@ -1,4 +1,4 @@
-"""Uses of a network for a text task: playing games, evaluation, answers, export; and the order of problems.
+"""Uses of a language model in a text task: games, evaluation, answers, export; and the order of problems.
 
 `MEMBERS` are methods of `LanguageAgent`.
 
@@ -70,14 +70,16 @@ def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> 
 
 
 class GameOfFragment(NamedTuple):
-    """A game whose replies are computed by a fragment, for `converse`."""
+    """A game for `converse`; a fragment computes its replies."""
 
     tokenizer: Any
     turns: int
     reply: Callable[..., Any]
 
 
-def played(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
+def converse_in_fragments(
+    game: Any, problem: Problem, keys: jax.Array, respond: Respond
+) -> tuple[Responses, Any, Reward]:
     """`converse` for training programs: a fragment computes the game's replies."""
 
     @fdg.fragment("environment")

@@ -1,4 +1,4 @@
-"""Streams: responses of later iterations that start early (`ahead`), and the settings of micro-batches.
+"""Streams: generation that starts responses of later iterations early (`ahead`), and micro-batches.
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
 prompts; `R` tokens of a response.
@@ -107,7 +107,7 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
         agent._speaker.sampling,
         problem.prompts,
         keys,
-        also=problem.answer,
+        extra=problem.answer,
         group=group,
         first=first,
         records=True,
@@ -172,7 +172,7 @@ def problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.
 def next_micro_batch(
     agent: Any, state: Any, problem: Problem, keys: jax.Array, stream: StreamState
 ) -> tuple[Rollout, StreamState]:
-    """The next micro-batch of a stream."""
+    """The next micro-batch of a stream, with rewards, and the stream's state after it."""
 
     @fdg.fragment(
         "actor", in_axes=(None, None, None, None, None, _STREAM_AXES), out_axes=(None, None, _STREAM_AXES)
@@ -181,7 +181,7 @@ def next_micro_batch(
         """Generates `Recorded [b * G]` for problems `[(a + 1) * B]`, where `a` is `ahead`.
 
         `first` is the run's index of the first response. Also returns the age of each token `[b * G, R]` in
-        updates, and the stream's state.
+        iterations, and the stream's state.
         """
         count = len(keys) // agent.responses_per_prompt // (agent.ahead + 1)
         source = stream_of(agent, count, problem, keys, first, parameters)

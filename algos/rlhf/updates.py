@@ -42,7 +42,7 @@ def join_parts(parts: Any) -> Any:
 
 
 def map_micro_batches(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
-    """Applies `function` to samples `[n, ...]`, one micro-batch at a time; results `[n, ...]`."""
+    """Applies `function` to samples `[n, ...]`, micro-batches of `size` at a time (None: all at once)."""
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return function(samples)
@@ -54,8 +54,8 @@ def accumulate_gradient(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
 
-    `gradient` maps samples to gradient and measures. Of measures whose name ends in `_max`, the largest is
-    taken instead of the sum.
+    `gradient` maps samples to gradient and measures (summands of metrics). Of measures whose name ends in
+    `_max`, the largest is taken instead of the sum. Without a `size`, the minibatch is one micro-batch.
     """
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
@@ -106,7 +106,7 @@ def epochs(
         carry, measures = jax.lax.scan(one_epoch, carry, jnp.arange(num_epochs))
     else:
         optimizers = registry.option("optimizers")
-        blocks = optimizers.own_blocks(groups, count // groups, num_minibatches)
+        blocks = optimizers.num_blocks(groups, count // groups, num_minibatches)
         rows = optimizers.shuffled_rows(key, count // blocks, num_epochs, num_minibatches, blocks)
 
         def one_update(

@@ -1,4 +1,4 @@
-"""The papers of the group-relative family, libraries' conventions, and rewards and advantages of few papers.
+"""Papers of the group-relative family, conventions of libraries, and rewards and advantages of some papers.
 
 An objective has three layers, of which later ones take precedence: a variant (a paper), a convention (a
 library's choices where papers leave room, or differ), and explicit values.
@@ -44,19 +44,9 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
         "dynamic_sampling": 2,
     },
     # Zheng et al. 2025, arXiv 2507.18071, equations 5 to 7, with the clip range of its section 5.1.
-    "gspo": {
-        "ratio_level": "sequence",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "kl_coefficient": 0.0,
-    },
+    "gspo": {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "kl_coefficient": 0.0},
     # Zhao et al. 2025, arXiv 2507.20673, equation 4; its range is exp(-0.4) to exp(0.4).
-    "gmpo": {
-        "surrogate": "geometric_mean",
-        "clip_low": 0.4,
-        "clip_high": 0.4,
-        "kl_coefficient": 0.0,
-    },
+    "gmpo": {"surrogate": "geometric_mean", "clip_low": 0.4, "clip_high": 0.4, "kl_coefficient": 0.0},
     # MiniMax-M1 2025, arXiv 2506.13585, equations 4 and 5: no lower bound. The paper does not state the upper
     # bound; 5 is from Khatri et al. 2025, arXiv 2510.13786.
     "cispo": {
@@ -176,7 +166,7 @@ class Family(Part):
 
 
 def check(algorithm: Any) -> None:
-    """Checks the values of GRPO and of its objective."""
+    """Refuses fields of GRPO, and values of its objective, that are out of range or do not fit together."""
     objective, group, size = algorithm.objective, algorithm.group_size, algorithm.dataset_size
     bound, cap, times = objective.dual_clip, objective.correction_cap, objective.dynamic_sampling
     over_actor, clips = algorithm.old_log_prob == "actor", objective.surrogate == "clip"
@@ -249,7 +239,7 @@ def whiten(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def reversed_cumsum(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Reversed cumulative sum of `x [N, R]` over the mask."""
+    """At each token, the sum of `x [N, R]` over the mask from this token on: `[N, R]`."""
     return jnp.flip(jnp.cumsum(jnp.flip(jnp.where(mask, x, 0.0), 1), axis=1), 1)
 
 

@@ -73,7 +73,7 @@ def test_updates_move_values_towards_reward(kind):
     for time in range(3):
         output = algorithm._critic_output(learned, observation, action)
         assert [one.shape for one in output] == [(4, 5), (4, 5)]
-        values.append(float(jnp.mean(algorithm.grid.reading.lower(output))))
+        values.append(float(jnp.mean(algorithm.grid.critic_kind.lower(output))))
         keys = jax.random.split(jax.random.key(time), (2, 4))
         learned, _, losses = update(learned, transition, keys)
         assert losses["critic_loss"] > 0
@@ -84,10 +84,10 @@ def test_weighted_errors_by_hand():
     """Values 3 and 1, targets 1 and 2, weights 1/2 and 1: a loss of 0.5 * mean(0.5 * 4, 1 * 1) = 0.75."""
     output, target = (jnp.array([3.0, 1.0]), jnp.array([1.0, 5.0])), jnp.array([1.0, 2.0])
     weight = jnp.array([0.5, 1.0])
-    loss, found = algos.SAC.grid.reading.errors(output, target, weight)
+    loss, found = algos.SAC.grid.critic_kind.errors(output, target, weight)
     assert float(loss) == pytest.approx(0.75 + 0.5 * 4.5)  # the other critic has errors 0 and 3
     assert found["error"].tolist() == [1.0, 2.0]
-    assert algos.SAC.grid.reading.errors(output, target)[1] == {}
+    assert algos.SAC.grid.critic_kind.errors(output, target)[1] == {}
     probability = jnp.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
     uniform = jnp.zeros((2, 3))  # KL divergence: log 3 - entropy of the target
     expected = [math.log(3.0) - 1.5 * math.log(2.0), math.log(3.0)]

@@ -79,7 +79,7 @@ def test_n_step_replay():
 def test_default_sizes():
     algorithm = algos.FastTD3(env=envs.make("Pendulum-v1"))
     assert algorithm.updates_per_iteration == 2 and algorithm.buffer.batch_size == 2 * 32_768
-    assert algorithm.grid.reading.outputs == 101
+    assert algorithm.grid.critic_kind.outputs == 101
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     shapes = jax.tree.map(jnp.shape, state.learned.parameters)
     kernels = lambda trunk: [trunk[f"Dense_{i}"]["kernel"][1] for i in range(3)]  # noqa: E731

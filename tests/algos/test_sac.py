@@ -43,7 +43,7 @@ def test_targets_by_hand():
     transition = transitions(action=[0.0] * 3, reward=[1.0, 1.0, 1.0], discount=[0.5, 0.0, 0.5])
     following = jnp.array([4.0, 4.0, -4.0]), jnp.array([10.0, 10.0, -10.0])
     cost = 0.5 * jnp.array([-2.0, -2.0, 4.0])  # the temperature times the log-probability
-    target = algos.SAC.grid.reading.target(transition.reward, transition.discount, *following, cost)
+    target = algos.SAC.grid.critic_kind.target(transition.reward, transition.discount, *following, cost)
     # Lower values 4, 4 and -10 (of the second critic); minus the cost 4 + 1, 4 + 1 and -10 - 2.
     assert target.tolist() == [1.0 + 0.5 * 5.0, 1.0, 1.0 + 0.5 * -12.0]
 
