@@ -137,9 +137,6 @@ def _device_figures(num_copies: int, report: Report) -> dict[str, Figure]:
         size = sum(operation.bytes * count for operation, count in timing.work.operations.items())
         figures[name] = _figure(size / max(timing.loaded - figures["operation"].value, 1e-9), timing)
     if num_copies > 1:
-        speedups = [timings[name].loaded / timings[name].alone for name in ("elementwise", "transcendental")]
-        speedup = min(float(num_copies), max(1.0, statistics.median(speedups)))
-        figures.setdefault("parallel", Figure((speedup - 1) / (num_copies - 1), 0.2, MEASURED))
         figures["parallel_bytes"] = Figure(1e5, 0.0, "assumed, not measured")
     return figures
 

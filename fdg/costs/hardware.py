@@ -86,6 +86,11 @@ class DeviceKind:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
             where = f"device kind {self.name}: {name}"
             _check_number(where, figure.value, f"{RATES[name]}, a number", name in TIMES | SHARES)
+        for name, value in vars(self.overheads).items() if self.overheads else ():
+            where = f"device kind {self.name}: overhead {name}"
+            _check_number(where, value, may_be_zero=name not in ("shared", "meetings"))
+        for name, value in (self.joined or {}).items():
+            _check_number(f"device kind {self.name}: joined {name}", value)
         if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
             raise FdgError(
                 f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory']}) and at least one"

@@ -50,11 +50,25 @@ def _collectives_of(program: dict[str, list[str]], name: str, calls: int) -> Ite
             op_name = re.search(r'op_name="([^"]*)"', line)
             path = op_name[1] if op_name else ""
             fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
-            yield Collective(kind, _shape_bytes(shape), calls, fragments, path)
+            yield Collective(kind, _shape_bytes(_result_of(operation, shape)), calls, fragments, path)
         trip_count = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
         trips = int(trip_count[1]) if trip_count else 1
         for inner in called_computations(line):
             yield from _collectives_of(program, inner, calls * trips)
+
+
+def _result_of(operation: str, shape: str) -> str:
+    """A collective's result: `all-gather-start` and `collective-permute-start` return their operands too.
+
+    >>> _result_of("all-gather-start", "(f32[2]{0}, f32[8]{0})")
+    'f32[8]{0}'
+    >>> _result_of("all-gather-start", "((f32[2], s32[2]), (f32[8], s32[8]))")
+    '(f32[8], s32[8])'
+    """
+    if operation not in ("all-gather-start", "collective-permute-start") or not shape.startswith("("):
+        return shape
+    parts = re.findall(r"\([^()]*\)|[^\s,()]+\[[\d,]*\](?:\{[^}]*\})?", shape[1:-1])
+    return parts[1]
 
 
 def called_computations(line: str) -> list[str]:

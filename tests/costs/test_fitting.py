@@ -53,7 +53,7 @@ def seconds(sample, joined, overheads):
 
 
 def test_fit_predicts_an_unseen_job(plans):
-    found = fit_overheads(samples(plans), known=1e-3)
+    found = fit_overheads(samples(plans), prior_weight=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
     (other,) = samples(plans, [UNSEEN])
     new = seconds(other, found.joined, found.overheads)

@@ -88,7 +88,14 @@ def test_values_of_wrong_type(cache_home, name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("cores", 0), ("figures", {}), ("figures", {"memory": {"value": float("nan")}}), ("text", "{")],
+    [
+        ("cores", 0),
+        ("figures", {}),
+        ("figures", {"memory": {"value": float("nan")}}),
+        ("text", "{"),
+        ("overheads", {**dataclasses.asdict(Overheads()), "meetings": 0}),
+        ("joined", {"elementwise": -1.0}),
+    ],
 )
 def test_plan_reports_a_damaged_calibration(cache_home, capsys, name, value):
     path = write(calibration())
