@@ -2,8 +2,9 @@
 
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
-A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, `messages`
-of a chat, a folder of `adapters` to load first, and a folder `make_adapters` to write random adapters into.
+A job has the `folder` of a model. It may have `tokens` whose logits are computed, `texts` to encode and
+decode, `messages` of a chat, and a folder of `adapters` to load; with a folder `make_adapters`, random
+adapters are first written there.
 """
 
 import json

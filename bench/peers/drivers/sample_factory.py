@@ -1,4 +1,4 @@
-"""Sample Factory's APPO (2.1.1, torch): environment workers, a policy worker and a learner, in processes.
+"""Drives Sample Factory's APPO (2.1.1, torch): processes for environments, a policy and a learner.
 
 A round resumes training from its checkpoint in new processes; it is timed from the first update to the last.
 Configuration: `{"env", "options" of gymnasium.make, "steps", "flags" of Sample Factory}`.
@@ -23,6 +23,8 @@ def make_env(env, options, *_, render_mode=None, **__):
 
 
 class UpdateTimes(AlgoObserver):
+    """Records when each update ends."""
+
     def __init__(self):
         self.updates: list[tuple[float, int]] = []  # seconds and environment steps, after each update
 
