@@ -30,13 +30,7 @@ OFF_POLICY = {"num_envs": 4, "hidden": (4,), "buffer_size": 64, "batch_size": 4,
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 4, "num_steps": 4, "hidden": (4,), "num_minibatches": 2, "num_epochs": 1},
     "a2c": {"num_envs": 4, "num_steps": 4, "hidden": (4,)},
-    "recurrent_ppo": {
-        "num_envs": 4,
-        "num_steps": 4,
-        "hidden": (4,),
-        "num_minibatches": 2,
-        "num_epochs": 1,
-    },
+    "recurrent_ppo": {"num_envs": 4, "num_steps": 4, "hidden": (4,), "num_minibatches": 2, "num_epochs": 1},
     "dqn": {**OFF_POLICY, "num_steps": 2},
     "sac": {**OFF_POLICY, "num_steps": 2},
 }
