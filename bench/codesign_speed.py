@@ -74,6 +74,7 @@ def layer_cost(layer, kind, dram, technology):
 
 def cost_in_python(workload, choices):
     """Cycles, pJ and mm2 of one design, in plain Python, with the constants of `envs.codesign`."""
+    # Indices: n is a network, a and b are sub-accelerators.
     decisions, technology = workload.decisions(), workload.technology
     values = [decision.options[index] for decision, index in zip(decisions, choices, strict=True)]
     num_used, networks = 0, []

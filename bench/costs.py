@@ -156,9 +156,6 @@ KINDS = {"cells": cells, "processes": cells_of_processes, "streaming": cells_of_
 PROCESSES = {"processes": 2}  # other kinds have one process
 
 
-# --- measuring ---
-
-
 def measure_one(key: str, address: str, process: int) -> float:
     """Seconds per iteration, in this process; with an address, this process is one of two."""
     import jax
@@ -224,9 +221,6 @@ def measure(kind: str, only: str, again: bool, seconds: float) -> None:
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
 
-# --- reporting ---
-
-
 def is_in_half(half: str, cell: Cell) -> bool:
     """Whether a cell belongs to "fitted", "other" or "all"."""
     return half == "all" or cell.is_fitted == (half == "fitted")
@@ -254,8 +248,11 @@ def report(kind: str, half: str) -> None:
             continue
         rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
         print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {median_error(rows)}")
-        for cell, s, p in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):  # worst first
-            print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
+        for cell, seconds, predicted in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
+            print(
+                f"  {predicted / seconds:6.2f}  measured {seconds * 1e3:9.3f} ms"
+                f"  predicted {predicted * 1e3:9.3f} ms  {cell}"
+            )
         groups: dict[str, list[tuple[Cell, float, float]]] = {}
         for row in rows:
             if dict(row[0].sizes).get("staleness", 0) == 0:

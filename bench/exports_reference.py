@@ -2,9 +2,8 @@
 
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
-A job has the `folder` of a model. It may have `tokens` whose logits are computed, `texts` to encode and
-decode, `messages` of a chat, and a folder of `adapters` to load; with a folder `make_adapters`, random
-adapters are first written there.
+A job has a model's `folder`. It may have `tokens` (for logits), `texts` (to encode and decode), `messages` of
+a chat, `adapters` (a folder to load) and `make_adapters` (a folder that gets random adapters before).
 """
 
 import json

@@ -1,7 +1,6 @@
 """Draws README's picture, docs/images/front.png: `python -m docs.draw_front`, in the root of the repository.
 
-PPO trains on CartPole-v1 under two distribution policies. The picture shows on which devices each fragment
-runs, and both learning curves, which are equal.
+It shows PPO on CartPole-v1 under two distribution policies: the devices of fragments, and learning curves.
 """
 
 from pathlib import Path

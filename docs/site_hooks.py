@@ -27,9 +27,6 @@ _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".
 _ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
-# --- pages and navigation ---
-
-
 def on_files(files: Files, config: Any) -> Files:
     """Adds pages made of other files, and completes the navigation."""
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
@@ -90,9 +87,6 @@ def _list_of_decisions(uris: list[str]) -> str:
     return "# Decisions\n\nChoices that someone could question, each with its reason.\n\n" + "\n".join(lines)
 
 
-# --- links ---
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Makes links out of `docs/` lead to the pages that `on_files` added."""
 
@@ -148,9 +142,6 @@ def _outside_of_code(markdown: str, change: Any) -> str:
         parts += [change(markdown[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*parts, change(markdown[end:])])
-
-
-# --- pages of other files ---
 
 
 def _rendered(path: Path) -> str:
@@ -211,9 +202,6 @@ def _output(output: dict[str, Any]) -> str:
         return f"![](data:image/png;base64,{''.join(data['image/png']).strip()})"
     text = "".join(output.get("text", data.get("text/plain", "")))
     return f"```text\n{text.rstrip()}\n```" if text else ""
-
-
-# --- formulas ---
 
 
 def on_page_content(html_text: str, **_: Any) -> str:

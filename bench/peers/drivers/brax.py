@@ -38,9 +38,7 @@ def prepare(config: dict[str, Any]):
             run_evals=False,  # evaluations take longer than training
             progress_fn=epoch_done,
             network_factory=functools.partial(
-                networks.make_ppo_networks,
-                policy_hidden_layer_sizes=hidden,
-                value_hidden_layer_sizes=hidden,
+                networks.make_ppo_networks, policy_hidden_layer_sizes=hidden, value_hidden_layer_sizes=hidden
             ),
             **config["train"],
         )

@@ -23,8 +23,6 @@ def make_env(env, options, *_, render_mode=None, **__):
 
 
 class UpdateTimes(AlgoObserver):
-    """Records when each update ends."""
-
     def __init__(self):
         self.updates: list[tuple[float, int]] = []  # seconds and environment steps, after each update
 
