@@ -1,7 +1,7 @@
 """Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
     python -m bench.costs measure        measures each cell in its own process; resumes
-    python -m bench.costs report         prints errors and choices by machine, for cells it was not fitted to
+    python -m bench.costs report         prints errors and choices by machine, for cells outside of the fit
     python -m bench.costs fit            fits the model's constants to one half of the cells
     python -m bench.costs fit --machines also fits each machine's calibration to its jobs
     python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)

@@ -3,7 +3,7 @@
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
 A job has a model's `folder`. It may have `tokens` (for logits), `texts` (to encode and decode), `messages` of
-a chat, `adapters` (a folder to load) and `make_adapters` (a folder that gets random adapters before).
+a chat, `adapters` (a folder to load), and `make_adapters` (a folder; random adapters are written there).
 """
 
 import json

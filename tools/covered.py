@@ -75,7 +75,7 @@ def statement_lines(source: str, line: int) -> range:
 
 
 def reading_lines(source: str, line: int) -> set[int]:
-    """The lines that use the name or the default of a parameter that a line defines.
+    """The lines that use what a line defines: a name, or the default value of a parameter.
 
     >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
     >>> reading_lines(text, 1), reading_lines(text, 3)
