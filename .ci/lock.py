@@ -1,7 +1,7 @@
-"""Print constraints.txt: the exact versions that the ranges in pyproject.toml resolve to, for every extra.
+"""Prints constraints.txt: the versions to which pip resolves the ranges in pyproject.toml, for all extras.
 
-Run by `make lock`; with `--only EXTRA`, for that extra alone: constraints-newest.txt. Each extra is resolved
-by pip in a throwaway environment that installs nothing.
+`make lock` runs this; `--only EXTRA` resolves one extra, for constraints-newest.txt. The packages of `cuda`
+and `tpu` are resolved last, with the other versions fixed. pip installs nothing.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ACCELERATORS = ("cuda", "tpu")
 
 
 def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[str, str]:
-    """Versions of `requirements` and of all they need, keeping to those already `pinned`."""
+    """Versions of `requirements` and their dependencies, by normalised name; `pinned` versions are kept."""
     with tempfile.TemporaryDirectory() as scratch:
         constraints, report = Path(scratch, "constraints.txt"), Path(scratch, "report.json")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
@@ -40,18 +40,19 @@ def resolve(pip: str, requirements: list[str], pinned: dict[str, str]) -> dict[s
 
 
 def main() -> None:
-    """Resolve all but the accelerators' own packages first, which must then agree with it."""
+    """Resolves everything but the packages for accelerators, then these; prints all versions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="EXTRA", choices=EXTRAS, help="resolve no other extra")
+    parser.add_argument("--only", metavar="EXTRA", choices=EXTRAS, help="resolve this extra alone")
     only = parser.parse_args().only
     chosen = [only] if only else EXTRAS
-    everything = [line for extra in chosen if extra not in ACCELERATORS for line in EXTRAS[extra]]
-    others = [line for line in everything if not line.startswith(f"{PROJECT['name']}[")]  # extras of extras
+    requirements = [line for extra in chosen if extra not in ACCELERATORS for line in EXTRAS[extra]]
+    # Leaves out `fdg[...]`, by which an extra includes others.
+    third_party = [line for line in requirements if not line.startswith(f"{PROJECT['name']}[")]
     with tempfile.TemporaryDirectory() as environment:
         venv.create(environment, with_pip=True)
         pip = str(Path(environment, "bin", "pip"))
         subprocess.run([pip, "install", "--quiet", "--upgrade", "pip"], check=True, stdout=sys.stderr)
-        core = resolve(pip, PROJECT["dependencies"] + others, {})
+        core = resolve(pip, PROJECT["dependencies"] + third_party, {})
         extras = {extra: resolve(pip, EXTRAS[extra], core) for extra in ACCELERATORS if extra in chosen}
     python = ".".join(map(str, sys.version_info[:2]))
     print(f"# The versions that were tested together (resolved on Python {python}); written by `make lock`.")

@@ -1,4 +1,4 @@
-"""Compares the cost model with published chips: Eyeriss (JSSC 2017), and NVDLA's seven configurations.
+"""Compares the cost model of `envs.codesign` with published chips: Eyeriss, and seven sizes of NVDLA.
 
 python -m bench.codesign_published
 """
@@ -36,7 +36,7 @@ MIN_FITTED_MACS = 128  # larger chips share one efficiency; smaller ones wait fo
 
 
 def eyeriss() -> list[dict]:
-    """Our figures, without zero compression, and Table V's, by layer; "raw" is without `templates.FILL`."""
+    """Rows by layer: ours without zero compression ("raw": also without `templates.FILL`), and Table V's."""
     alexnet = networks.alexnet()
     stacked, pe_rows, pe_columns = layers.stack(alexnet), jnp.int32(12), jnp.int32(14)
     cycles_per_ms = EYERISS_MHZ * 1e3 / EYERISS_IMAGES
@@ -66,7 +66,7 @@ def eyeriss() -> list[dict]:
 
 
 def nvdla() -> list[dict]:
-    """Our figures and those of the primer, by configuration: frames/s at 1 GHz, and area.
+    """A row for each configuration with our figures and those of the primer: frames/s at 1 GHz, and area.
 
     `mm2_error_left_out` is the error of a linear model of the area, fitted to the other configurations.
     """
@@ -77,15 +77,15 @@ def nvdla() -> list[dict]:
         )
         for macs, kb, gb_s, _, _ in NVDLA
     ]
-    subs = jax.tree.map(lambda *x: jnp.stack(x), *chips)
-    frames = 1e9 / np.asarray(cost.layer_costs(stacked, subs).latency_cycles, np.int64).sum(0)
+    stacked_chips = jax.tree.map(lambda *x: jnp.stack(x), *chips)
+    frames = 1e9 / np.asarray(cost.layer_costs(stacked, stacked_chips).latency_cycles, np.int64).sum(0)
     sizes = np.asarray([(macs, kb, 1) for macs, kb, *_ in NVDLA], np.float64)
     published_mm2 = np.asarray([row[3] for row in NVDLA])
     rows = []
     for i, (macs, _, _, mm2, published) in enumerate(NVDLA):
         others = [j for j in range(len(NVDLA)) if j != i]
         fitted = np.linalg.lstsq(sizes[others], published_mm2[others], rcond=None)[0]
-        ours = float(cost.area_mm2(jax.tree.map(lambda x, i=i: x[i : i + 1], subs)))
+        ours = float(cost.area_mm2(jax.tree.map(lambda x, i=i: x[i : i + 1], stacked_chips)))
         rows.append(
             {
                 "macs": macs,
@@ -102,7 +102,7 @@ def nvdla() -> list[dict]:
 
 
 def fitted_errors(rows: list[dict]) -> dict[tuple[int, int], float]:
-    """Fits one efficiency to each pair of rows; returns the largest error for the other rows, by pair."""
+    """Fits one efficiency to each pair of rows; returns the largest error of the others, by pair of MACs."""
     ratios = {row["macs"]: row["ratio"] for row in rows if row["macs"] >= MIN_FITTED_MACS}
     errors = {}
     for pair in itertools.combinations(ratios, 2):

@@ -1,4 +1,4 @@
-"""Compares the cycles of systolic arrays with SCALE-Sim 3.0.0, which runs in its own environment.
+"""Compares our cycles of systolic arrays with those of SCALE-Sim 3.0.0, which runs in its own environment.
 
     python -m venv build/venvs/scalesim
     build/venvs/scalesim/bin/pip install scalesim==3.0.0 "numpy<2.2" "pandas<3"

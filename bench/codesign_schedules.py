@@ -1,10 +1,10 @@
-"""Compares our schedules with optimal ones of OR-tools' CP-SAT, which runs in its own environment.
+"""Compares our schedules with optimal schedules by OR-tools' CP-SAT, which runs in its own environment.
 
     python -m venv build/venvs/ortools
     build/venvs/ortools/bin/pip install ortools
     python -m bench.codesign_schedules --python build/venvs/ortools/bin/python
 
-This prints relative gaps in latency, and writes CP-SAT's latencies to tests/codesign/cpsat.json for a test.
+This prints by how much our latencies exceed CP-SAT's, which go to tests/codesign/cpsat.json, for a test.
 """
 
 import json
@@ -76,7 +76,7 @@ def instance(seed: int, num_layers: int, num_subs: int | None = None) -> dict:
 
 
 def arrays_of(problem: dict) -> schedule.Work:
-    """An instance as arrays, with the cycles as energies."""
+    """An instance as arrays; its energies equal its cycles."""
     cycles = np.asarray(problem["latency"], np.int32)
     before = np.zeros((len(cycles), len(cycles)), bool)
     before[tuple(np.transpose(problem["before"]))] = True
@@ -85,7 +85,7 @@ def arrays_of(problem: dict) -> schedule.Work:
 
 
 def gaps(optima: list[int], num_layers: int, count: int | None = None) -> list[float]:
-    """Relative gaps between latency and optimum of the first `count` instances of `num_layers` layers."""
+    """Relative excess of our latencies over the optima, for the first `count` (None: all) instances."""
     schedules = [
         schedule.schedule(arrays_of(instance(seed, num_layers))) for seed in range(len(optima))[:count]
     ]

@@ -1,6 +1,6 @@
-"""Specs of the workloads: quantiles of a million random designs, and the share of designs that meet them.
+"""Derives the specs of co-design workloads: quantiles of the costs of a million random designs.
 
-python -m bench.codesign_specs            # prints the specs in envs/codesign/workloads/*.toml
+python -m bench.codesign_specs            # prints specs for envs/codesign/workloads/*.toml
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ CHUNK, SAMPLES = 10_000, 1_000_000
 
 @functools.partial(jax.jit, static_argnames="workload")
 def costs_of_chunk(workload, key):
-    """Latency, energy and area of `CHUNK` random designs."""
+    """Latency (cycles), energy (pJ) and area (mm2) of `CHUNK` random designs, [CHUNK] each."""
     choices = jax.vmap(functools.partial(problem.draw, workload))(jax.random.split(key, CHUNK))
     return problem.evaluate(workload, choices)[:3]
 
 
 def random_costs(workload):
-    """Latency, energy and area of random designs, [SAMPLES, 3]."""
+    """Latency (cycles), energy (pJ) and area (mm2) of random designs, [SAMPLES, 3]."""
     workload = dataclasses.replace(workload, accuracy="surrogate", specs=problem.Specs())
     keys = jax.random.split(jax.random.key(0), SAMPLES // CHUNK)
     costs = [np.stack([np.asarray(x, np.float64) for x in costs_of_chunk(workload, key)], 1) for key in keys]
@@ -32,7 +32,7 @@ def random_costs(workload):
 
 
 def spec_lines(values, clock_hz):
-    """Latency, energy and area as lines of TOML."""
+    """Lines of TOML from latency (cycles), energy (pJ) and area (mm2)."""
     latency, energy, area = values
     return (
         f"latency_us = {latency / clock_hz * 1e6:.4g}\nenergy_uj = {energy / 1e6:.4g}\narea_mm2 = {area:.4g}"

@@ -1,4 +1,4 @@
-"""Compares designs per second: compiled, in a Python loop, and in an empty process for each design.
+"""Compares evaluated designs per second: compiled, in plain Python, and with a new process for each design.
 
 python -m bench.codesign_speed
 """
@@ -24,6 +24,7 @@ def ceil_div(a, b):
 
 def cycles_and_words(layer, template, rows, columns):
     """Cycles of a layer, and words between buffer and PEs: the formulas of `envs.codesign.templates`."""
+    # K and C are channels, P and Q output rows and columns, R and S kernel rows and columns, u the stride.
     k, c, groups = layer.out_channels // layer.groups, layer.in_channels // layer.groups, layer.groups
     p, q, r, s, u = layer.out_rows, layer.out_columns, layer.kernel_rows, layer.kernel_columns, layer.stride
     outputs = layer.output_words
@@ -52,7 +53,7 @@ def cycles_and_words(layer, template, rows, columns):
 
 
 def layer_cost(layer, kind, dram, technology):
-    """Cycles and pJ of one layer on one sub-accelerator."""
+    """Cycles and pJ of a layer on a sub-accelerator; `kind`: PEs, template, NoC bytes a cycle, buffer KB."""
     pes, template, noc, kilobytes = kind
     rows, columns = templates.get(template).shape(pes)
     tensors = layer.weight_words, layer.input_words, layer.output_words
@@ -73,6 +74,7 @@ def layer_cost(layer, kind, dram, technology):
 
 def cost_in_python(workload, choices):
     """Cycles, pJ and mm2 of one design, in plain Python, with the constants of `envs.codesign`."""
+    # Indices: n is a network, a and b are sub-accelerators.
     decisions, technology = workload.decisions(), workload.technology
     values = [decision.options[index] for decision, index in zip(decisions, choices, strict=True)]
     num_used, networks = 0, []
@@ -126,7 +128,7 @@ def cost_in_python(workload, choices):
 
 
 def rates(evaluate):
-    """Medians and maxima over rounds, each of designs per second of wall time and of CPU time."""
+    """Designs per second of wall time and of CPU time: the medians over rounds, then the maxima."""
     jax.block_until_ready(evaluate())
     speeds = []
     for _ in range(ROUNDS):
@@ -150,7 +152,7 @@ def main():
         )
         python_rates.append(count / (time.process_time() - before))
     print(
-        f"the same formulas in Python: {np.median(python_rates):,.0f} a second of CPU,"
+        f"the same formulas in Python: {np.median(python_rates):,.0f} designs a second of CPU,"
         f" at most {max(python_rates):,.0f}"
     )
     for devices in (1, 2):
@@ -175,7 +177,7 @@ def main():
     for _ in range(20):
         subprocess.run([sys.executable, "-S", "-c", ""], check=True)
     spawns = 20 / (time.perf_counter() - before)
-    print(f"an empty process a design: {spawns:,.1f} designs/s, {rate / spawns:,.0f} times fewer")
+    print(f"an empty process for each design: {spawns:,.1f} designs/s, {rate / spawns:,.0f} times fewer")
 
 
 if __name__ == "__main__":

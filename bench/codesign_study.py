@@ -1,12 +1,13 @@
-"""Compares search methods for co-design at equal evaluations; each cell (problem, method) is a JSON file.
+"""Compares search methods for co-design with equal numbers of evaluations.
 
-python -m bench.codesign_study                      # runs the missing cells in runs/codesign-study
+python -m bench.codesign_study                      # runs missing cells, into runs/codesign-study
 python -m bench.codesign_study --only 'small.*ppo'  # cells whose names match a regular expression
 python -m bench.codesign_study --show               # prints tables of finished cells, and draws the picture
 python -m bench.codesign_study --area               # compares chips of one sub-accelerator, and of two
 
-Methods propose 50 designs at a time. A design's worth is its score if it meets the specs, else -1 minus its
-violation of the specs. This orders designs as constrained domination does.
+A cell is a problem, a level of its specs and a method; its results are one JSON file. Methods propose 50
+designs at a time. A design's worth is its score if it meets the specs, else -1 minus its violation of them.
+This orders designs as constrained domination does.
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ def _repair_and_evaluate(workload, proposals, specs):
 
 
 def accuracies(workload):
-    """The accuracies of all networks of each task."""
+    """For each task, the accuracies of all its networks."""
     return [accuracy.of_choices(task, workload.accuracy, workload.table) for task in workload.tasks]
 
 
@@ -96,17 +97,17 @@ def evolution(workload, rng, population=100, sample=25):
         designs, worth = np.concatenate([designs, new])[-population:], np.append(worth, value)[-population:]
 
 
-def genetic(workload, rng, begin=None, fixed=()):
+def genetic(workload, rng, start=None, fixed=()):
     """Tournaments of two, uniform crossover, one decision changed on average; the best 50 survive.
 
-    Decisions with indices in `fixed` keep their values in `begin`.
+    Decisions with indices in `fixed` keep their values in the design `start`.
     """
     counts = np.asarray([len(decision.options) for decision in workload.decisions()])
     free = ~np.isin(np.arange(len(counts)), fixed)
     new = next(random(workload, rng))
     designs, worth = np.zeros((0, len(counts)), int), np.zeros(0)
     while True:
-        new, value, _ = yield np.where(free, new, new if begin is None else begin)
+        new, value, _ = yield np.where(free, new, new if start is None else start)
         designs, worth = np.concatenate([designs, new]), np.append(worth, value)
         _, first = np.unique(designs, axis=0, return_index=True)
         survivors = first[np.argsort(-worth[first], kind="stable")][:BATCH]
@@ -118,12 +119,12 @@ def genetic(workload, rng, begin=None, fixed=()):
 
 
 def network_then_hardware(workload, rng):
-    """Takes the networks of highest accuracy, which costs no evaluations here; then searches for a chip."""
+    """Takes the most accurate networks, which costs no evaluations; then searches for a chip for them."""
     best = [task.choices()[x.argmax()] for task, x in zip(workload.tasks, accuracies(workload), strict=True)]
     options = [decision.options for task in workload.tasks for decision in task.decisions]
     choices = [values.index(x) for values, x in zip(options, sum(best, ()), strict=True)]
-    begin = np.pad(choices, (0, len(workload.decisions()) - len(choices)))
-    return genetic(workload, rng, begin, range(len(choices)))
+    start = np.pad(choices, (0, len(workload.decisions()) - len(choices)))
+    return genetic(workload, rng, start, range(len(choices)))
 
 
 def hardware_then_network(workload, rng):
@@ -140,7 +141,7 @@ def hardware_then_network(workload, rng):
 
 
 def batched_tpe(seed, candidates=24):
-    """Optuna's multivariate TPE. All trials of a batch see the same history: densities are computed once."""
+    """Optuna's multivariate TPE, which computes densities once for all trials of a batch."""
     from optuna.samplers import TPESampler
     from optuna.samplers._tpe import sampler as tpe
     from optuna.trial import TrialState
@@ -209,7 +210,7 @@ PROPOSERS = {
 
 
 def search(method, workload, seeds):
-    """Worth of the best so far [seeds, batches], and the best designs [seeds, decisions]."""
+    """Searches; returns the best worth so far [seeds, batches] and the best designs [seeds, decisions]."""
 
     def by_seed(x):
         return np.asarray(x).reshape(len(seeds), BATCH, *x.shape[1:])
@@ -234,6 +235,7 @@ def search(method, workload, seeds):
 
 @functools.partial(jax.jit, static_argnames="algorithm")
 def train_seeds(algorithm, keys):
+    """Trains with each key; returns the best episodes, and each iteration's best score and violation."""
     best = WithBest(algorithm)
 
     def train(state):
@@ -242,12 +244,12 @@ def train_seeds(algorithm, keys):
         )
         return state.env_state.best, (metrics["best_score"], metrics["best_violation"])
 
-    # `map`, since a batch of orthogonal initialisers may deadlock on a CPU of two threads.
+    # `map`, because a batch of orthogonal initialisers may deadlock on a CPU with two threads.
     return jax.vmap(train)(jax.lax.map(best.init, keys))
 
 
 def ppo(workload, seeds):
-    """PPO with its preset, all seeds in one program."""
+    """Searches by PPO with its preset, all seeds in one program; returns the same as `search`."""
     env = CoDesign(workload)
     steps = env.max_episode_steps
     preset = algos.PPO.preset(env.name, env)
@@ -265,7 +267,7 @@ def ppo(workload, seeds):
 
 
 def enumerate_designs(workload, seeds):
-    """The optimum over all designs, as a constant curve of every seed."""
+    """The optimum over all designs, in the form of `search`: a constant curve for each seed."""
     scores = tuple(task.weight * x for task, x in zip(workload.tasks, accuracies(workload), strict=True))
     optimum = exhaustive.enumerate_all(workload, scores, workload.specs)
     print(f"{workload.name}, {workload.specs}: {optimum}")
@@ -309,7 +311,7 @@ def read(folder):
 
 
 def score(worth):
-    """Scores; 0 if no design met the specs."""
+    """Scores from worths: 0 where no design met the specs."""
     return np.maximum(np.asarray(worth), 0)
 
 
@@ -319,7 +321,7 @@ def mean_with_interval(values):
 
 
 def show_methods(cells):
-    """Prints mean scores with intervals over seeds; in brackets the number of seeds that meet the specs."""
+    """Prints mean scores with intervals over seeds, and in brackets how many seeds meet the specs."""
     optimum = {cell[:2]: stored["worth"][0][0] for cell, stored in cells.items() if cell[2] == "exhaustive"}
     rows = []
     for (name, level, method), stored in cells.items():
@@ -339,7 +341,7 @@ def show_methods(cells):
 
 
 def show_order(cells):
-    """Prints sequential and joint search with ten seeds, and comparisons with network-then-hardware."""
+    """Prints joint and sequential search with ten seeds, and compares them with network-then-hardware."""
     rows = []
     for name, level in dict.fromkeys(cell[:2] for cell in cells if cell[0] != "small"):
         workload, results = problem_of(name, level), {}
@@ -372,7 +374,7 @@ def costs_on_chips(workload, networks, kinds):
 
 
 def show_area():
-    """For each area limit, prints the lowest latency on any chip of the workload's most accurate networks."""
+    """Prints the lowest latency of the most accurate networks on any chip, for each limit of area."""
     rows = []
     for name in reading.WORKLOADS:
         workload = reading.get(name)

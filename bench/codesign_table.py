@@ -1,8 +1,8 @@
-"""Trains every network of the workloads' tasks; writes their accuracies to a table; can be resumed.
+"""Trains every network of the co-design workloads' tasks, and writes their accuracies to a table; resumes.
 
 python -m bench.codesign_table --seeds 4            # the shipped table
 python -m bench.codesign_table mine.toml --seeds 3 --out mine.json
-python -m bench.codesign_table --show               # spreads, and how well the halves of the seeds agree
+python -m bench.codesign_table --show               # spreads, and how well two halves of the seeds agree
 """
 
 import functools
@@ -23,7 +23,7 @@ CHUNK = 16  # networks that one call trains
 
 
 def tasks_of(workloads):
-    """Tasks by signature: equal tasks of several workloads are trained once."""
+    """The workloads' tasks by signature; equal tasks of several workloads appear once."""
     return {
         accuracy.signature(task): task
         for name in workloads
@@ -46,7 +46,7 @@ def save(path, table):
 
 @functools.lru_cache(maxsize=4)
 def trainer(task):
-    """A compiled function (choices, seed) -> accuracies of networks, and its settings."""
+    """A compiled function `(choices, seed) -> accuracies` of networks, and the settings of training."""
     data = images.get(task.data)
     children.check_images(task, data)
     network, settings = children.network(task), children.settings(data)
@@ -85,6 +85,7 @@ def measure(tasks, seeds, path):
 
 
 def show(tasks, path):
+    """Prints the accuracies' spread over networks and seeds, and the agreement of two halves of the seeds."""
     for task in tasks.values():
         scores = accuracy.by_seed(task, "" if path == SHIPPED else str(path))
         mean, seeds = scores.mean(0), len(scores)

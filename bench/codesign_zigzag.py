@@ -1,4 +1,4 @@
-"""Compares the latency and energy of layers with ZigZag 3.9, which runs in its own environment.
+"""Compares our latency and energy of layers with ZigZag 3.9, which runs in its own environment.
 
     python -m venv build/venvs/zigzag
     build/venvs/zigzag/bin/pip install zigzag-dse==3.9.1 six
@@ -6,8 +6,8 @@
 
 This writes tests/codesign/zigzag.json, with which a test compares our model. Without --python, the command
 only compares our model with that file.
-ZigZag searches loop orders for the same grids of processing elements, with the same buffers, bandwidths and
-energies.
+Both sides have the same grids of processing elements, buffers, bandwidths and energies; ZigZag searches loop
+orders.
 """
 
 import json
@@ -52,7 +52,7 @@ def sampled_layers() -> list[tuple[str, layers.Layer]]:
 
 
 def run_zigzag(python: str, template: str) -> list[dict]:
-    """ZigZag's cost of each layer."""
+    """ZigZag's cost of each sampled layer on a chip with this template; one row per layer."""
     chip, sample = exports.Chip(template, *PE_GRIDS[template], **MEMORY), sampled_layers()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -8,7 +8,7 @@ from bench.results import RESULTS, keep
 
 
 def pytest_ignore_collect(collection_path):
-    """Collects only benchmarks: other modules set XLA's flags at import, or need a peer's environment."""
+    """Collects only test_*.py: other modules set XLA's flags at import, or need a peer's environment."""
     is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if is_other else None
 

@@ -6,12 +6,12 @@
 
 Responses are sampled with parameters that are `eta` iterations old (`Split(staleness=eta)`). All seeds start
 from one network that was trained by imitation, as in `bench.rlhf_learning`, and train on equally many
-samples. A cell is a method and an eta; a cell takes a minute on two cores, because problems and networks are
+samples. A cell is a method and an eta; it takes a minute on two cores, because problems and networks are
 small. Step sizes and numbers of steps were chosen on seeds 100 to 104. Generation and learning have a device
 each; they overlap if `eta` is above 0. `runs/corrections/TASK.json` has the share of 512 held-out problems
-that each seed solves at the end, greedily and by sampling, and rewards and seconds of every iteration. A
-second start continues with the missing cells. Intervals are Student's, of 95%; `seconds to half` is the time
-until the mean reward of 10 iterations is half of the mean reward of the last 10 iterations of eta = 0.
+that each seed solves at the end, greedily and by sampling, and the rewards and seconds of every iteration. A
+second start runs only the missing cells. Intervals are Student's 95% intervals; `seconds to half` is the time
+until the mean reward of 10 iterations reaches half of that of the last 10 iterations with eta = 0.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ WITHOUT_STALENESS = ("naive", "decoupled")  # run with eta = 0, where all other 
 
 
 def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale: float) -> dict[str, Any]:
-    """Trains all seeds with one method and one eta."""
+    """Trains all seeds with one method and one eta, from the imitation run in `start`."""
     begun, experiment = time.process_time(), EXPERIMENTS[task]
     learner = make_scaled("grpo", environment(experiment.env), experiment.grpo, scale)
     learner = dataclasses.replace(learner, **METHODS[method])
@@ -92,20 +92,20 @@ def train_cell(task: str, method: str, eta: int, start: Path, seeds: int, scale:
 
 def results_table(cells: list[dict[str, Any]]) -> str:
     """A table of cells: solved problems in %, and the difference from training with eta = 0."""
-    means = {(c["method"], c["eta"]): statistics.mean(c["greedy"]) for c in cells}
+    means = {(cell["method"], cell["eta"]): statistics.mean(cell["greedy"]) for cell in cells}
     half_reward = next(
-        (statistics.mean(map(statistics.mean, c["reward"][-10:])) / 2 for c in cells if not c["eta"]), 0.0
+        (statistics.mean(map(statistics.mean, x["reward"][-10:])) / 2 for x in cells if not x["eta"]), 0.0
     )
     rows = []
-    for c in cells:
-        values = [100 * x for x in c["greedy"]]
+    for cell in cells:
+        values = [100 * x for x in cell["greedy"]]
         spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
-        baseline = means.get((c["method"] if (c["method"], 0) in means else "decoupled", 0))
+        baseline = means.get((cell["method"] if (cell["method"], 0) in means else "decoupled", 0))
         difference = "" if baseline is None else f"{statistics.mean(values) - 100 * baseline:+.1f}"
         solved = f"{statistics.mean(values):.1f} ± {spread:.1f}"
-        sampled = f"{100 * statistics.mean(c['sampled']):.1f}"
-        seconds = _seconds_until(half_reward, c), f"{c['wall_s'][-1]:.0f}"
-        rows.append((c["method"], c["eta"], solved, difference, sampled, *seconds))
+        sampled = f"{100 * statistics.mean(cell['sampled']):.1f}"
+        seconds = _seconds_until(half_reward, cell), f"{cell['wall_s'][-1]:.0f}"
+        rows.append((cell["method"], cell["eta"], solved, difference, sampled, *seconds))
     heads = ("method", "eta", "right, %", "from eta = 0", "sampled, %", "seconds to half", "seconds in all")
     return table(heads, rows)
 
@@ -113,10 +113,10 @@ def results_table(cells: list[dict[str, Any]]) -> str:
 def _seconds_until(goal: float, cell: dict[str, Any]) -> str:
     """Seconds of training until the mean reward of 10 iterations is at least `goal`."""
     means = [
-        statistics.mean(map(statistics.mean, cell["reward"][k - 10 : k]))
-        for k in range(10, len(cell["reward"]))
+        statistics.mean(map(statistics.mean, cell["reward"][i - 10 : i]))
+        for i in range(10, len(cell["reward"]))
     ]
-    return next((f"{cell['wall_s'][k + 10]:.0f}" for k, mean in enumerate(means) if mean >= goal), "never")
+    return next((f"{cell['wall_s'][i + 10]:.0f}" for i, mean in enumerate(means) if mean >= goal), "never")
 
 
 def main() -> None:
@@ -137,11 +137,11 @@ def main() -> None:
     cells = json.loads(path.read_text()) if path.exists() else []
     for eta in args.eta or ETAS:
         for method in args.only or METHODS:
-            is_done = any((c["method"], c["eta"]) == (method, eta) for c in cells)
+            is_done = any((cell["method"], cell["eta"]) == (method, eta) for cell in cells)
             if not is_done and (eta or method in WITHOUT_STALENESS):
                 cells.append(train_cell(args.task, method, eta, start, args.seeds, args.scale))
                 path.write_text(json.dumps(cells) + "\n")
-                print({k: v for k, v in cells[-1].items() if k not in ("reward", "wall_s")}, flush=True)
+                print({key: x for key, x in cells[-1].items() if key not in ("reward", "wall_s")}, flush=True)
     print(results_table(cells))
 
 

@@ -1,14 +1,14 @@
 """Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
     python -m bench.costs measure        measures each cell in its own process; resumes
-    python -m bench.costs report         prints errors and choices by machine, for cells that were not fitted
+    python -m bench.costs report         prints errors and choices by machine, for cells outside of the fit
     python -m bench.costs fit            fits the model's constants to one half of the cells
     python -m bench.costs fit --machines also fits each machine's calibration to its jobs
     python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)
-    python -m bench.costs search         times the choice among 245 candidates
+    python -m bench.costs search         times the choice of a policy among 245 candidates
 
-A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. A cell of
-`--of processes` has two processes with one device each. A cell of `--of streaming` has a lag in
+A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Cells of
+`--of processes` have two processes with one device each. Cells of `--of streaming` have a lag, in
 micro-batches; there the choice is the smallest lag whose predicted time is within 5% of the shortest.
 `bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
 after `python -m fdg.calibrate`.
@@ -40,9 +40,9 @@ from fdg.training.reference_jobs import ReferenceJob
 MACHINES = ROOT / "bench" / "machines"
 _TIMEOUT = 300  # seconds
 
-
+# Names of policies with their arguments.
 _GPU_ONLY: tuple[str, Any] = ("GPUOnly", ())
-_COARSE: list[tuple[str, Any]] = [("SingleLearnerCoarse", (("staleness", k),)) for k in (0, 1, 2)]
+_COARSE: list[tuple[str, Any]] = [("SingleLearnerCoarse", (("staleness", i),)) for i in (0, 1, 2)]
 
 
 class Cell(ReferenceJob):
@@ -74,7 +74,7 @@ class Machine:
         return MACHINES / self.name / f"{kind}.json"
 
     def measured_cells(self, kind: str = "cells") -> list[tuple[Cell, float]]:
-        """Cells of a kind, with seconds per iteration."""
+        """Cells of a kind, each with its measured seconds per iteration."""
         cells = results.read(self.file(kind)).get("cells", {})
         return [(Cell.of_key(key), result["seconds"]) for key, result in cells.items() if "seconds" in result]
 
@@ -92,6 +92,7 @@ def machines() -> list[Machine]:
 
 
 def cells() -> list[Cell]:
+    """Cells of one process: each job on several numbers of devices, under all policies that fit."""
     jobs = [
         ("PPO", "CartPole-v1", (("num_envs", 16), ("num_steps", 32))),
         ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
@@ -155,9 +156,6 @@ KINDS = {"cells": cells, "processes": cells_of_processes, "streaming": cells_of_
 PROCESSES = {"processes": 2}  # other kinds have one process
 
 
-# --- measuring ---
-
-
 def measure_one(key: str, address: str, process: int) -> float:
     """Seconds per iteration, in this process; with an address, this process is one of two."""
     import jax
@@ -177,7 +175,7 @@ def measure_one(key: str, address: str, process: int) -> float:
 
 
 def measure_in_processes(cell: Cell, processes: int) -> float:
-    """Seconds per iteration, in one or two new processes."""
+    """Seconds per iteration, measured in one or two new processes."""
     from fdg.processes.ports import free_port
 
     if processes == 1:
@@ -223,9 +221,6 @@ def measure(kind: str, only: str, again: bool, seconds: float) -> None:
         print(f"{cell}: {stored['cells'][cell.key]}", flush=True)
 
 
-# --- reporting ---
-
-
 def is_in_half(half: str, cell: Cell) -> bool:
     """Whether a cell belongs to "fitted", "other" or "all"."""
     return half == "all" or cell.is_fitted == (half == "fitted")
@@ -241,7 +236,7 @@ def report(kind: str, half: str) -> None:
     processes = PROCESSES.get(kind, 1)
     for measured_machine in machines():
         print(f"{measured_machine.name}:")
-        rows, num_groups = [], {}
+        rows, num_groups = [], {}  # rows: cells, with measured and predicted seconds per iteration
         for cell, seconds in measured_machine.measured_cells(kind):
             if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
@@ -253,8 +248,11 @@ def report(kind: str, half: str) -> None:
             continue
         rank = spearmanr([s for _, s, _ in rows], [p for _, _, p in rows]).statistic
         print(f"{len(rows)} cells ({half}): Spearman {rank:.3f}, median error {median_error(rows)}")
-        for cell, s, p in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
-            print(f"  {p / s:6.2f}  measured {s * 1e3:9.3f} ms  predicted {p * 1e3:9.3f} ms  {cell}")
+        for cell, seconds, predicted in sorted(rows, key=lambda row: -abs(math.log(row[2] / row[1]))):
+            print(
+                f"  {predicted / seconds:6.2f}  measured {seconds * 1e3:9.3f} ms"
+                f"  predicted {predicted * 1e3:9.3f} ms  {cell}"
+            )
         groups: dict[str, list[tuple[Cell, float, float]]] = {}
         for row in rows:
             if dict(row[0].policy_fields).get("staleness", 0) == 0:
@@ -279,7 +277,7 @@ def report(kind: str, half: str) -> None:
 
 
 def seconds_of_chosen_lag(rows: Sequence[tuple[Cell, float, float]]) -> float:
-    """Measured seconds with the smallest lag that is predicted to be within 5% of the best."""
+    """Measured seconds with the smallest lag whose prediction is within 5% of the best."""
     threshold = TIE * min(p for *_, p in rows)
     return next(
         s for _, s, p in sorted(rows, key=lambda row: dict(row[0].policy_fields)["lag"]) if p <= threshold
@@ -292,12 +290,12 @@ def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
 
 
 def fit(half: str, with_calibrations: bool) -> None:
-    """Prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
+    """Fits the model, and prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
 
     A machine without a calibration uses these values, and a calibration starts from them.
 
     Args:
-      half: "fitted"; "all" gives the best possible fit, whose values are not for the code.
+      half: "fitted"; "all" shows the best possible fit, whose values do not belong in the code.
       with_calibrations: whether to fit each machine's calibration as `python -m fdg.calibrate` does. If a
         calibration has no reference jobs, the times of the machine's cells replace them.
     """

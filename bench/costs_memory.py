@@ -1,4 +1,4 @@
-"""Compares the memory that plans estimate with the memory that XLA allocates on a device.
+"""Compares plans' estimates of memory with the memory that XLA allocates on a device.
 
     python -m bench.costs memory                   compiles each job in its own process; resumes
     python -m bench.costs memory --only staleness  jobs whose name contains this
@@ -72,7 +72,7 @@ def compiled_bytes(job: ReferenceJob) -> dict[str, int]:
 
 
 def compare(job: ReferenceJob) -> list[tuple[str, int, int]]:
-    """Each group with its estimated bytes, and XLA's bytes of its largest program."""
+    """For each group: its name, its estimated bytes, and XLA's bytes of its largest program."""
     plan, measured = fdg.place(*job.build(), job.devices), xla_bytes()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
     for program in plan.programs:

@@ -1,16 +1,16 @@
-"""Whether every environment starts: three iterations, with only its name as a flag.
+"""Tests whether every environment starts: trains for three iterations, with its name as the only flag.
 
     python -m bench.every_environment                        # all; writes docs/every_environment.md
-    python -m bench.every_environment --only jumanji: MPE_   # names with these prefixes; the table keeps all
-    python -m bench.every_environment --sample 100 --seed 0  # 100 random ones of EnvPool and Gymnasium
+    python -m bench.every_environment --only jumanji: MPE_   # names with these prefixes; the page keeps all
+    python -m bench.every_environment --sample 100 --seed 0  # 100 random ones from EnvPool and Gymnasium
     python -m bench.every_environment --again                # tries refused environments again
     python -m bench.every_environment --trace                # only traces: quick
     python -m bench.every_environment --list                 # prints names, in the order of the trials
 
-Each environment runs in its own fork, on one device, with `--limit` seconds of CPU time: a hang or a crash
-affects no other, and other work on the machine makes no difference. Finished environments are skipped, so an
-interrupted run continues. `--seed` shuffles the order, so that the environments that are finished first are a
-fair sample. The algorithm is PPO for one agent, IPPO for several.
+Each environment runs in its own fork, on one device, for at most `--limit` seconds of CPU time. So a hang or
+crash affects no other environment, and other work on the machine makes no difference. A second start skips
+finished environments. `--seed` shuffles the order, so that the environments that finish first are a fair
+sample. The algorithm is PPO for one agent, IPPO for several.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ ON_THE_HOST = ("envpool:", "gymnasium:")
 
 
 def sample_host_environments(count: int, seed: int) -> list[str]:
-    """Random environments, alternately of EnvPool and Gymnasium."""
+    """Names of `count` random environments, alternately of EnvPool and Gymnasium; none if `count` is 0."""
     if not count:
         return []
     import envpool
@@ -60,7 +60,7 @@ def jax_environments(seed: int) -> list[str]:
 
 
 def start(name: str, trace: bool) -> dict[str, Any]:
-    """Trains in an environment; with `trace` only traces it, and steps it if it lives on the host."""
+    """Trains, or with `trace` only traces (and steps, if on the host); returns the row of the results."""
     import jax
 
     import envs
@@ -88,7 +88,7 @@ def start(name: str, trace: bool) -> dict[str, Any]:
 
 
 def _step(env: Any, count: int) -> None:
-    """Checks two steps of a batch of environments on the host."""
+    """Makes two steps with `count` environments on the host, and checks their results."""
     import jax
 
     from envs.checking import check_batch_step
@@ -125,7 +125,7 @@ def start_in_fork(name: str, trace: bool, limit: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The page: counts, refusals with reasons, and the environments that started."""
+    """The page, as Markdown: counts, refusals with reasons, and the environments that started."""
     started = {name: result for name, result in results.items() if result["ok"]}
     refused = {name: result for name, result in results.items() if not result["ok"]}
     counts = []
@@ -141,7 +141,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         )
     head = ("", "tried", "trained", "traced, and stepped if on the host", "refused")
     reasons = [(f"`{name}`", result["message"].replace("|", "/")) for name, result in refused.items()]
-    started_rows = [(f"`{n}`", r["algo"], r["preset"] or "none", r["how"]) for n, r in started.items()]
+    started_rows = [(f"`{name}`", x["algo"], x["preset"] or "none", x["how"]) for name, x in started.items()]
     parts = [
         "# Which environments start",
         "Each environment was trained for three iterations, with `--env` as the only flag. The tables count"

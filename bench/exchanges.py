@@ -1,4 +1,4 @@
-"""Prints the exchanges in the plans of all presets on four devices, which no version of JAX should change.
+"""Prints the exchanges in plans of all presets on four devices; all versions of JAX should give the same.
 
 python -m bench.exchanges > one.txt        # then with another JAX: diff one.txt other.txt
 """
@@ -6,7 +6,7 @@ python -m bench.exchanges > one.txt        # then with another JAX: diff one.txt
 import os
 import sys
 
-# Each algorithm with one environment of each family that it has a preset for (or runs with defaults).
+# Each algorithm with an environment of each family for which it has a preset, or in which its defaults run.
 JOBS = {
     "ppo": """CartPole-v1 Acrobot-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 Breakout-MinAtar
         SpaceInvaders-MinAtar Catch-bsuite brax:reacher Craftax-Symbolic-v1 octax:brix jumanji:Snake-v1""",
@@ -50,16 +50,16 @@ def graph_of(algorithm, environment):
 
 
 def exchange_lines(graph, policy):
-    """The movements between devices in a plan, one a line, sorted."""
+    """Sorted lines, one for each movement between devices in a plan under a policy."""
     import fdg
     import policies
 
     plan = fdg.place(graph, policies.get(policy)(), DEVICES)
     return sorted(
-        f"{m.how} {m.source} -> {m.target} ({m.where}):"
-        f" {m.crossings_per_iteration} times {m.bytes_per_crossing} bytes"
-        for m in plan.movements
-        if m.how
+        f"{move.how} {move.source} -> {move.target} ({move.where}):"
+        f" {move.crossings_per_iteration} times {move.bytes_per_crossing} bytes"
+        for move in plan.movements
+        if move.how
     )
 
 

@@ -1,11 +1,11 @@
-"""Exports folders, and compares how fdg, Transformers and PEFT read them: logits, token ids and adapters.
+"""Exports models, and compares how fdg, Transformers and PEFT read them: logits, token ids and adapters.
 
     python -m venv build/venvs/transformers
     build/venvs/transformers/bin/pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
     python -m bench.exports --python build/venvs/transformers/bin/python
 
-Each network shape is exported once, with random parameters and with the next kind of tokenizer in turn. Then
-fdg and Transformers (`bench/exports_reference.py`) read the folder.
+Each network shape is exported once into a folder, with random parameters and a tokenizer, whose kinds take
+turns. Then fdg and Transformers (`bench/exports_reference.py`) read the folder.
 """
 
 import json
@@ -156,7 +156,7 @@ TOKENIZERS = {
 
 
 def make_tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """Writes the files of a tokenizer of this kind into a folder, and reads them as a checkpoint's."""
+    """Writes the files of a tokenizer of this kind into a folder, and reads them as from a checkpoint."""
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()
@@ -197,7 +197,7 @@ def random_texts(kind: str, count: int) -> list[str]:
 
 
 def random_parameters(config: DecoderConfig, seed: int) -> Any:
-    """Random parameters, large enough that logits differ; those of one axis have mean 1."""
+    """Random parameters, large enough that logits differ; those with one axis have mean 1 (else 0)."""
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
     rng = np.random.default_rng(seed)
     return jax.tree.map(

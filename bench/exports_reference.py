@@ -2,8 +2,8 @@
 
 <venv>/bin/python bench/exports_reference.py JOBS.json OUT.npz
 
-A job has a folder. It may have `tokens` whose logits are computed, `texts` to encode and decode, `messages`
-of a chat, a folder of `adapters` to load first, and a folder `make_adapters` to write random adapters into.
+A job has a model's `folder`. It may have `tokens` (for logits), `texts` (to encode and decode), `messages` of
+a chat, `adapters` (a folder to load), and `make_adapters` (a folder; random adapters are written there).
 """
 
 import json

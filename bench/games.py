@@ -1,6 +1,6 @@
-"""Matches of AlphaZero, PPO trained by self-play, their earlier checkpoints, and untrained players.
+"""Plays matches of AlphaZero, PPO trained by self-play, their earlier checkpoints, and untrained players.
 
-    python -m bench.games                                   # Connect Four on 5 x 4 places
+    python -m bench.games                                   # Connect Four on a board of 5 x 4
     python -m bench.games --env game:tic_tac_toe --steps 100000 --out build/games
 
 AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count. PPO
@@ -247,6 +247,7 @@ def main() -> None:
 
 
 def write(args: Any, moves: int, results: dict[Any, Any], seconds: dict[str, float]) -> None:
+    """Writes games.json: the arguments, training times, and the outcomes of the matches so far."""
     args.out.mkdir(parents=True, exist_ok=True)
     facts = {
         **{name: value for name, value in vars(args).items() if value not in (args.out, float("inf"))},
@@ -254,7 +255,7 @@ def write(args: Any, moves: int, results: dict[Any, Any], seconds: dict[str, flo
         "moves": moves,
         "training seconds": seconds,
         "won, drawn, lost": {
-            ", ".join(names): [int((s == x).sum()) for x in _OUTCOMES] for names, s in results.items()
+            ", ".join(names): [int((score == x).sum()) for x in _OUTCOMES] for names, score in results.items()
         },
     }
     (args.out / "games.json").write_text(json.dumps(facts, indent=1) + "\n")

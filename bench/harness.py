@@ -1,4 +1,4 @@
-"""Helpers of benchmarks: measuring in turns, medians with their spread, tables, command lines."""
+"""Helpers for benchmarks: measuring in turns, medians with their spread, tables, command lines."""
 
 import argparse
 import dataclasses

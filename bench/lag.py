@@ -1,4 +1,4 @@
-"""Compares pipelines of micro-batches with their lower bound of time; stages sleep in host callbacks.
+"""Compares the time of pipelines of micro-batches with its lower bound; stages sleep in host callbacks.
 
 Each of the four stages (generation, reward, reference, learning) has a device; parameters change after the
 last micro-batch. With `M` micro-batches, stages of `t` seconds and lag `d` (0 to 3), an iteration takes
@@ -27,7 +27,7 @@ RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # gene
 
 
 def sleep_then_return(x, duration):
-    """Returns `x` after a host callback has slept for `duration` seconds; 0 makes no callback."""
+    """Returns `x` after a host callback has slept for `duration` seconds; if 0, without a callback."""
 
     def sleep(x):
         time.sleep(duration)

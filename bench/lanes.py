@@ -1,8 +1,8 @@
 """Compares two lanes, an actor and a learner that only sleep, with the shortest possible time.
 
-With a staleness of 1, acting and learning do not wait for each other. If each of the two fragments takes t
-seconds, n iterations take at least (n + 1) * t seconds with a staleness of 1, and 2 * n * t seconds with a
-staleness of 0. Each measurement is one `run`.
+A lane is a host thread that starts the programs of one group. With a staleness of 1, acting and learning do
+not wait for each other. If each of the two fragments takes t seconds, n iterations take at least (n + 1) * t
+seconds with a staleness of 1, and 2 * n * t seconds with a staleness of 0. A measurement is one `Engine.run`.
 
     python -m bench.lanes
 """

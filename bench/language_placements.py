@@ -3,10 +3,10 @@
     python -m bench.language_placements                # all algorithms, three iterations, all placements
     python -m bench.language_placements --only grpo --placement hybrid
 
-Every line has the largest difference from plain `iterate` in any leaf of the state, relative to the leaf's
-largest value, and whether all tokens are equal. With `--float32` the bound is 1e-5 instead of 1e-12. `judged`
-is GRPO with a reward model; `reward_model` trains a reward model with adapters. In `grpo equal` and
-`ppo equal` all responses have the same reward: parameters must not move, not even by rounding.
+Each line has the largest difference from plain `iterate` in any leaf of the state, relative to the leaf's
+largest value (or to 1), and whether all tokens are equal. With `--float32` the bound is 1e-5, not 1e-12.
+`judged` is GRPO with a reward model; `reward_model` trains a reward model with adapters. In `grpo equal` and
+`ppo equal` all responses have the same reward, so that rounding alone could change the parameters.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class ConstantRewardTask(envs.text.TextTask):
 
 
 def with_token_checksum(base):
-    """An algorithm class with another metric, a checksum of the tokens of an iteration."""
+    """The algorithm class with an additional metric, a checksum of the tokens of an iteration."""
 
     def _lengths(self, responses):
         rows, width = responses.tokens.shape
@@ -82,7 +82,7 @@ ALGORITHMS = {
     "ppo equal": lambda: with_token_checksum(PPORLHF)(env=constant_reward_env, num_prompts=16, **SIZES),
 }
 
-PLACEMENTS = {  # policies, and numbers of devices
+PLACEMENTS = {  # policies with numbers of devices
     "colocated": (Colocated(), 8),
     "hybrid": (Colocated(model_parallel=4, generation_parallel=2), 8),
     "fsdp": (Colocated(parameters="fsdp", generation_parallel=1), 8),
@@ -100,7 +100,7 @@ def algorithm_of(name):
 
 @functools.cache
 def run_plain(name, iterations):
-    """State and token checksums of plain calls of `iterate`."""
+    """The state after plain calls of `iterate`, and the token checksum of each."""
     algorithm = algorithm_of(name)
     state, checksums = jax.jit(algorithm.init)(jax.random.key(3)), []
     iterate = jax.jit(algorithm.iterate)

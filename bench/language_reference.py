@@ -20,6 +20,7 @@ transformers.logging.set_verbosity_error()
 
 
 def logits(file: str) -> dict[str, np.ndarray]:
+    """Logits of each case in the file, without and with padding, and digests of gradients."""
     results = {}
     for case in json.loads(pathlib.Path(file).read_text()):
         config = AutoConfig.for_model(**case["config"])
@@ -50,6 +51,7 @@ def logits(file: str) -> dict[str, np.ndarray]:
 
 
 def gguf(file: str) -> dict[str, np.ndarray]:
+    """256 tokens that the model generates greedily; the best token at each position; the last logits."""
     path = pathlib.Path(file)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, 32))

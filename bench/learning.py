@@ -26,7 +26,7 @@ PICTURES = Path("docs/images/learning")
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One row.
+    """One experiment: a row of the table.
 
     Attributes:
       algo, env: names for the command line.
@@ -106,7 +106,7 @@ EXPERIMENTS = (
 
 
 def row(experiment: Experiment, runs: Sequence[Path]) -> str:
-    """A line of the table in `docs/results.md`."""
+    """The experiment's line of the table in `docs/results.md`, from its run directories."""
     outcome = Outcome.of(runs)
     statistic = interquartile_mean if experiment.of == "interquartile mean" else np.mean
     verdict = "met" if statistic(outcome.returns) >= experiment.at_least else "not met"

@@ -1,9 +1,9 @@
-"""Compares the speed of streams and synchronous training; the longest response has 10 times the mean length.
+"""Compares the speed of streams and synchronous training if few responses are long: up to 10 times the mean.
 
-A response's key gives its length, from a lognormal distribution, whatever the network generates. There are as
-many slots as responses in a batch, and all sides run on the same devices. Only tokens with non-zero weight
-count. Sides take turns. The ratios are of tokens per second, of tokens per second of CPU time (which other
-work on the machine affects less), and of tokens per tick, which ignores the time outside of generation.
+A response's random key alone gives its length, from a lognormal distribution. There are as many slots as
+responses in a batch. All sides run on the same devices, in turns. Only tokens with non-zero weight in the
+loss count. The ratios are of tokens per second, of tokens per second of CPU time (which other work on the
+machine affects less), and of tokens per tick (a decoding step), which ignore the time outside of generation.
 
     python -m bench.long_tails                      # one device: Colocated
     python -m bench.long_tails --policy split       # two devices: Split, staleness 1
@@ -50,7 +50,7 @@ class CountedTokens(GRPO):
     def _batch_metrics(self, batch, iteration):
         return {
             **super()._batch_metrics(batch, iteration),
-            "weighed": jnp.sum(batch.weight_mask, dtype=jnp.int32),
+            "num_weighted": jnp.sum(batch.weight_mask, dtype=jnp.int32),
         }
 
 
@@ -69,11 +69,11 @@ def with_drawn_lengths(draw, mean):
 
 
 def generate(algorithm, state):
-    """An iteration without learning: the state with new responses, and their metrics."""
+    """Runs an iteration without learning; returns the state, and metrics of the new responses."""
     rollout, stream, _ = rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
     length = jnp.sum(rollout.responses.own, axis=1)
     metrics = {
-        "weighed": jnp.sum(loss_mask(algorithm, rollout), dtype=jnp.int32),
+        "num_weighted": jnp.sum(loss_mask(algorithm, rollout), dtype=jnp.int32),
         "response_length": jnp.mean(length),
         "response_length_max": jnp.max(length),
         "staleness": jnp.zeros(()),
@@ -83,7 +83,7 @@ def generate(algorithm, state):
 
 
 class Side:
-    """An algorithm with its settings and its policy; a call trains for some iterations."""
+    """One side. A call runs a round; it returns tokens per second, per second of CPU time, and per tick."""
 
     def __init__(self, policy, devices, args, **fields):
         task = dataclasses.replace(envs.make("text:addition"), max_response=LONGEST * args.mean)
@@ -109,7 +109,7 @@ class Side:
         self.state, metrics = jax.block_until_ready(self.run(self.state))
         wall_seconds, cpu_seconds = time.perf_counter() - wall_seconds, time.process_time() - cpu_seconds
         self.metrics_of_rounds.append({name: np.asarray(x) for name, x in metrics.items()})
-        tokens = int(self.metrics_of_rounds[-1]["weighed"].sum())
+        tokens = int(self.metrics_of_rounds[-1]["num_weighted"].sum())
         return (
             tokens / wall_seconds,
             tokens / cpu_seconds,

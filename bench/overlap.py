@@ -1,8 +1,8 @@
 """Measures how far actors and learners overlap with staleness, on two host devices with one thread each.
 
-One process alternates between iterations without staleness, in which the actor and the learner never overlap,
-and iterations with `staleness=1`. Because two host devices share caches and memory, `machine` measures how
-much the same two programs slow each other down without an engine, started together on arrays that are ready.
+One process alternates between iterations without staleness, in which actor and learner never overlap, and
+iterations with `staleness=1`. Two host devices share caches and memory. So `machine` measures how much the
+same two programs slow each other down without an engine, if they start together on arrays that are ready.
 
     python -m bench.overlap
 """
@@ -28,15 +28,15 @@ ROUNDS, ITERATIONS = 7, 40  # calls are long, because at the end of a call one o
 
 
 def main() -> dict:
-    """Medians over the rounds, of seconds per iteration and of ratios."""
+    """Measures; returns medians over the rounds: seconds per iteration, and ratios."""
     fdg.host_devices(2)
     devices = jax.devices("cpu")
     algorithm = algos.PPO(
         env=envs.make("Acrobot-v1"), num_envs=256, num_steps=64, num_epochs=1, total_steps=10**9
     )
-    runs = {k: _Run(algorithm, policies.SingleLearnerCoarse(staleness=k), devices) for k in (0, 1)}
+    runs = {i: _Run(algorithm, policies.SingleLearnerCoarse(staleness=i), devices) for i in (0, 1)}
     machine = _slowdown_without_engine(runs[1].engine)
-    sides = {**{k: run.seconds for k, run in runs.items()}, "machine": machine}
+    sides = {**{i: run.seconds for i, run in runs.items()}, "machine": machine}
     rounds = in_turns(sides, ROUNDS, warm_up=0)
     rows = [
         {
@@ -55,6 +55,8 @@ def main() -> dict:
 
 
 class _Run:
+    """An engine and its state, which each measurement continues."""
+
     def __init__(self, algorithm, policy, devices):
         self.engine = fdg.compile(algorithm, policy, devices)
         self.state, metrics = self.engine.run(self.engine.init(0), ITERATIONS)

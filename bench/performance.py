@@ -1,4 +1,4 @@
-"""Writes tables and pictures of `docs/performance.md`, from `docs/performance.json`.
+"""Writes the tables and pictures of `docs/performance.md` from the figures in `docs/performance.json`.
 
 python -m bench.performance            # rewrites the text between the two marks of the document
 """
@@ -85,7 +85,7 @@ def _both_sides(ours: float, theirs: float) -> str:
 
 
 def _equal(rows: Iterable[Figures]) -> str:
-    """For each task, the settings that are equal on both sides, and our command line."""
+    """A line for each task: the settings that are equal on both sides, and our command line."""
     by_text: dict[tuple[str, str], str] = {}
     for row in rows:
         command = re.sub(r" --num-envs \d+ --total-steps \d+", " --num-envs N", row["flags"])

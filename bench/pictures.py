@@ -1,4 +1,4 @@
-"""Draws the pictures of `docs/performance.md`."""
+"""Draws the pictures of `docs/performance.md` from measured figures."""
 
 from collections.abc import Mapping
 from pathlib import Path

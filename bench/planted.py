@@ -1,10 +1,10 @@
-"""Tests whether `fdg.diff` names the fragment in which one operation was changed.
+"""Tests whether `fdg.diff` names the fragment in which one operation was changed ("planted" faults).
 
     python -m bench.planted --count 50 --seed 0
 
-`--count` algorithms with a change, and as many without, are compared with recordings of the original
-algorithms. The change multiplies the result of a random operation by 1 + 1e-6. If a change has no effect on
-the state after an iteration (as in a product with zero), another change is drawn.
+This compares `--count` changed algorithms, and as many unchanged ones, with recordings of the original
+algorithms. A change multiplies the result of a random operation by 1 + 1e-6. If a change has no effect on the
+state after an iteration (as in a product with zero), another change is drawn.
 """
 
 import random
@@ -30,13 +30,7 @@ OFF_POLICY = {"num_envs": 4, "hidden": (4,), "buffer_size": 64, "batch_size": 4,
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 4, "num_steps": 4, "hidden": (4,), "num_minibatches": 2, "num_epochs": 1},
     "a2c": {"num_envs": 4, "num_steps": 4, "hidden": (4,)},
-    "recurrent_ppo": {
-        "num_envs": 4,
-        "num_steps": 4,
-        "hidden": (4,),
-        "num_minibatches": 2,
-        "num_epochs": 1,
-    },
+    "recurrent_ppo": {"num_envs": 4, "num_steps": 4, "hidden": (4,), "num_minibatches": 2, "num_epochs": 1},
     "dqn": {**OFF_POLICY, "num_steps": 2},
     "sac": {**OFF_POLICY, "num_steps": 2},
 }
@@ -103,13 +97,14 @@ def plant(algorithm: Any, graph: fdg.FDG, fragment: str, rng: random.Random) -> 
 
 
 def _is_candidate(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation has one float32 result and no inner jaxpr, and is not an identity."""
     if jaxprs.bodies(eqn) or len(eqn.outvars) != 1 or isinstance(eqn.outvars[0], core.DropVar):
         return False
     return str(getattr(eqn.outvars[0].aval, "dtype", "")) == "float32" and not jaxprs.is_identity(eqn)
 
 
 def run_of(algorithm: Any, seed: int) -> Run:
-    """A run with the first state of a seed."""
+    """An untrained run, with the initial state of a seed."""
     return Run(algorithm, jax.jit(algorithm.init)(jax.random.key(seed)), 0, seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""Compares the planned cost of resharding parameters on 8 host devices with the programs that XLA compiles.
+"""Compares the planned costs of resharding parameters with those of XLA's programs, on 8 host devices.
 
     python -m bench.resharding
 
@@ -15,10 +15,11 @@ import re
 from bench.harness import table
 
 TRAIN, GENERATE, DATA = 4, 2, 2  # devices per model in training and in generation, replicas of the model
+# Axes: model replicas, generation shards, training shards within a generation shard.
 MESH = (("d", DATA), ("g", GENERATE), ("j", TRAIN // GENERATE))
 SHAPE = (1024, 1024)
 
-ENGINES = {  # layouts before and in generation, and the paper's formulas
+ENGINES = {  # mesh axes of each dimension in training and in generation, and the paper's formulas
     "DeepSpeed-Chat": ((("d", "g", "j"),), (), "(tpd-1)/tpd", "1", "1/tpd"),
     "HybridFlow-V": ((("g", "j"),), (), "(tp-1)/tp", "1", "1/tp"),
     "HybridFlow, and here": ((("g", "j"),), (("g",),), "(tp-tg)/(tg tp)", "1/tg", "0"),
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def value(formula: str, sizes: dict[str, int]) -> float:
-    """The value of a formula of the paper, in which products have no sign, such as "tg tp"."""
+    """The value of a formula of the paper, such as "(tp-tg)/(tg tp)"; a product is written without a sign."""
     top, _, bottom = formula.partition("/")
 
     def product(text: str) -> int:
@@ -120,7 +121,7 @@ def read_program(program):
 
 
 def group_size(line: str) -> int:
-    """The group size of a collective: of `[4,2]<=...`, or of `mesh['a'=4,'b'=2]... {'a'}`."""
+    """The group size of a collective in HLO, such as `[4,2]<=...` or `mesh['a'=4,'b'=2]... {'a'}`."""
     if count := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(count[1])
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", line)}
@@ -129,6 +130,7 @@ def group_size(line: str) -> int:
 
 
 def collective_lines(text: str) -> list[str]:
+    """The lines of a program's HLO that begin a collective."""
     kinds = r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
     return [line for line in text.splitlines() if re.search(rf" = .*? {kinds}", line)]
 

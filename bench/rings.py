@@ -1,9 +1,9 @@
 """Measures the speed of rollouts in rings, with environments and inference that sleep in host callbacks.
 
-*Even*: a step sleeps s seconds for each instance in turn, and inference sleeps f seconds for each
-row. With R rings, which overlap stepping and inference, a rollout is at most min(R, 1 + s / f) times as fast.
-*Uneven*: every instance has its own worker with lognormal step times; the bound is the speed of free-running
-workers, which do not wait for each other.
+Rings are parts of the environments that take turns: some step while the actor infers for others. *Even*: a
+step sleeps s seconds for each instance in turn, and inference sleeps f seconds for each row; with R rings, a
+rollout is at most min(R, 1 + s / f) times as fast. *Uneven*: every instance has its own worker with lognormal
+step times; the bound is the speed of free-running workers, which do not wait for each other.
 
     python -m bench.rings even
     python -m bench.rings uneven --rounds 3 --workers 64 --median 0.1 --steps 32

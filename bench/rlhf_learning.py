@@ -1,4 +1,4 @@
-"""Measures how much GRPO improves on imitation: the curves and shares in `docs/results.md`.
+"""Measures how much GRPO improves on imitation: curves and shares of solved problems in `docs/results.md`.
 
     python -m bench.rlhf_learning addition                       # 5 seeds, one after the other
     python -m bench.rlhf_learning addition --first-seed 5        # seeds on which no setting was chosen
@@ -6,7 +6,7 @@
     python -m bench.rlhf_learning sorting --seeds 1 --scale 0.1  # a tenth of the steps, to try it
 
 Settings are the presets of `--algo sft` and `--algo grpo` on these tasks (`algos/presets/language.py`). Each
-seed first imitates right answers until it solves the share `start` of held-out problems greedily; then it
+seed first imitates right answers until it solves the share `start` of held-out problems greedily; then GRPO
 learns from rewards alone. `runs/rlhf/TASK-REWARD.json` has the shares of 512 held-out problems solved at the
 start and at the end, greedily and by sampling, CPU seconds with compilation, and the target.
 `runs/rlhf/TASK-REWARD.png` has the curves. A second start continues with the missing seeds.
@@ -51,8 +51,8 @@ class Experiment:
     as_ratio: bool = False
 
 
-def _addition(digits: str) -> Experiment:
-    return Experiment(f"text:addition?{digits}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
+def _addition(options: str) -> Experiment:
+    return Experiment(f"text:addition?{options}max_response=4", 0.25, 5, {"total_steps": 128_000}, {}, 0.98)
 
 
 EXPERIMENTS = {
@@ -71,8 +71,8 @@ def random_reward(prompts: list[str], responses: list[str], answers: list[Any]) 
     return [float(zlib.crc32(text.encode()) >> 7 & 1) for text in texts]
 
 
-def one_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
-    """Trains one seed; returns its shares of solved held-out problems before and after."""
+def train_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any]:
+    """Trains one seed; returns its shares of solved held-out problems before and after GRPO."""
     experiment, begun = EXPERIMENTS[name], time.process_time()
     env = environment(experiment.env)
     folder = _folder(name, seed, reward)
@@ -139,7 +139,7 @@ def main() -> None:
     rows = json.loads(path.read_text())["seeds"] if path.exists() else []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         if all(row["seed"] != seed for row in rows):
-            rows.append(one_seed(args.task, seed, args.reward, args.scale))
+            rows.append(train_seed(args.task, seed, args.reward, args.scale))
             print(rows[-1], flush=True)
             path.write_text(json.dumps({**settings, "seeds": rows}, indent=1) + "\n")
     if args.reward == "task":  # with a random reward, training does not record `reward_correct`

@@ -1,4 +1,4 @@
-"""Writes TRL's losses of random arrays to `tests/rlhf/trl_losses.json`, for comparison in tests.
+"""Writes TRL's losses of random arrays to `tests/rlhf/trl_losses.json`; tests compare fdg's losses with them.
 
 It runs in an environment with torch, transformers and trl 1.16.0, and imports nothing of fdg:
 
@@ -105,6 +105,8 @@ def loss_and_gradient(compute, log_prob) -> dict:
 
 
 def grpo(batch, importance=None, **settings):
+    """GRPO; `importance` has importance weights of tokens (None: all 1)."""
+
     def compute(log_prob):
         ratio_entry = {} if importance is None else {"importance_sampling_ratio": torch.tensor(importance)}
         return GRPOTrainer._compute_loss(

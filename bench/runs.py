@@ -1,4 +1,4 @@
-"""Trains with `fdg.train` into run directories, and writes their evaluation returns as cells of a table."""
+"""Trains with `fdg.train` into run directories, and formats their evaluation returns as cells of a table."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def train_seeds(flags: Sequence[str], out: Path, first: int, count: int, togethe
     """Trains `count` seeds, in one program or one after the other; returns the run directories."""
     if together:
         return [train([*flags, "--num-seeds", str(count), "--seed", str(first)], out)]
-    return [train([*flags, "--seed", str(s)], out / f"seed-{s}") for s in range(first, first + count)]
+    return [train([*flags, "--seed", str(i)], out / f"seed-{i}") for i in range(first, first + count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Outcome:
     @classmethod
     def of(cls, runs: Sequence[Path]) -> "Outcome":
         summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
-        returns = [r for s in summaries for r in s.get("eval_returns", [s["eval_return"]])]
-        return cls(np.array(returns), summaries[0]["env_steps"], sum(s["wall_s"] for s in summaries))
+        returns = [value for x in summaries for value in x.get("eval_returns", [x["eval_return"]])]
+        return cls(np.array(returns), summaries[0]["env_steps"], sum(x["wall_s"] for x in summaries))
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Compares workers of a Ray fleet on this machine that act (satellites) with workers that receive actions.
+"""Compares Ray workers that act themselves (satellites) with workers that receive actions, on this machine.
 
-Instances sleep in each step, so that many workers can share a few cores; the actor is a small network. This
-process measures a worker's *own rate*: it acts for the rows of one worker and steps them, without a fleet.
-With `--kill N`, SIGKILL ends N workers between rounds: only their rows are lost.
+Instances of the environment sleep in each step, so that many workers can share a few cores; the actor is a
+small network. For a worker's *own rate*, this process acts for one worker's rows and steps them, without a
+fleet. With `--kill N`, SIGKILL ends N workers between rounds; only episodes of their rows should be lost.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8
@@ -55,7 +55,7 @@ def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
 
 
 def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> float:
-    """Seconds of a rollout if this process acts for a worker's rows and steps them."""
+    """Seconds of a rollout if this process acts for the rows of one worker and steps them."""
     algorithm = algos.IMPALA(env=HostEnvironment(source), num_envs=rows, total_steps=10**9)
     network = algorithm._network
     zeros = jnp.zeros((rows, *source.observation_space.shape))

@@ -1,4 +1,4 @@
-"""Trains all algorithms in all small environments: a study (`fdg study bench/table.toml`), or a part of it.
+"""Trains all algorithms in all small environments (the study `bench/table.toml`), or a part of them.
 
     python -m bench.table --list                              # prints the cells
     python -m bench.table                                     # trains all cells, into runs/table

@@ -1,4 +1,4 @@
-"""A convolution as a matrix product (`algos.layers.Convolution`) compared with `flax.linen.Conv`.
+"""Compares the speed of `algos.layers.Convolution`, a matrix product, with `flax.linen.Conv`.
 
 Both layers have the same parameters. They take turns; a call computes gradients of minibatches in a loop.
 """

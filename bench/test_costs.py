@@ -1,4 +1,4 @@
-"""Measures costs of a run besides its steps (start, memory, evaluation, files), and of large runs and sweeps.
+"""Measures what a run costs besides its steps (start, memory, evaluation, files), and large runs and sweeps.
 
 make bench ARGS="-k costs -s"
 make bench ARGS="-k sweep -s"            # 3 x 16 agents, compared with a few separate runs
@@ -96,7 +96,7 @@ def test_costs_agent_of_many_seeds(benchmark, record):
 
 
 def _ratio(name, flags, reference_flags, at_most, benchmark, record):
-    """Records the ratio of seconds per step under two sets of flags."""
+    """Records the seconds per step with `flags`, relative to those with `reference_flags`."""
     with ours(flags) as driver, ours(reference_flags) as other:
         rounds = in_turns({"flags": driver.round, "of_flags": other.round}, PAIRS)
     benchmark.pedantic(lambda: None, rounds=1)

@@ -1,4 +1,4 @@
-"""The cost of the engine: `Engine.run` compared with the same PPO as a plain `jax.jit` function.
+"""Measures the cost of the engine: compares `Engine.run` with the same PPO as a plain `jax.jit` function.
 
 The plain PPO runs the same functions without fragments. A second benchmark compares the engine, whose number
 of iterations is an argument, with a scan of a fixed length. The two sides take turns in one process; the

@@ -72,8 +72,7 @@ CASES = tuple(_cases())
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, id=c.name, marks=() if c.quick else pytest.mark.thorough) for c in CASES],
+    "case", [pytest.param(x, id=x.name, marks=() if x.quick else pytest.mark.thorough) for x in CASES]
 )
 def test_speed(case, benchmark, record):
     with ours(case.flags) as driver:

@@ -76,7 +76,7 @@ class Figures:
 
 
 def measure(num_envs):
-    """Measures the `Figures` of CartPole."""
+    """Measures `Figures` with PPO on CartPole."""
     fdg.host_devices(2)
     algorithm = ActingOnly(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
     engine = fdg.compile(algorithm, policies.SingleLearnerFine(), jax.devices()[:2])
@@ -105,13 +105,13 @@ def measure(num_envs):
         statistics.median(host_seconds) / items * 1e6,
         items,
         statistics.median(iteration_seconds),
-        {name: statistics.median(count) for name, count in rounds.items()},
+        {name: statistics.median(times) for name, times in rounds.items()},
         Spread.ratio(map(sum, zip(*rounds.values(), strict=True)), iteration_seconds),
     )
 
 
 def _repeated_program(program, call):
-    """A function that runs a program as often as an iteration does; results replace donated arguments."""
+    """A function that runs a program as often as an iteration does; its results replace donated arguments."""
     arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
     free_outputs, output_of = list(range(len(call.outputs))), {}
     for i in sorted(call.donated):

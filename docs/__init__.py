@@ -1,1 +1,1 @@
-"""Documents, and what keeps them true."""
+"""The documentation, with modules that build its site, draw its pictures and run its code."""

@@ -1,6 +1,6 @@
-"""Draws the picture of README, from the root: `python -m docs.draw_front`.
+"""Draws README's picture, docs/images/front.png: `python -m docs.draw_front`, in the root of the repository.
 
-PPO on CartPole-v1 under two distribution policies: where its fragments run, and the learning curves of both.
+It shows PPO on CartPole-v1 under two distribution policies: the devices of fragments, and learning curves.
 """
 
 from pathlib import Path
@@ -17,6 +17,7 @@ import policies
 
 OUT = Path(__file__).parent / "images" / "front.png"
 COLOURS = {"act": "#cfd8f7", "step": "#d5edd9", "learn": "#fbd9c4"}
+# Label, policy, number of devices, colour and line width of the curve.
 PLACEMENTS = [
     ("GPUOnly(), 1 device", policies.GPUOnly(), 1, "#9aa7d6", 6.0),
     ("SingleLearnerCoarse(actors=3), 4 devices", policies.SingleLearnerCoarse(actors=3), 4, "#b3401f", 1.6),
@@ -24,7 +25,7 @@ PLACEMENTS = [
 
 
 def main() -> None:
-    """Trains under both, and draws."""
+    """Trains under both policies, and writes the picture."""
     fdg.host_devices(4)
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=48, num_steps=32)
     figure = plt.figure(figsize=(11, 3.6), layout="constrained")
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _draw_devices(axes: Axes, label: str, plan: fdg.Plan, count: int, colour: str) -> None:
-    """A box a device, and in it a box for each fragment that the plan has there."""
+    """Draws a box for each device, and in it a box for each fragment that the plan places there."""
     axes.set_title(label, loc="left", fontsize=11, color="#222222")
     axes.set_xlim(0, 4)
     axes.set_ylim(0, 1)
@@ -59,15 +60,15 @@ def _draw_devices(axes: Axes, label: str, plan: fdg.Plan, count: int, colour: st
         axes.text(
             device + 0.5, 0.84, f"device {device}", ha="center", va="center", fontsize=8, color="#555555"
         )
-        here = [name for name in COLOURS if device in plan.group_of(name).devices]
-        for place, name in enumerate(here):
+        placed = [name for name in COLOURS if device in plan.group_of(name).devices]
+        for row, name in enumerate(placed):
             axes.add_patch(
                 FancyBboxPatch(
-                    (device + 0.14, 0.56 - 0.24 * place), 0.72, 0.2, fc=COLOURS[name], ec="none",
+                    (device + 0.14, 0.56 - 0.24 * row), 0.72, 0.2, fc=COLOURS[name], ec="none",
                     boxstyle="round,pad=0,rounding_size=0.04",
                 )
             )  # fmt: skip
-            axes.text(device + 0.5, 0.66 - 0.24 * place, name, ha="center", va="center", fontsize=9)
+            axes.text(device + 0.5, 0.66 - 0.24 * row, name, ha="center", va="center", fontsize=9)
 
 
 if __name__ == "__main__":

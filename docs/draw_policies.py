@@ -1,6 +1,6 @@
-"""Prints and draws again what the documents show of plans: `python -m docs.draw_policies`, from the root.
+"""Regenerates the plans in docs/policies.md and README.md: `python -m docs.draw_policies`, in the root.
 
-A plan in a document is a picture (or none), the command or the code that makes it, and what that prints:
+A plan in a document has a picture (optional), the command or Python code that makes it, and its output:
 
     ![...](images/policies/central.svg)
 
@@ -13,8 +13,8 @@ A plan in a document is a picture (or none), the command or the code that makes 
     ...
     ```
 
-Code is Python that prints, and leaves what is drawn in `plan`. `tests/test_documents.py` checks that pictures
-and text are what this makes.
+With Python code, the picture shows its variable `plan`. `tests/test_documents.py` compares the pictures and
+texts in the documents with the results of this module.
 """
 
 import contextlib
@@ -35,25 +35,26 @@ _SHOWN = re.compile(
 
 
 def shown(text: str) -> Iterator[tuple[re.Match[str], str, str]]:
-    """Each plan of a document: its place there, the text that belongs to it, and its drawing ("" without).
+    """Yields for each plan of a document: its match in the text, its output, its SVG ("" without picture).
 
-    Code of a document runs in order, as one program.
+    The Python code of a document runs in order, as one program.
     """
-    names: dict = {}
+    namespace: dict = {}
     for match in _SHOWN.finditer(text):
         if match["language"] == "python":
             with contextlib.redirect_stdout(io.StringIO()) as output:
-                exec(compile(match["source"], "policies.md", "exec"), names)
-            plan, printed = names.get("plan"), output.getvalue().rstrip("\n")
+                exec(compile(match["source"], "policies.md", "exec"), namespace)
+            plan, printed = namespace.get("plan"), output.getvalue().rstrip("\n")
         elif match["text"] is not None and match["source"].startswith("python -m fdg.plan "):
-            plan = _planned(match["source"])
+            plan = _plan_of_command(match["source"])
             printed = str(plan)
         else:
             continue
         yield match, printed, plan._repr_svg_() if match["picture"] else ""
 
 
-def _planned(command: str):
+def _plan_of_command(command: str):
+    """The plan that a command `python -m fdg.plan ...` prints."""
     import fdg
     from fdg.commands.parse import parse
 
@@ -62,7 +63,7 @@ def _planned(command: str):
 
 
 def readme_plan() -> str:
-    """The plan that README shows below its first example."""
+    """The plan below README's first example, as text."""
     import algos
     import envs
     import fdg
@@ -72,10 +73,10 @@ def readme_plan() -> str:
 
 
 def main() -> None:
-    """Rewrites `docs/policies.md` and its pictures, and the plan in `README.md`."""
+    """Rewrites the plans and pictures of `docs/policies.md`, and the plan in `README.md`."""
     readme = ROOT / "README.md"
-    old = re.compile(r"(?<=```\n)GPUOnly\(\) places PPO on 8 devices\n.*?(?=\n```)", re.DOTALL)
-    readme.write_text(old.sub(lambda _: readme_plan(), readme.read_text()))
+    old_plan = re.compile(r"(?<=```\n)GPUOnly\(\) places PPO on 8 devices\n.*?(?=\n```)", re.DOTALL)
+    readme.write_text(old_plan.sub(lambda _: readme_plan(), readme.read_text()))
     text = document = POLICIES.read_text()
     for match, printed, drawing in shown(text):
         if match["text"] is not None:

@@ -1,10 +1,9 @@
-"""Runs the code of the pages: `python -m docs.pages [--write] [PAGE ...]`, from the root.
+"""Runs the Python code on pages of the documentation: `python -m docs.pages [--write] [PAGE ...]`.
 
-The Python blocks of a page run in order, as one program, in an empty folder. A block of text right below
-one is what it prints; `--write` writes that into the page, and `tests/test_site.py` compares it. Training
-is cut to `STEPS` steps: pages show runs that learn something, and it has to be seen here only that they
-run. In the suite most of the pages' trainings are traced and placed but not compiled (`--quick`), for a
-compilation takes as long as all else on the page; `python -m docs.pages` trains in all of them.
+The Python blocks of a page run in order, as one program, in an empty folder. A text block directly below a
+block has its output: `tests/test_site.py` compares it with the actual output, and `--write` replaces it.
+Training ends after `STEPS` steps, because this checks that the code runs, not that it learns. In the tests,
+and with `--quick`, most pages only trace and place their trainings, because compilation takes long.
 """
 
 import argparse
@@ -39,21 +38,21 @@ DOCS = Path(__file__).parent
 STEPS = 1_024
 
 _BLOCK = re.compile(r"^```(?P<language>python|sh|text)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-_LENGTH = re.compile(r"(?<=\btotal_steps=)[\d_]+")
-# Run by `docs/draw_policies.py`, which draws as well; by hand, as it needs its runs and Transformers.
-_ELSEWHERE = {"policies.md", "how-to/language_data.md"}
-# What these show needs a run directory.
+_TOTAL_STEPS = re.compile(r"(?<=\btotal_steps=)[\d_]+")
+# `docs/draw_policies.py` runs the first page; the second needs Transformers and its own runs: run it by hand.
+_NOT_RUN_HERE = {"policies.md", "how-to/language_data.md"}
+# Pages that train in the tests, too, because they read run directories.
 _TRAINED = {"using.md", "coming-from/stable-baselines3.md"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of code, of a page.
+    """A block of code in a page.
 
     Attributes:
-      code: as printed.
-      line: of the page, where it begins.
-      printed: what stands right below as its output; None for nothing.
+      code: the source text.
+      line: number of its first line in the page.
+      printed: its output according to the page; None if no text block is directly below it.
     """
 
     code: str
@@ -62,71 +61,71 @@ class Block:
 
 
 def blocks(page: str, language: str) -> Iterator[Block]:
-    """The blocks of a language, `python` or `sh`, in a page's text."""
-    found = list(_BLOCK.finditer(page))
-    for block, following in itertools.zip_longest(found, found[1:]):
+    """Yields the blocks of a language, `python` or `sh`, in a page's text."""
+    matches = list(_BLOCK.finditer(page))
+    for block, following in itertools.zip_longest(matches, matches[1:]):
         if block["language"] != language:
             continue
-        below = following is not None and following["language"] == "text"
-        below = below and not page[block.end() : following.start()].strip()
+        has_output = following is not None and following["language"] == "text"
+        has_output = has_output and not page[block.end() : following.start()].strip()
         line = page.count("\n", 0, block.start("code")) + 1
-        yield Block(block["code"], line, following["code"] if below else None)
+        yield Block(block["code"], line, following["code"] if has_output else None)
 
 
 def pages() -> list[Path]:
-    """Those with Python in them that `run` takes."""
-    found = sorted(path for path in DOCS.rglob("*.md") if str(path.relative_to(DOCS)) not in _ELSEWHERE)
-    return [path for path in found if any(blocks(path.read_text(), "python"))]
+    """The paths of all pages that have Python code and run here."""
+    paths = sorted(path for path in DOCS.rglob("*.md") if str(path.relative_to(DOCS)) not in _NOT_RUN_HERE)
+    return [path for path in paths if any(blocks(path.read_text(), "python"))]
 
 
 def run(path: Path, train: bool = True) -> list[tuple[Block, str]]:
-    """Runs a page, in a new folder; each of its blocks, and what it printed.
+    """Runs a page in a new folder; returns its Python blocks, each with its actual output.
 
-    Raises whatever the code raises, with the page as the file of the traceback.
+    Errors of the code are raised, with the page as the traceback's file.
 
     Args:
-      path: of the page.
-      train: whether `fdg.fit` does; else it gives untrained agents (`_untrained`), and writes nothing.
+      path: path of the page.
+      train: whether `fdg.fit` trains; if not, it returns untrained agents and writes no files (`_untrained`).
     """
-    names: dict = {"__name__": "page"}
-    done = []
-    instead = {} if train else {"fit": _untrained, "sweep": _untrained_sweep, "search": _no_search}
+    namespace: dict = {"__name__": "page"}
+    outputs = []
+    replacements = {} if train else {"fit": _untrained, "sweep": _untrained_sweep, "search": _no_search}
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         _quiet(),
         contextlib.ExitStack() as stack,
     ):
-        for name, function in instead.items():
+        for name, function in replacements.items():
             stack.enter_context(mock.patch.object(fdg, name, function))
         for block in blocks(path.read_text(), "python"):
-            code = "\n" * (block.line - 1) + _LENGTH.sub(str(STEPS), block.code)
+            code = "\n" * (block.line - 1) + _TOTAL_STEPS.sub(str(STEPS), block.code)
             with contextlib.redirect_stdout(io.StringIO()) as output:
-                exec(compile(code, str(path), "exec"), names)
-            done.append((block, output.getvalue()))
-    return done
+                exec(compile(code, str(path), "exec"), namespace)
+            outputs.append((block, output.getvalue()))
+    return outputs
 
 
 def _untrained(*arguments: Any, **named: Any) -> Run:
-    """What `fdg.fit` checks and traces, with agents whose state is all zeros; no program is made."""
-    asked = inspect.signature(train_and_keep).bind(*arguments, **named).arguments
-    algorithm, num_seeds = asked["algorithm"], asked.get("num_seeds")
-    fdg.place(algorithm, asked.get("policy") or policies.GPUOnly(), 1, num_seeds)
+    """Replaces `fdg.fit`: traces and places, but compiles nothing; the agents' state is zeros and keys."""
+    bound = inspect.signature(train_and_keep).bind(*arguments, **named).arguments
+    algorithm, num_seeds = bound["algorithm"], bound.get("num_seeds")
+    fdg.place(algorithm, bound.get("policy") or policies.GPUOnly(), 1, num_seeds)
     shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
-    agents = () if num_seeds is None else (num_seeds,)
+    agents_axis = () if num_seeds is None else (num_seeds,)
 
-    def nothing(x: Any) -> jax.Array:
+    def zeros_or_keys(x: Any) -> jax.Array:
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.split(jax.random.key(0), agents + x.shape)
-        return jnp.zeros(agents + x.shape, x.dtype)
+            return jax.random.split(jax.random.key(0), agents_axis + x.shape)
+        return jnp.zeros(agents_axis + x.shape, x.dtype)
 
-    return Run(algorithm, jax.tree.map(nothing, shapes), 0, agents=num_seeds, finished=False)
+    return Run(algorithm, jax.tree.map(zeros_or_keys, shapes), 0, agents=num_seeds, finished=False)
 
 
 def _untrained_sweep(
     algorithm: Any, values: Any, *, num_seeds: int = 1, out: str = "sweep", **named: Any
 ) -> Run:
-    """The same of `fdg.sweep`: each agent has its hyperparameters, and the first point is called the best."""
+    """Replaces `fdg.sweep`: each agent has its hyperparameters; the first point is recorded as the best."""
     sweep = Sweep(algorithm, make_grid(values), num_seeds, named.get("exploit_every"))
     run = _untrained(sweep, num_seeds=sweep.agents)
     run.state = run.state._replace(hyperparameters=sweep.starts(0, sweep.agents)[1])
@@ -137,14 +136,14 @@ def _untrained_sweep(
 
 
 def _no_search(algorithm: Any, values: Any, *, trials: int, **named: Any) -> types.SimpleNamespace:
-    """What `fdg.search` checks; its best is an untrained run of the algorithm as it is."""
+    """Replaces `fdg.search`: checks the values; the best run is an untrained one of the given algorithm."""
     check_search(algorithm, make_space(values, lambda name: allows_integer(algorithm, name)))
     return types.SimpleNamespace(best=_untrained(algorithm), trials=())
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress on the screen, no strict rules for shapes, nothing that concerns the whole process."""
+    """In this context, progress is hidden, JAX promotes ranks, and process-wide settings do not change."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
         jax.numpy_rank_promotion("allow"),
@@ -155,12 +154,12 @@ def _quiet() -> Iterator[None]:
 
 
 def trains(path: Path) -> bool:
-    """Whether a page's trainings are carried out in the suite too."""
+    """Whether a page trains in the tests, too."""
     return str(path.resolve().relative_to(DOCS)) in _TRAINED
 
 
 def differences(path: Path, train: bool) -> list[str]:
-    """Runs a page; where it prints something else than stands there."""
+    """Runs a page; returns a text for each block whose output differs from the page."""
     return [
         f"{path.name}:{block.line} prints\n{printed}"
         for block, printed in run(path, train)
@@ -169,7 +168,7 @@ def differences(path: Path, train: bool) -> list[str]:
 
 
 def write(path: Path, train: bool) -> None:
-    """Writes what the blocks of a page print below them, where there is a block of text for it."""
+    """Runs a page, and replaces the text blocks below its Python blocks by the actual output."""
     text = path.read_text()
     for block, printed in run(path, train):
         if block.printed is not None:
@@ -180,11 +179,11 @@ def write(path: Path, train: bool) -> None:
 
 
 def main() -> None:
-    """Runs the pages named, or all; says how long each took."""
+    """Runs the named pages, or all pages; prints differences and CPU seconds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", nargs="*", type=Path, help="default: all")
-    parser.add_argument("--write", action="store_true", help="write what is printed into the pages")
-    parser.add_argument("--quick", action="store_true", help="as in the suite: only some of the pages train")
+    parser.add_argument("pages", nargs="*", type=Path, help="paths of pages (default: all)")
+    parser.add_argument("--write", action="store_true", help="write the output into the pages")
+    parser.add_argument("--quick", action="store_true", help="as in the tests: most pages do not train")
     arguments = parser.parse_args()
     fdg.host_devices(8)
     for page in arguments.pages or pages():
@@ -193,8 +192,8 @@ def main() -> None:
         train = not arguments.quick or trains(path)
         if arguments.write:
             write(path, train)
-        for wrong in differences(path, train) if not arguments.write else ():
-            print(wrong)
+        for difference in differences(path, train) if not arguments.write else ():
+            print(difference)
         print(f"{page}: {time.process_time() - start:.1f} s of CPU", flush=True)
 
 

@@ -1,10 +1,9 @@
-"""What MkDocs does not do by itself for `mkdocs.yml`: pages made of other files, and formulas.
+"""Hooks of MkDocs for the documentation site (`mkdocs.yml`): pages made of other files, and formulas.
 
-- Links out of this folder lead to pages made of what they name: `CONTRIBUTING.md` and `CHANGELOG.md`,
-  notebooks, source files as listings, folders as lists. So documents may be read in the repository as well
-  as on the site.
-- Decisions are listed in their order, and pages that the navigation does not name stand behind the guides.
-- Formulas, `$...$` and `$$...$$`, become MathML while the site is built: browsers draw it without a script.
+- A link out of `docs/` leads to a page made of its target: `CONTRIBUTING.md`, `CHANGELOG.md`, a notebook, the
+  listing of a source file, or a list of the modules in a folder. So the same links work in the repository.
+- The navigation gets all decisions in order, and the other pages that it does not name.
+- Formulas, `$...$` and `$$...$$`, become MathML, which browsers draw without a script.
 """
 
 import ast
@@ -25,17 +24,13 @@ _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _NOT_FOUND_BY_SEARCH = "---\nsearch:\n  exclude: true\n---\n"
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
-# Files of the repository that have a page by another name.
-_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-
-
-# --- which pages there are ---
+_ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are made of other files, and completes the navigation."""
+    """Adds pages made of other files, and completes the navigation."""
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        files.append(File.generated(config, _PAGES[name], content=_moved(name)))
+        files.append(File.generated(config, _ROOT_PAGES[name], content=_root_document(name)))
     decisions = sorted(file.src_uri for file in files if re.match(r"decisions/\d", file.src_uri))
     files.append(File.generated(config, "decisions/index.md", content=_list_of_decisions(decisions)))
     _add_linked(files, config)
@@ -44,14 +39,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _add_linked(files: Files, config: Any) -> None:
-    """A page for each file and folder of the repository that a page links to, however far that leads."""
+    """Adds a page for each file and folder outside `docs/` that any page links to, added pages included."""
     todo = [file for file in files if file.src_uri.endswith(".md")]
     while todo:
         file = todo.pop()
         for match in _LINK.finditer(_FENCE.sub("", file.content_string)):
             path = _outside(file.src_uri, match["target"])
             if path is None or not (ROOT / path).exists():
-                continue  # a broken link, if it is none to another page: MkDocs says so
+                continue  # a link to a page, or a broken link, of which MkDocs warns
             uri = _page_of(path)
             if files.get_file_from_path(uri) is None:
                 page = File.generated(config, uri, content=_rendered(ROOT / path))
@@ -60,7 +55,7 @@ def _add_linked(files: Files, config: Any) -> None:
 
 
 def _complete(nav: list, files: Files, decisions: list[str]) -> None:
-    """Names every page in the navigation, but for those of source files."""
+    """Adds the missing pages to the navigation, except those of source files."""
     sections = {title: content for entry in nav for title, content in entry.items()}
     sections["Project"].append({"Decisions": ["decisions/index.md", *decisions]})
     named = set(_leaves(nav))
@@ -76,6 +71,7 @@ def _complete(nav: list, files: Files, decisions: list[str]) -> None:
 
 
 def _leaves(nav: Any) -> list[str]:
+    """The paths of all pages in a part of the navigation."""
     if isinstance(nav, str):
         return [nav]
     parts = nav.values() if isinstance(nav, dict) else nav
@@ -83,6 +79,7 @@ def _leaves(nav: Any) -> list[str]:
 
 
 def _list_of_decisions(uris: list[str]) -> str:
+    """The page that lists the decisions by title."""
     lines = []
     for uri in uris:
         first = (ROOT / "docs" / uri).read_text().splitlines()[0]
@@ -90,13 +87,10 @@ def _list_of_decisions(uris: list[str]) -> str:
     return "# Decisions\n\nChoices that someone could question, each with its reason.\n\n" + "\n".join(lines)
 
 
-# --- links ---
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links out of the folder lead to the pages that `on_files` made."""
+    """Makes links out of `docs/` lead to the pages that `on_files` added."""
 
-    def led(match: re.Match[str]) -> str:
+    def page_link(match: re.Match[str]) -> str:
         path = _outside(page.file.src_uri, match["target"])
         if path is None or files.get_file_from_path(_page_of(path)) is None:
             return match[0]
@@ -104,45 +98,45 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         anchor = match["anchor"] if path.endswith(".md") else ""
         return os.path.relpath(_page_of(path), here) + (anchor or "")
 
-    return _outside_of_code(markdown, lambda text: _LINK.sub(led, text))
+    return _outside_of_code(markdown, lambda text: _LINK.sub(page_link, text))
 
 
 def _outside(uri: str, target: str) -> str | None:
-    """The path, from the root of the repository, of a link out of `docs/`; None of all others."""
+    """The target of a link out of `docs/`, as a path from the repository's root; None for other links."""
     if ":" in target or target.startswith("/"):
         return None
     path = os.path.normpath(PurePosixPath("docs") / PurePosixPath(uri).parent / target)
-    if path == "docs/decisions":  # a folder of pages: GitHub lists it, the site has a page for it
+    if path == "docs/decisions":  # GitHub lists this folder; the site has a page for it
         return path
     return None if path.startswith(("docs/", "..")) else path
 
 
 def _page_of(path: str) -> str:
-    """Where the page of a file or a folder of the repository is: a path from `docs/`."""
+    """The page of a file or folder, as a path from `docs/`; `path` starts at the repository's root."""
     if path == "docs/decisions":
         return "decisions/index.md"
-    if path in _PAGES:
-        return _PAGES[path]
+    if path in _ROOT_PAGES:
+        return _ROOT_PAGES[path]
     if path.endswith(".ipynb"):
         return path.removesuffix(".ipynb") + ".md"
     return f"source/{path}.md"
 
 
-def _moved(name: str) -> str:
-    """A document of the root, with its links as from `docs/`."""
+def _root_document(name: str) -> str:
+    """The text of a document in the root, with its links as they are from `docs/`."""
 
-    def moved(match: re.Match[str]) -> str:
+    def link_from_docs(match: re.Match[str]) -> str:
         target = match["target"]
         if ":" in target:
             return match[0]
         target = target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
         return target + (match["anchor"] or "")
 
-    return _outside_of_code((ROOT / name).read_text(), lambda text: _LINK.sub(moved, text))
+    return _outside_of_code((ROOT / name).read_text(), lambda text: _LINK.sub(link_from_docs, text))
 
 
 def _outside_of_code(markdown: str, change: Any) -> str:
-    """The text with `change` made to all but its blocks of code."""
+    """Applies `change` to all parts of the text outside of code blocks."""
     parts, end = [], 0
     for fence in _FENCE.finditer(markdown):
         parts += [change(markdown[end : fence.start()]), fence[0]]
@@ -150,11 +144,8 @@ def _outside_of_code(markdown: str, change: Any) -> str:
     return "".join([*parts, change(markdown[end:])])
 
 
-# --- pages of other files ---
-
-
 def _rendered(path: Path) -> str:
-    """A page of a file or a folder."""
+    """The page of a file or a folder, as Markdown."""
     if path.suffix == ".ipynb":
         return _notebook(path)
     title = f"# `{path.relative_to(ROOT)}`\n\n"
@@ -165,6 +156,7 @@ def _rendered(path: Path) -> str:
 
 
 def _folder(path: Path) -> str:
+    """A list of a folder's modules, with the first paragraphs of their docstrings."""
     lines = []
     for part in sorted(path.iterdir()):
         code = part / "__init__.py" if part.is_dir() else part
@@ -176,7 +168,7 @@ def _folder(path: Path) -> str:
 
 
 def _notebook(path: Path) -> str:
-    """Its cells, with what they print and draw."""
+    """The cells of a notebook with their outputs."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         source = "".join(cell["source"])
@@ -190,17 +182,18 @@ def _notebook(path: Path) -> str:
 
 
 def _joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a cell printed piece by piece, as one."""
-    found: list[dict[str, Any]] = []
+    """A cell's outputs, in which consecutive pieces of one stream (such as stdout) are joined."""
+    joined: list[dict[str, Any]] = []
     for output in outputs:
-        if found and output.get("name") and output.get("name") == found[-1].get("name"):
-            found[-1] = {**output, "text": [*found[-1]["text"], *output["text"]]}
+        if joined and output.get("name") and output.get("name") == joined[-1].get("name"):
+            joined[-1] = {**output, "text": [*joined[-1]["text"], *output["text"]]}
         else:
-            found.append(output)
-    return found
+            joined.append(output)
+    return joined
 
 
 def _output(output: dict[str, Any]) -> str:
+    """An output as a picture or a block of text; "" if it is neither."""
     data = output.get("data", {})
     if "image/svg+xml" in data:
         drawing = "".join(data["image/svg+xml"]).encode()
@@ -211,14 +204,11 @@ def _output(output: dict[str, Any]) -> str:
     return f"```text\n{text.rstrip()}\n```" if text else ""
 
 
-# --- formulas ---
-
-
 def on_page_content(html_text: str, **_: Any) -> str:
-    """Formulas as MathML."""
+    """Replaces formulas by MathML."""
 
-    def drawn(match: re.Match[str]) -> str:
+    def mathml(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"
         return convert(html.unescape(match[2]).strip(), display=display)
 
-    return _FORMULA.sub(drawn, html_text)
+    return _FORMULA.sub(mathml, html_text)

@@ -1,10 +1,10 @@
-"""How much code one reads to understand an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
+"""Counts the code to read for an algorithm: `python -m tools.algorithm_sizes [ALGORITHM ...]`.
 
-For each algorithm, this prints the files and lines of `algos/` that its file imports, directly or indirectly;
-the same counts, including modules that are imported only when a setting selects them
-(`algos.registry.OPTIONS`); and its number of base classes. Then it prints, for each setting (a field with a
-flag) and for each annotated field, how many classes of `algos/` declare it. Imports of
-the registry and of the tables of presets are not followed.
+For each algorithm, this prints the numbers of files and lines of `algos/` that its file imports, directly or
+indirectly; the same numbers with modules that are imported only when a setting selects them
+(`algos.registry.OPTIONS`); and the number of its base classes. Imports of the registry and of presets are not
+followed. Then this prints how many classes of `algos/` declare each setting (a field with a flag) and each
+annotated field.
 """
 
 import ast
@@ -80,11 +80,11 @@ def count_declarations() -> tuple[Counter[str], Counter[str]]:
 
 
 def _is_setting(default: ast.expr | None) -> bool:
-    """Whether a field is a setting, by its default."""
+    """Whether a field is a setting, judged by the expression of its default."""
     if not isinstance(default, ast.Call):
         return False
     name = ast.unparse(default.func)
-    return name in ("hyperparameter", "own_value") or any(k.arg == "metadata" for k in default.keywords)
+    return name in ("hyperparameter", "own_value") or any(x.arg == "metadata" for x in default.keywords)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Records which tests run which line, and how long each takes: `make covered`, half an hour on two cores.
+"""Records which tests run each line, and their durations: `make covered`, half an hour on two cores.
 
 Coverage.py (coverage.readthedocs.io) records the lines that each test runs; `tools/mutants.py` runs the tests
-of a fault's line, quickest first. Line numbers are those of the recorded code, so record again after changes
+of a mutant's line, quickest first. Line numbers are those of the recorded code, so record again after changes
 of the code.
 """
 
@@ -75,7 +75,7 @@ def statement_lines(source: str, line: int) -> range:
 
 
 def reading_lines(source: str, line: int) -> set[int]:
-    """The lines that use what a line defines: a name, or the default of a parameter.
+    """The lines that use what a line defines: a name, or the default value of a parameter.
 
     >>> text = "SIZE = 3\\n\\ndef f(x=1):\\n    return SIZE * x\\n"
     >>> reading_lines(text, 1), reading_lines(text, 3)

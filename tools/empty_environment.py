@@ -1,9 +1,9 @@
-"""Builds a wheel, installs it with its dependencies in an empty environment, and trains.
+"""Tests the wheel in an empty environment: builds, installs, trains and evaluates.
 
     python -m tools.empty_environment            # some minutes: every library is installed
     python -m tools.empty_environment --extras gymnasium,onnx
 
-`tests/test_wheel.py` is quicker: it uses the libraries of this environment.
+`tests/test_wheel.py` is a quicker test, which uses the libraries of the current environment.
 """
 
 import os

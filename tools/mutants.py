@@ -3,7 +3,7 @@
 Cosmic Ray (github.com/sixty-north/cosmic-ray) makes the faults: it changes an operator, number, comparison or
 boolean, or removes a decorator. The sample draws a place in the code first, then one of the faults possible
 there; otherwise arithmetic operators, which have many replacements, would dominate the sample. Each fault is
-written into a copy of the repository, where the tests that run its line (recorded by `make covered`) run
+written into a copy of the repository. There the tests that run its line (recorded by `make covered`) run
 until one fails. A fault whose tests take longer than `--limit` counts as timed out.
 
 Survivors are printed as diffs. Add a fault without observable effect to `tools/equivalent_mutants.toml`, with
@@ -41,7 +41,7 @@ EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
 MIN_KILLED_PERCENT = 95.0
 
 # Tests for lines that `make covered` does not record: lines that run only at import, and files whose code
-# also runs in processes that tests start.
+# runs in processes that tests start.
 TESTS_OF_IMPORTS = ("tests/test_values.py", "tests/test_signatures.py", "tests/algos/test_settings.py")
 PROCESS_TESTS = (
     ("fdg/processes/*", "tests/processes/test_rendezvous.py tests/processes/test_distributed.py"),
@@ -52,7 +52,7 @@ PROCESS_TESTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A fault.
+    """A module with one small fault.
 
     Attributes:
       module: path of the changed module within the repository.
@@ -114,7 +114,7 @@ def diff_lines(mutant: Mutant) -> list[str]:
 
 
 def is_equivalent(mutant: Mutant, known: Sequence[dict[str, str]]) -> bool:
-    """Whether a mutant is in the reviewed list.
+    """Whether a mutant has no observable effect, according to the reviewed list `known`.
 
     Entries match by module and by the code of the changed lines, without comments and line numbers. A `zip`
     that only loses `strict=True` is equivalent too, since both sides are equally long.
@@ -169,9 +169,9 @@ def tests_of(
 ) -> list[list[str]]:
     """Batches of tests to run for a fault, in order, for at most half the limit.
 
-    First come up to two tests that killed other faults of the module, then all tests that run its line, the
-    quickest first. If no test is recorded: `TESTS_OF_IMPORTS`, and the tests named like the module. The tests
-    that start processes come last.
+    First come up to two tests that killed other faults of the module, then the tests that run the line, the
+    quickest first. If no tests are recorded, `TESTS_OF_IMPORTS` and the tests named like the module run. The
+    tests that start processes come last.
     """
     tests = coverage.first_within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
     if not tests:
@@ -302,7 +302,7 @@ def main() -> int:
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
         done = {result.fault: result for result in before if result.outcome == "killed"}
-    # Tests that killed a fault, by module, the latest last.
+    # The tests that killed a mutant, by module, in the order of their first kill.
     killers = collections.defaultdict[str, dict[str, None]](dict)
     for known in done.values():
         killers[known.module][known.by] = None

@@ -1,7 +1,7 @@
-"""Lines and tokens of Python code by folder, now and at an earlier commit: `python -m tools.sizes e217e55`.
+"""Counts lines and tokens of code by folder, now and at an earlier commit: `python -m tools.sizes e217e55`.
 
-Tokens are those of `tokenize`, without comments, docstrings and layout. Files that `git diff -M30%` calls new
-since that commit have their own column.
+Comments, docstrings and layout are not counted as tokens. Files that are new since that commit, according to
+`git diff -M30%`, have their own column.
 """
 
 import io
@@ -18,7 +18,7 @@ _SKIPPED = (*_LAYOUT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 
 
 def count_tokens(text: str) -> int:
-    """The number of tokens of a module.
+    """The number of tokens in the source text of a module.
 
     >>> count_tokens("'Adds.' # one line" + chr(10) + "x = 1  # one")
     3

@@ -1,4 +1,4 @@
-"""Runs tests in forks of a process that has imported their libraries, but not the code under test.
+"""Runs tests quickly, in forks of a process that has imported libraries, but not the code under test.
 
 `tools/mutants.py` starts this process in a copy of the repository. For each run, it sends a line of JSON with
 `tests` (lists of test files and test names, run in order until a test fails) and `limit` (CPU seconds, see
@@ -55,7 +55,7 @@ class NamedTests:
 
 
 def run_tests(tests: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Runs the tests in this process; returns the answer to a request."""
+    """Runs the tests in this process; returns `outcome` and `by`."""
     for names in tests:
         plugin = NamedTests(names)
         status = pytest.main([*OPTIONS, *plugin.files], plugins=[plugin])
@@ -65,7 +65,7 @@ def run_tests(tests: Sequence[Sequence[str]]) -> dict[str, str]:
 
 
 def run_in_fork(tests: Sequence[Sequence[str]], limit: float) -> dict[str, str]:
-    """Runs the tests in a fork; returns the answer to a request."""
+    """Runs the tests in a fork; returns `outcome` and `by`."""
     try:
         return forked(lambda: run_tests(tests), limit)
     except LateError:

@@ -1,1 +1,1 @@
-"""Measurements on a GPU: see docs/gpu.md."""
+"""Measures fdg on a GPU; docs/gpu.md has the commands and results."""

@@ -1,4 +1,4 @@
-"""Measurements on a GPU, part by part; docs/gpu.md has the commands in order.
+"""Runs measurements on a GPU, part by part; docs/gpu.md has the commands in order.
 
     python -m bench.gpu --list                            lists the parts and their measurements
     python -m bench.gpu --part 1 --out DIR                measures; resumes an interrupted part

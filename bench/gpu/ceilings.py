@@ -1,4 +1,4 @@
-"""Measures the machine, the highest rates of its device, and whether the results agree with a CPU."""
+"""Describes the machine, measures the highest rates of its device, and compares results with a CPU."""
 
 import importlib.metadata
 import subprocess
@@ -45,7 +45,7 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def describe_machine() -> Figures:
-    """Devices, driver, versions."""
+    """Devices, memory, driver, and versions of packages (None: not known)."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
     return {
@@ -102,7 +102,7 @@ def launch_overheads() -> Figures:
     trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], {0: 0}))
     small = jax.jit(jnp.sin).lower(x).compile()
 
-    for calls in (10, 1000):
+    for calls in (10, 1000):  # the first is a warm-up
         with Stopwatch() as watch:
             for _ in range(calls):
                 small(x).block_until_ready()
@@ -128,8 +128,8 @@ def compare_with_cpu(num_envs: int) -> Figures:
     for x, y in zip(*map(jax.tree.leaves, results), strict=True):
         if np.issubdtype(x.dtype, np.floating):
             differing += int(np.sum(np.isnan(x) != np.isnan(y)))
-            gap = np.abs(np.nan_to_num(x) - np.nan_to_num(y)).max(initial=0.0)
-            largest = max(largest, float(gap / max(np.abs(np.nan_to_num(y)).max(initial=0.0), 1e-30)))
+            difference = np.abs(np.nan_to_num(x) - np.nan_to_num(y)).max(initial=0.0)
+            largest = max(largest, float(difference / max(np.abs(np.nan_to_num(y)).max(initial=0.0), 1e-30)))
         else:
             differing += int(np.sum(x != y))
     return {

@@ -1,4 +1,4 @@
-"""A decoder of half a billion parameters: tokens per second, and the cost of GRPO."""
+"""Measures a decoder of half a billion parameters: tokens per second, and the cost of GRPO."""
 
 import dataclasses
 import statistics
@@ -86,7 +86,7 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def time_generation(config: DecoderConfig, rows: int, tokens: int) -> Figures:
-    """Samples equally many tokens for every row, after prompts of 64 tokens, at temperature 1."""
+    """Samples `tokens` tokens for each of `rows` prompts of 64 tokens, at temperature 1."""
     decoder = Decoder(config)
     parameters = jax.jit(decoder.init)(jax.random.key(0))
     length = min(64, config.max_positions // 2)
@@ -153,7 +153,7 @@ def time_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str)
 
 
 def time_grpo(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
-    """Times the first iterations of GRPO on additions."""
+    """Times the first iterations of GRPO on the task of adding numbers."""
     algorithm = algos.GRPO(
         env=envs.make("text:addition").with_tokenizer(PaddedTokenizer(size=config.vocab_size)),
         decoder=Decoder(config),

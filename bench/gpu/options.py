@@ -50,6 +50,7 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def _text(options: Mapping[str, Any]) -> str:
+    """The options as the value of `--xla-options`."""
     return ",".join(f"{name}={str(value).replace(',', '+')}" for name, value in options.items()) or NONE
 
 

@@ -1,4 +1,4 @@
-"""The parts, the most valuable first; each is a command of less than ten minutes."""
+"""The parts of the measurements by number (4 is not used); each is a command of less than ten minutes."""
 
 from bench.gpu import language, options, peers, predictions, training
 from bench.gpu.measuring import Part

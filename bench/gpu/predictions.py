@@ -47,7 +47,7 @@ def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Reference
 
 
 def measure_calibration(file: Path, fit: bool) -> Figures:
-    """Calibrates as `python -m fdg.calibrate` does, and writes the calibration to `file`."""
+    """Calibrates as `python -m fdg.calibrate` does, into `file`; without `fit`, not with reference jobs."""
     devices = jax.local_devices()[:1]
 
     def time_jobs() -> Mapping[str, float]:

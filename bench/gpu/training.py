@@ -18,7 +18,7 @@ from bench.peers.serve import Stopwatch
 
 _ROUND_S = 0.5  # approximate seconds of a round of iterations; the clock is read after each round
 
-# Flags of each environment, and the return at which it counts as solved, with its source (None: no return).
+# Flags of each environment, and the return at which it counts as solved (None: no such return).
 TASKS: dict[str, tuple[str, float | None]] = {
     "CartPole-v1": ("--learning-rate 1e-3", 475.0),  # Gymnasium's threshold
     "Breakout-MinAtar": ("", 28.0),  # gymnax-blines' PPO

@@ -1,4 +1,4 @@
-"""Runs two trainers in turns: both are compiled first, then train alternately, round after round."""
+"""Runs fdg and a peer in turns: both compile first, then train alternately, round after round."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from bench.harness import ROOT, Spread, in_turns
 from bench.peers.pairs import Pair
 from bench.peers.peers import PEERS
 
-# JAX caches no compiled programs, so that compilation is timed.
+# Environment variables: JAX caches no compiled programs, so that compilation is timed.
 NO_COMPILATION_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
 ON_CPU = {**NO_COMPILATION_CACHE, "JAX_PLATFORMS": "cpu"}
 

@@ -1,4 +1,4 @@
-"""Pairs with peers whose scripts are in a checkout: PureJaxRL, purejaxql, JaxMARL's baselines."""
+"""The pairs with peers whose scripts are in a checkout: PureJaxRL, purejaxql, JaxMARL's baselines."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _pair(
 
 
 def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
-    """PureJaxRL's PPO in one of gymnax's environments."""
+    """PureJaxRL's PPO in one of gymnax's environments; `size` is the number of environments."""
     minatar = env.endswith("MinAtar")
     changes = "LR=5e-3 NUM_MINIBATCHES=8 ACTIVATION=relu" if minatar else ""
     return _pair(
@@ -43,7 +43,7 @@ def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
 def _continuous(
     env: str, name: str, size: int, num_steps: int, epochs: int, minibatches: int, steps: int
 ) -> Pair:
-    """PureJaxRL's PPO for continuous actions."""
+    """PureJaxRL's PPO for continuous actions; the peer calls the environment `name`."""
     return _pair(
         "purejaxrl",
         "ppo_continuous_action",
@@ -63,6 +63,7 @@ def _continuous(
 
 
 def _pqn(env: str, script: str, flags: str, changes: str, steps: int, equal: str) -> Pair:
+    """purejaxql's PQN; `changes` has settings that differ from `PQN`."""
     config = settings(PQN, changes, NORM_INPUT=False, ENV_NAME=env, TOTAL_TIMESTEPS_DECAY=steps)
     flags = f"--algo pqn --env {env} {flags}"
     return _pair(

@@ -1,4 +1,4 @@
-"""Pairs with libraries: brax's trainer, rejax, sbx, Stable-Baselines3, RLlib, Sample Factory."""
+"""The pairs with libraries: brax's trainer, rejax, sbx, Stable-Baselines3, RLlib, Sample Factory."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from bench.peers.settings import settings
 
 
 def brax(size: int, num_steps: int, steps: int, env: str = "inverted_pendulum") -> Pair:
-    """brax's trainer, in one of its environments."""
+    """brax's PPO trainer in one of its environments; `size` is the number of environments."""
     train = settings(
         "episode_length=1000 num_minibatches=8 num_updates_per_batch=4 normalize_observations=True"
         " learning_rate=1e-3 entropy_cost=0.0 discounting=0.99 max_grad_norm=0.5",
@@ -43,7 +43,7 @@ def _baselines(
     peer: str, algo: str, env: str, size: int, flags: str, config: str, width: int, steps: tuple[int, int],
     at_least: float, equal: str,
 ) -> Pair:  # fmt: skip
-    """A pair with Stable-Baselines3 or sbx; `steps` has the steps per round of fdg and of the slower peer."""
+    """A pair with Stable-Baselines3 or sbx; `steps`: per round of fdg, and per round of the slower peer."""
     driver_config = {
         "library": peer.replace("-", "_"),
         "algo": algo,
@@ -76,7 +76,7 @@ _SAC = (
     " --buffer-size 100000"
 )
 _SAC_EQUAL = "a gradient step for each environment step, batches of 256, 256x256 ReLU, 4 environments"
-# The flags undo presets that change the work: n-step returns, normalised layers.
+# Some flags undo settings of presets that change the work: n-step returns, normalised layers.
 _DQN = (
     "--batch-size 128 --updates-per-step 0.125 --learning-starts 1024 --learning-rate 2.5e-4 --n-step 1"
     " --layer-norm false --hidden 64 64 --buffer-size 10000"
@@ -104,7 +104,7 @@ def _asynchronous_pairs(
 ) -> tuple[Pair, ...]:
     """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole with steps that sleep.
 
-    fdg has two processes, too. If steps do not sleep, it is fastest on one device, without overlap.
+    fdg has two processes, too. If steps do not sleep, fdg is fastest on one device, without overlap.
     """
     flags = (
         f"{our_flags} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"

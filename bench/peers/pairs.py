@@ -1,4 +1,4 @@
-"""A pair of trainers to compare: a task, a peer's settings, and flags of fdg for the same work."""
+"""A pair of trainers to compare: a task, a peer's settings, and fdg's flags for the same work."""
 
 import dataclasses
 from collections.abc import Mapping

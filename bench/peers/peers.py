@@ -1,4 +1,4 @@
-"""The peers, their packages and sources."""
+"""The trainers that fdg is compared with (peers): their packages, sources and environments."""
 
 import dataclasses
 import subprocess

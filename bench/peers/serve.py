@@ -1,11 +1,11 @@
-"""The process of a driver, which trains once for each line on its standard input.
+"""Runs a driver: a process that trains a peer, or fdg, for one round per line of its standard input.
 
     python -m bench.peers.serve MODULE CONFIGURATION
 
-This module uses only the standard library, because drivers run in the environments of peers. MODULE has a
-function `prepare`, which takes the configuration (JSON). The process prints a JSON object of facts when
-everything is compiled. Each line of its input is the seed of a round, for which it prints a JSON object of
-figures. Output of libraries goes to standard error.
+This module uses only the standard library, because drivers run in the environments of peers. MODULE, such as
+`bench.peers.drivers.brax`, has a function `prepare`, which takes the configuration (JSON). The process prints
+a JSON object of facts when everything is compiled. Each line of its input is the seed of a round, for which
+it prints a JSON object of figures. Output of libraries goes to standard error.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Settings of peers' scripts, written as on a command line: `NAME=value NAME=value`."""
+"""Settings of peers' scripts as short text: `NAME=value NAME=value`."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""Gymnasium's CartPole with steps that sleep: `bench.peers.sleeping:Sleeping-v0`."""
+"""Gymnasium's CartPole with steps that sleep, for comparisons: `bench.peers.sleeping:Sleeping-v0`."""
 
 import time
 

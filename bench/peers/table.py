@@ -1,4 +1,4 @@
-"""All pairs by name."""
+"""All comparisons of `python -m bench.peers`: pairs by name."""
 
 from bench.peers import checkouts, libraries
 

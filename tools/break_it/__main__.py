@@ -1,4 +1,4 @@
-"""Tries to break fdg by random command lines, kills, lost processes and Ctrl-C; tries are numbered.
+"""Tries to break fdg by random command lines, kills, lost processes and Ctrl-C, in numbered tries.
 
     python -m tools.break_it flags --count 10000     command lines run, or end with one line of error
     python -m tools.break_it kills --count 34        kill -9 and resume, three times: all bits are equal
@@ -9,7 +9,7 @@
     python -m tools.break_it studies --count 1       a study of 12 cells is killed twice: the same tables
     python -m tools.break_it interrupts --count 50   Ctrl-C at any moment: status 130 within 2 s
 
-build/break_it/ has the finished tries and their circumstances; a second start does the missing tries.
+build/break_it/ has the finished tries and their circumstances; a second start runs only the missing tries.
 `--only 17` repeats one try. For runs on a Ray cluster: `python -m tools.break_it.ray`; for damaged runs:
 `python -m tests.hostile`.
 """

@@ -1,4 +1,4 @@
-"""Random command lines, in this process: each must run, or end with one line of error and status 2."""
+"""Runs random command lines in this process: each must succeed, or fail with one line and status 2."""
 
 import contextlib
 import gc
@@ -90,7 +90,7 @@ def _reset_devices() -> None:
 
 
 class _PlansOnly:
-    """Replaces an engine of `fdg launch`; it only plans."""
+    """Replaces a launcher of `fdg launch` (`Here`, `OnRay`); it plans, but starts no processes."""
 
     def __init__(self, *_: Any):
         pass

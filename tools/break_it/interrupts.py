@@ -1,4 +1,4 @@
-"""Interrupts the start of a run by Ctrl-C, at random moments."""
+"""Interrupts runs by Ctrl-C at random moments while they start."""
 
 import os
 import random

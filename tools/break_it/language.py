@@ -1,4 +1,4 @@
-"""A text task in which even an untrained network gets different rewards."""
+"""A text task for language models in `kills`: even untrained networks get different rewards."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ class _TokenCounting(envs.text.TextTask):
 
 
 def counted(max_response: int | None = None) -> envs.text.TextTask:
-    """Additions of one digit; the reward is a sum over the response's tokens."""
+    """The task of adding one-digit numbers; the reward is a sum over the response's tokens."""
     task = envs.make("text:addition", digits=1, max_response=max_response)
     return _TokenCounting(task.problem, max_response=task.max_response)

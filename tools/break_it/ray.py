@@ -96,7 +96,7 @@ def wait_or_kill(process: subprocess.Popen) -> int:
 
 
 def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
-    """Describes a run on two nodes that loses a part ("whole": none; "named": an actor, without restart)."""
+    """Runs on two nodes and loses a part ("whole": none; "named": an actor, no restart); returns a text."""
     run, log = folder / case, folder / f"{case}.log"
     with start_cluster() as (address, raylets):
         launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"

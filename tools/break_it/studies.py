@@ -20,7 +20,7 @@ _CELLS = 12
 
 
 def kill_study(try_number: int) -> str | None:
-    """Kills a study of 12 cells twice, at random moments; returns tables that differ at the end, or None."""
+    """Kills a study of 12 cells twice, at random moments; returns which final tables differ, or None."""
     file = FOLDER / "study.toml"
     file.write_text(STUDY)
     undisturbed, killed = FOLDER / "study", FOLDER / f"study-{try_number}"

@@ -1,6 +1,6 @@
-"""brax's own PPO trainer (`brax.training.agents.ppo.train`).
+"""Drives brax's own PPO trainer (`brax.training.agents.ppo.train`).
 
-One call of the trainer trains in epochs, and reports the speed of each. Here a round is an epoch; the first
+A call of the trainer trains in epochs, and reports the speed of each. Here a round is an epoch; the first
 epoch compiles. The call runs in a thread, in which the trainer's progress function waits for the next round.
 Configuration: `{"env", "hidden", "steps", "train"}`; `train` has arguments of the trainer.
 """
@@ -38,9 +38,7 @@ def prepare(config: dict[str, Any]):
             run_evals=False,  # evaluations take longer than training
             progress_fn=epoch_done,
             network_factory=functools.partial(
-                networks.make_ppo_networks,
-                policy_hidden_layer_sizes=hidden,
-                value_hidden_layer_sizes=hidden,
+                networks.make_ppo_networks, policy_hidden_layer_sizes=hidden, value_hidden_layer_sizes=hidden
             ),
             **config["train"],
         )

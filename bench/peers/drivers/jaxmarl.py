@@ -1,4 +1,4 @@
-"""JaxMARL's baselines, from a checkout (github.com/FLAIROX/JaxMARL); environments from the package `jaxmarl`.
+"""Drives JaxMARL's baselines from a checkout (github.com/FLAIROX/JaxMARL), with the package's environments.
 
 Configuration: `{"checkout": PATH, "script": "IPPO/ippo_ff_mpe", "config": {...}}`; `config` has settings of
 the checkout's `baselines/*/config/`. Metrics that the scripts log stay in memory.

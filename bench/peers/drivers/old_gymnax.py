@@ -1,4 +1,4 @@
-"""gymnax 1.0 for scripts that use an older version, whose `step` returned five values."""
+"""Adapts gymnax 1.0 to scripts for older versions, whose `step` returned five values (now six)."""
 
 import contextlib
 import importlib.util
@@ -30,6 +30,6 @@ class OldStep(LegacyStepAPIWrapper):
 
 
 def make(name: str, **keywords):
-    """`gymnax.make` of old versions."""
+    """`gymnax.make` as in old versions: the environment and its parameters."""
     env, parameters = _make(name, **keywords)
     return OldStep(env), parameters

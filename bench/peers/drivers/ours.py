@@ -1,4 +1,4 @@
-"""fdg with the flags, presets and devices of `python -m fdg.train`, without a run directory.
+"""Drives fdg with the flags, presets and devices of `python -m fdg.train`, without a run directory.
 
 Configuration: `{"flags": [...], "continues": bool}`; `--total-steps` is the length of a round. A round starts
 with new parameters, or where the last round ended.

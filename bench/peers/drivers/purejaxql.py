@@ -1,4 +1,4 @@
-"""purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
+"""Drives purejaxql's `pqn_gymnax.py` and `pqn_minatar.py`, from a checkout (github.com/mttga/purejaxql).
 
 Configuration: `{"checkout": PATH, "script": "pqn_gymnax", "config": {...}}`; `config` has settings of the
 checkout's `config/`. Training has no evaluations; the return is the mean over its last twentieth.

@@ -1,4 +1,4 @@
-"""PureJaxRL's `ppo.py` and `ppo_continuous_action.py`, from a checkout (github.com/luchris429/purejaxrl).
+"""Drives PureJaxRL's `ppo.py` and `ppo_continuous_action.py`, from a checkout of luchris429/purejaxrl.
 
 Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`; `config` has settings of the script.
 """

@@ -1,4 +1,4 @@
-"""rejax: PPO, DQN, SAC and PQN (github.com/keraJLi/rejax).
+"""Drives rejax's PPO, DQN, SAC and PQN (github.com/keraJLi/rejax).
 
 Configuration: `{"algo": "PPO", "config": {...}}`; `config` has settings of rejax. Training has no
 evaluations; each round ends with an evaluation that is not timed.

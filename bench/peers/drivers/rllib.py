@@ -1,8 +1,8 @@
-"""RLlib's PPO, APPO and IMPALA (github.com/ray-project/ray).
+"""Drives RLlib's PPO, APPO and IMPALA (github.com/ray-project/ray).
 
 Configuration: `{"algo", "env", "options" of gymnasium.make, "num_envs", "num_steps", "workers", "steps",
-"hidden", "config"}`; `config` has arguments of the algorithm's `training`. PPO has no `workers`: environments
-and learner are in one process; APPO and IMPALA step in `workers` processes and learn in another. A round ends
+"hidden", "config"}`; `config` has arguments of the algorithm's `training`. PPO has 0 `workers`: environments
+and learner share one process. APPO and IMPALA step in `workers` processes and learn in another. A round ends
 after `steps` sampled steps.
 """
 

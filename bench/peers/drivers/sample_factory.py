@@ -1,4 +1,4 @@
-"""Sample Factory's APPO (2.1.1, torch): environment workers, a policy worker and a learner, in processes.
+"""Drives Sample Factory's APPO (2.1.1, torch): processes for environments, a policy and a learner.
 
 A round resumes training from its checkpoint in new processes; it is timed from the first update to the last.
 Configuration: `{"env", "options" of gymnasium.make, "steps", "flags" of Sample Factory}`.

@@ -1,4 +1,4 @@
-"""Helpers for peers whose script has a function `make_train(settings)`; a round is a whole training."""
+"""Helpers to drive peers whose script has a function `make_train(settings)`; a round is a whole training."""
 
 import sys
 from collections.abc import Callable, Mapping

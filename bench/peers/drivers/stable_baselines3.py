@@ -1,5 +1,4 @@
-"""Stable-Baselines3 and sbx, which has the same interface. Each round is a call of `learn`, which
-continues the training.
+"""Drives Stable-Baselines3 and sbx, which share an interface; a round is a call of `learn`, which continues.
 
 Configuration: `{"library": "sbx", "algo": "PPO", "env": NAME, "num_envs": 64, "steps", "hidden": [widths],
 "config": {...}}`; `config` has arguments of the library. Environments run one after the other in one process,

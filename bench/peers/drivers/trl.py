@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` (trl 1.16, torch) on a checkpoint and on problems of the configuration.
+"""Drives TRL's `GRPOTrainer` (trl 1.16, torch) with a checkpoint and problems from the configuration.
 
 Training is one call of `train`, in its own thread. A round is some of its iterations (one generation and its
 updates), after which a callback waits for the next round.
@@ -86,6 +86,7 @@ def train(config: dict[str, Any], build: Callable[..., Any]):
 
 
 def exact_match_reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for each response that equals its answer, else 0."""
     return [float(response.strip() == wanted) for response, wanted in zip(completions, answer, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""TRL's `AsyncGRPOTrainer` (trl 1.16). A process generates in place of vLLM, which needs a GPU.
+"""Drives TRL's `AsyncGRPOTrainer` (trl 1.16); a process generates in place of vLLM, which needs a GPU.
 
 The process implements TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`. Batch n is generated with
 parameters after at least n - `lag` updates. Torch's masked attention replaces FlashAttention 3, a kernel for

@@ -1,9 +1,9 @@
-"""google-tunix's GRPO learners (0.1.7, JAX) on a checkpoint and on problems of the configuration.
+"""Drives google-tunix's GRPO learners (0.1.7, JAX) with a checkpoint and problems from the configuration.
 
 Training is one call of `train`, in its own thread. A round is some of its iterations. A function that is
 called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data iterator
-of the agentic learner. `"lag"` selects the agentic learner: it trains on one device and generates on
-another, with parameters at most that many updates old. Configuration: that of `trl.py`.
+of the agentic learner. Configuration: that of `trl.py`. With `"lag"`, the agentic learner trains on one
+device and generates on another, with parameters at most that many updates old.
 """
 
 import itertools
