@@ -114,9 +114,9 @@ def _seconds_until(goal: float, cell: dict[str, Any]) -> str:
     """Seconds of training until the mean reward of 10 iterations is at least `goal`."""
     means = [
         statistics.mean(map(statistics.mean, cell["reward"][i - 10 : i]))
-        for i in range(10, len(cell["reward"]))
+        for i in range(10, len(cell["reward"]) + 1)
     ]
-    return next((f"{cell['wall_s'][i + 10]:.0f}" for i, mean in enumerate(means) if mean >= goal), "never")
+    return next((f"{cell['wall_s'][i + 9]:.0f}" for i, mean in enumerate(means) if mean >= goal), "never")
 
 
 def main() -> None:

@@ -51,7 +51,8 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
     os.close(write_end)
     try:
         _wait(read_end, child, limit)
-        output = os.read(read_end, 1 << 16)
+        with open(read_end, "rb", closefd=False) as pipe:
+            output = pipe.read()
     finally:
         os.close(read_end)
         with contextlib.suppress(ProcessLookupError):

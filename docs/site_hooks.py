@@ -67,7 +67,7 @@ def _complete(nav: list, files: Files, decisions: list[str]) -> None:
         elif file.src_uri not in named:
             folder = file.src_uri.partition("/")[0]
             section = {"algorithms": "Algorithms", "how-to": "How to", "reference": "Reference"}
-            sections[section.get(folder, "Guides")].append(file.src_uri)
+            sections[section.get(folder, "Explanation")].append(file.src_uri)
 
 
 def _leaves(nav: Any) -> list[str]:

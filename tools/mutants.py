@@ -302,7 +302,7 @@ def main() -> int:
     if options.results and options.results.exists():
         before = [Result(**json.loads(line)) for line in options.results.read_text().splitlines()]
         done = {result.fault: result for result in before if result.outcome == "killed"}
-    # The tests that killed a mutant, by module, in the order of their first kill.
+    # The tests that killed a mutant, by module, in the order of their last kill.
     killers = collections.defaultdict[str, dict[str, None]](dict)
     for known in done.values():
         killers[known.module][known.by] = None
@@ -334,6 +334,7 @@ def main() -> int:
                 result = future.result()
                 done[result.fault] = result
                 if result.outcome == "killed":
+                    killers[result.module].pop(result.by, None)
                     killers[result.module][result.by] = None
                 if options.results:
                     with options.results.open("a") as file:

@@ -53,9 +53,9 @@ def lose_process(try_number: int) -> str | None:
         with _launch(run, errors_file) as launcher:
             children = _child_pids(launcher)
             _wait_for(phase, run, errors_file, children, rng)
-            victim = launcher.pid if target == _LAUNCHER else children[int(target)]
             if launcher.poll() is not None:
                 return None  # the launcher ended before the moment
+            victim = launcher.pid if target == _LAUNCHER else children[int(target)]
             start_time = time.monotonic()
             os.kill(victim, sent_signal)
             status, output = _wait_for_end(launcher, errors_file)
@@ -128,7 +128,7 @@ def _wait_for(phase: str, run: Path, errors_file: Path, children: dict[int, int]
         "training": (run / "metrics.jsonl").exists,
         "checkpointing": lambda: any((run / "checkpoints").glob("*.writing")),
     }
-    alive = lambda: bool(children) and all(map(is_running, children.values()))  # noqa: E731
+    alive = lambda: len(children) == 2 and all(map(is_running, children.values()))  # noqa: E731
     if phase == "checkpointing":
         doubled = rng.randrange(6)  # twice the number of checkpoints to wait for
         while alive() and len(list((run / "checkpoints").glob("[0-9]*"))) < doubled // 2:
