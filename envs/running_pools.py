@@ -39,7 +39,7 @@ def losses() -> Losses:
 
 
 class _RunningPool:
-    """A pool that tickets refer to."""
+    """A pool that tickets refer to: one of `parts` pools of a batch, for `seeds [B]`."""
 
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
         self.number = secrets.randbelow(2**31)  # so that no ticket of another process matches
@@ -146,6 +146,7 @@ class _RunningPool:
         return transition._replace(truncated=transition.truncated & ~transition.terminated, failures=()), lost
 
     def _replace(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        """Recreates lost instances; their step becomes a truncation with reward 0."""
         self._count_failure(rows, reason)
         transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
         # The program replaces these final observations by the last ones before the loss.
@@ -323,6 +324,7 @@ class _Pools:
             self._by_number.pop(number, None)
 
     def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
+        """Starts a pool, and closes the least recently used ones of its environment and size."""
         running = _RunningPool(environment, seeds, parts)
         with self._lock:
             self._by_number[running.number] = running
