@@ -224,14 +224,9 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
     return _Facts(
-        tuple(shape),
-        space,
-        tuple(action_spec.shape),
-        np.dtype(action_spec.dtype).name,
-        combined_choices,
-        is_masked,
-        codes,
-    )
+        tuple(shape), space, tuple(action_spec.shape), np.dtype(action_spec.dtype).name, combined_choices,
+        is_masked, codes,
+    )  # fmt: skip
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:

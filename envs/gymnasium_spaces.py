@@ -49,12 +49,9 @@ class Facts(NamedTuple):
 def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
     return Facts(
-        observations,
-        actions,
-        observation_box(name, observations),
-        action_space(name, actions),
+        observations, actions, observation_box(name, observations), action_space(name, actions),
         max_episode_steps,
-    )
+    )  # fmt: skip
 
 
 def observation_box(name: str, space: Any) -> Box:

@@ -44,7 +44,7 @@ class _RunningPool:
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
         self.number = secrets.randbelow(2**31)  # so that no ticket of another process matches
         self.environment, self.size, self.parts = environment, len(seeds), parts
-        self.steps, self.restarted = 0, 0
+        self.steps, self.num_restarts = 0, 0
         self.sent: np.ndarray | None = None  # seeds of the running step, if any
         self.is_new = False  # True if that step starts new episodes
         self.lock = threading.Lock()
@@ -158,16 +158,16 @@ class _RunningPool:
     def _count_failure(self, rows: np.ndarray, reason: str) -> None:
         """Counts lost instances; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
-        if self.restarted >= limit:
+        if self.num_restarts >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
             hint = "" if gymnasium_worker.is_wrong_answer(reason) and not limit else f" ({fix})"
             raise HostError(f"environment '{name}': {reason}{hint}")
-        self.restarted += 1
+        self.num_restarts += 1
         global _losses
         _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
         _log.warning(
             "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
-            name, reason, len(rows), self.size, self.restarted, limit,
+            name, reason, len(rows), self.size, self.num_restarts, limit,
         )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ class Wrapper(EnvironmentBase):
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions, and this wrapper, added to its `apply_wrappers`.
+        """The library's observations and actions; this wrapper is part of `apply_wrappers`.
 
         Raises:
           AttributeError: the environment inside is a JAX environment; `envs.native.native` then uses the

@@ -1,4 +1,4 @@
-"""The best designs so far as arrays in a state: constrained domination, and a bounded Pareto front."""
+"""The best designs of a search so far, as arrays in its state: the best one, and a bounded Pareto front."""
 
 import functools
 import operator

@@ -1,4 +1,4 @@
-"""The user's networks: ONNX files, JAX functions and Flax modules by name."""
+"""Reads the layers of a user's network: an ONNX file, a JAX function, or a module by name."""
 
 import inspect
 import sys
