@@ -189,7 +189,7 @@ def make(name: str | type, env: Environment, **hyperparameters: Any) -> Any:
     """
     algorithm: Any = name
     if isinstance(name, str):
-        algorithm = user_code.found("algorithm", name) if ":" in name else get(name)
+        algorithm = user_code.import_attribute("algorithm", name) if ":" in name else get(name)
     if not callable(getattr(algorithm, "iterate", None)):
         raise FdgError(
             f"make(name={quoted(name)}): it has no method iterate: give an algorithm, such as algos.PPO"

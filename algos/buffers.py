@@ -278,7 +278,7 @@ def make_buffer(replay: Any, spec: BufferSpec) -> ReplayBuffer:
     if isinstance(replay, str):
         if ":" not in replay and replay not in NAMES:
             raise unknown_name("replay", replay, NAMES)
-        replay = NAMES[replay] if ":" not in replay else user_code.found("--replay", replay)
+        replay = NAMES[replay] if ":" not in replay else user_code.import_attribute("--replay", replay)
     if not callable(replay):
         raise FdgError(
             f"replay={quoted(replay)} is {kind_of(replay)}: give a name ({', '.join(NAMES)}), or a function"

@@ -91,7 +91,7 @@ def resolve_network(
 @functools.lru_cache(maxsize=64)
 def _network_by_name(name: str, observation_space: ObservationSpace, action_space: Space, field: str) -> Any:
     """Resolves `module:name`; calls the value with the two spaces if it is a function."""
-    value = user_code.found(f"--{field.replace('_', '-')}", name)
+    value = user_code.import_attribute(f"--{field.replace('_', '-')}", name)
     if inspect.isfunction(value):
         check_takes(value, ("observation_space", "action_space"), f"{field} '{name}'")
         try:

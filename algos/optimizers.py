@@ -96,7 +96,7 @@ def _is_transformation(value: Any) -> bool:
 def _optimizer_by_name(name: str) -> Callable[..., Any]:
     """Resolves one of `NAMES`, or `module:name`."""
     if ":" in name:
-        return user_code.found("--optimizer", name)
+        return user_code.import_attribute("--optimizer", name)
     if name.lower() not in NAMES:
         raise unknown_name("optimizer", name, NAMES, "algos.optimizers.NAMES")
     return getattr(optax, name.lower(), None) or getattr(optax.contrib, name.lower())

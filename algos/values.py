@@ -27,7 +27,7 @@ __getattr__ = moved(__name__, "algos.interfaces", "Bonus Normalizer Transform")
 
 def by_name(flag: str, value: Any) -> Any:
     """Resolves `module:name`, or raises an `FdgError`; returns any other value unchanged."""
-    return user_code.found(flag, value) if isinstance(value, str) else value
+    return user_code.import_attribute(flag, value) if isinstance(value, str) else value
 
 
 # --- distributions over actions ---

@@ -48,8 +48,8 @@ def main():
             text = spec_lines(np.quantile(costs, quantile, axis=0), workload.technology.clock_hz)
             specs = reading.specs(name, tomllib.loads(text), workload.technology)
             share = np.all(costs <= np.asarray(specs)[None], 1).mean()
-            print(f"[specs.{level}] # quantiles {quantile}; {share:.3%} of them meet all three\n{text}")
-        print(f"[bounds] # the largest\n{spec_lines(costs.max(0), workload.technology.clock_hz)}\n")
+            print(f"[specs.{level}] # quantile {quantile} of costs; {share:.3%} of designs meet all\n{text}")
+        print(f"[bounds] # the largest costs\n{spec_lines(costs.max(0), workload.technology.clock_hz)}\n")
 
 
 if __name__ == "__main__":

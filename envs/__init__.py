@@ -1,4 +1,4 @@
-"""Environments: one interface, and an adapter for each other package.
+"""Environments: one interface, our own environments, and adapters to those of other packages.
 
 `make("CartPole-v1")` returns a batched `Environment`; `vectorize` makes an `Environment` from your own
 `SingleEnvironment`; `register` gives an environment a name for `make`.

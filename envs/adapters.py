@@ -15,7 +15,7 @@ KINDS = bool | int | float | str | tuple  # types of parameters, all hashable
 
 @contextlib.contextmanager
 def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
-    """A context for importing a package, also while JAX traces; errors begin with `who_needs`."""
+    """A context for imports, also while JAX traces; errors begin with `who_needs`, such as "maze needs"."""
     try:
         with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             yield
@@ -39,7 +39,7 @@ def converting_errors(where: str, package: str, arguments: Iterable[tuple[str, A
 
 
 def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises an `FdgError` for the first unknown parameter; lists the known ones."""
+    """Raises an `FdgError`, which begins with `where` ("environment 'x'"), if a parameter is unknown."""
     known = [*known]
     if unknown := next((name for name in names if name not in known), None):
         takes = f"takes {', '.join(known)}" if known else "takes no parameters"
@@ -47,7 +47,7 @@ def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = KINDS) -> dict[str, Any]:
-    """Converts lists in parameters to tuples; refuses values that are not of `kinds`."""
+    """The parameters with lists as tuples; raises an `FdgError` for a value that is not of `kinds`."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     for name, value in values.items():
         if not isinstance(value, kinds):

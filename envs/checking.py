@@ -1,8 +1,8 @@
 """Checks of environments, with one-line errors.
 
-`check_spec` only reads attributes, so every construction of an algorithm can afford it. Results of `reset`
-and `step` are checked once, while JAX traces them. `check_traced` makes both kinds of checks without running
-a step; `envs.check` also runs random steps.
+`check_spec` only reads attributes: it is cheap, and runs whenever an algorithm is constructed. The results of
+`reset` and `step` are checked once, while JAX traces them. `check_traced` makes both kinds of checks without
+running a step; `envs.check` also runs random steps.
 """
 
 import inspect
@@ -29,7 +29,7 @@ _ATTRIBUTES = {  # required attributes, each with a line of code that defines it
 }
 _MAX_CATEGORIES = 2**20
 _STEP_RESULTS = "(state, observation, reward, terminated, truncated)"
-_STEP_FIELDS = {  # dtype, and whether each agent has its own value
+_STEP_FIELDS = {  # fields of `TimeStep`: dtype, and whether each agent has its own value
     "reward": ("float32", True),
     "terminated": ("bool", False),
     "truncated": ("bool", False),
@@ -85,7 +85,7 @@ def check_spec(env: Any, single: bool = False) -> None:
             f"environment {shown} has no {listed(missing, 'and')}: give its class {'; '.join(lines)}"
         )
     if not single:
-        _check_kinds(env)
+        _check_attributes(env)
     try:
         hash(env)
     except TypeError as error:
@@ -102,7 +102,8 @@ def check_spec(env: Any, single: bool = False) -> None:
     check_takes(env.step, (key, "state", "action"), f"step of environment {shown}")
 
 
-def _check_kinds(env: Any) -> None:
+def _check_attributes(env: Any) -> None:
+    """Raises an `FdgError` for an attribute of a batched environment with a wrong type or size."""
     name = read_attribute(env, "name")
     if not isinstance(name, str):
         raise FdgError(f"environment {_as_written(env)}: its name is {name!r}: give a string")
@@ -228,9 +229,9 @@ def check_batch_step(env: Any, result: Any, count: int) -> tuple[Any, Any]:
             f" (state, envs.TimeStep(...)); envs.vectorize makes a batch from one instance"
         )
     state, step = result
-    agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+    agents_axis = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     for field, (dtype, per_agent) in _STEP_FIELDS.items():
-        value, shape = getattr(step, field), (count, *(agents if per_agent else ()))
+        value, shape = getattr(step, field), (count, *(agents_axis if per_agent else ()))
         if value is None or jnp.shape(value) != shape or jnp.result_type(value) != dtype:
             kind = "None" if value is None else f"{jnp.result_type(value)}{list(jnp.shape(value))}"
             raise FdgError(
@@ -252,7 +253,7 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
     wrapper = f"wrapper {type(env).__name__} of " if hasattr(env, "begin") else ""
     subject = f"{wrapper}environment '{env.name}': {method} gives"
     fix = ": define observation_space" if wrapper else ""
-    agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+    agents_axis = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
     features = getattr(observation, "observation", observation)  # without its mask
     has_parts = composite.is_composite(env.observation_space)
     if has_parts and not composite.has_parts_of(env.observation_space, features):
@@ -262,7 +263,7 @@ def check_observation(env: Any, method: str, observation: Any, count: int) -> No
         )
     leaves = jax.tree.leaves(features) if has_parts else [features]
     for (path, space), part in zip(composite.parts(env.observation_space), leaves, strict=True):
-        expected = (count, *agents, *space.shape)
+        expected = (count, *agents_axis, *space.shape)
         if not hasattr(part, "dtype") or jnp.shape(part) != expected:
             raise FdgError(
                 f"{subject} {_describe(part)} as observation{path}, of shape {getattr(part, 'shape', None)},"
@@ -286,8 +287,8 @@ def check_traced(env: Any, num_envs: int = 2) -> None:
 
     def reset_and_step(keys: jax.Array) -> Any:
         state, _ = check_batch_reset(env, env.reset(keys), num_envs)
-        agents = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
-        shape = (num_envs, *agents, *env.action_space.shape)
+        agents_axis = () if getattr(env, "num_agents", None) is None else (env.num_agents,)
+        shape = (num_envs, *agents_axis, *env.action_space.shape)
         step_state, _ = check_batch_step(
             env, env.step(keys, state, jnp.zeros(shape, env.action_space.dtype)), num_envs
         )
@@ -337,6 +338,7 @@ def _first_parameter(method: Any) -> str | None:
 
 
 def _describe(value: Any) -> str:
+    """A value for messages: None and strings as they are; else its length or its type."""
     if isinstance(value, tuple):
         return f"{len(value)} values"
     if value is None or isinstance(value, str):

@@ -225,6 +225,7 @@ def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[in
 
 
 def _structure(value: Any) -> str:
+    """The parts of an observation for messages; its type if it has none."""
     if isinstance(value, dict):
         return f"parts {', '.join(map(repr, sorted(value, key=str)))}"
     return f"{len(value)} parts" if isinstance(value, tuple | list) else f"a {kind_of(value)}"

@@ -1,4 +1,4 @@
-"""`check`: tests an environment's contract with random steps.
+"""`envs.check`: tests with random steps that an environment keeps the contract of `envs.Environment`.
 
 Shapes: `T` steps, `B` environments, `A` agents (multi-agent environments only).
 """
@@ -92,10 +92,11 @@ def _warn_of_unused_mask(env: Any) -> None:
 
 
 def _check_deterministic_trace(env: Any) -> None:
+    """Raises an `FdgError` if two traces of `reset` or `step` give different jaxprs or constants."""
     keys = jax.random.split(jax.random.key(0), 2)
     state, _ = jax.eval_shape(env.reset, keys)
-    agents = () if num_agents(env) is None else (env.num_agents,)
-    action = jnp.zeros((2, *agents, *env.action_space.shape), env.action_space.dtype)
+    agents_axis = () if num_agents(env) is None else (env.num_agents,)
+    action = jnp.zeros((2, *agents_axis, *env.action_space.shape), env.action_space.dtype)
 
     def trace() -> tuple[str, list[Any]]:
         jaxprs = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
@@ -150,11 +151,11 @@ def _valid_action(action: jax.Array, mask: jax.Array) -> jax.Array:
 def random_rollouts(
     env: Any, other: Any = None, num_envs: int = NUM_ENVS, steps: int = STEPS
 ) -> tuple[Rollout, Rollout]:
-    """Two rollouts of random actions; the second has the first's environments in reverse order.
+    """Two rollouts of random actions; the second has the keys of the first in reverse order.
 
-    Only the second's last environment has new keys. `other` is another environment, which gets the same
-    keys and actions; its `step` may return any pytree as its second result. One program runs both, because
-    compilation takes most of the time and shared parts compile once.
+    Only the last environment of the second rollout has new keys. `other` is another environment, which gets
+    the same keys and actions; its `step` may return any pytree as its second result. One program runs `env`
+    and `other`, because compilation takes most of the time, and parts that both share compile once.
     """
     types = {}
 
@@ -190,23 +191,23 @@ def random_rollouts(
 
 
 def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
-    """Violations of the contract of `envs.Environment` in random steps."""
+    """Violations of the contract in random steps; the rollouts are from `random_rollouts`."""
     step = rollout.step
     steps, num_envs = step.terminated.shape
-    agents = () if num_agents(env) is None else (env.num_agents,)
+    agents_axis = () if num_agents(env) is None else (env.num_agents,)
     observations = {
-        "the first observation": (rollout.first_observation, (num_envs, *agents)),
-        "an observation": (step.observation, (steps, num_envs, *agents)),
-        "a final observation": (step.final_observation, (steps, num_envs, *agents)),
+        "the first observation": (rollout.first_observation, (num_envs, *agents_axis)),
+        "an observation": (step.observation, (steps, num_envs, *agents_axis)),
+        "a final observation": (step.final_observation, (steps, num_envs, *agents_axis)),
     }
     yield from _mask_problems(env, [value for value, _ in observations.values()])  # may cause the next ones
     yield from _space_problems(env, observations)
-    if rollout.action.shape != (steps, num_envs, *agents, *env.action_space.shape):
-        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents) :]}"
+    if rollout.action.shape != (steps, num_envs, *agents_axis, *env.action_space.shape):
+        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents_axis) :]}"
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
     dtypes |= {"episode_return": "float32", "episode_length": "int32"}
     for field, dtype in dtypes.items():
-        shape = (steps, num_envs, *agents) if field == "reward" else (steps, num_envs)
+        shape = (steps, num_envs, *agents_axis) if field == "reward" else (steps, num_envs)
         value = getattr(step, field)
         if value.shape != shape or value.dtype != dtype:
             yield f"{field} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}"
@@ -220,6 +221,7 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
 
 
 def _space_problems(env: Any, observations: Any) -> Iterator[str]:
+    """Observations outside their space; `observations` are (batch, leading axes) by description."""
     for what, (value, leading) in observations.items():
         features = jax.tree.leaves(features_and_mask(value)[0])
         for (path, space), part in zip(composite.parts(env.observation_space), features, strict=True):
@@ -279,10 +281,10 @@ def _episode_problems(env: Any, step: TimeStep) -> Iterator[str]:
 
 def _equal_reversed(rollout: Rollout, backward: Rollout) -> bool:
     """Whether the second rollout is the first in reverse order, except its last environment (new keys)."""
-    without_time = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
+    ids_without_time_axis = {id(leaf) for leaf in jax.tree.leaves(rollout.first_observation)}
 
     def same(leaf: np.ndarray, backward_leaf: np.ndarray) -> bool:
-        axis = 0 if id(leaf) in without_time else 1
+        axis = 0 if id(leaf) in ids_without_time_axis else 1
         forward, reverse = (np.moveaxis(x, axis, 0) for x in (leaf, np.flip(backward_leaf, axis)))
         return np.allclose(forward[1:], reverse[1:], 1e-6, 1e-6, equal_nan=_may_be_nan(leaf))
 

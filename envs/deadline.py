@@ -1,4 +1,4 @@
-"""Uninterruptible calls with a time limit for the caller."""
+"""Time limits for calls that cannot be interrupted, such as those of a library in C++."""
 
 import queue
 import threading
@@ -18,7 +18,7 @@ class Deadline:
         """The function's result; raises its exceptions.
 
         Raises:
-          TimeoutError: the time limit passed. The thread may be lost: use another `Deadline`.
+          TimeoutError: the time limit passed. The thread may hang in the call: use another `Deadline`.
         """
         self.begin(function)
         return self.finish(seconds)
@@ -28,7 +28,7 @@ class Deadline:
         self._calls.put(function)
 
     def finish(self, seconds: float | None) -> Any:
-        """Waits for the result of the oldest call that no `finish` has returned; raises as `call` does.
+        """Waits for the oldest call whose result was not returned yet; returns and raises as `call` does.
 
         `seconds=None` waits without limit.
         """

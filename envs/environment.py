@@ -109,7 +109,7 @@ class Environment(EnvironmentSpec, Protocol):
         """
 
     def step(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-        """Steps every environment; resets those whose episode ends.
+        """Steps every environment, and resets those whose episode ends; returns `(state, step)`.
 
         Args:
           keys: `[B]` typed PRNG keys, new ones at every step.
@@ -152,11 +152,11 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # with `repeat_start`: start of every episode
+    start: tuple[State, Observation] | None = None  # with `repeat_start`: of every episode; else None
 
 
 class Forwarding:
-    """Base class: name, agents, spaces and limit are those of the field that `_forwards_to` names."""
+    """Base class: name, agents, spaces and limit are those of the field whose name is `_forwards_to`."""
 
     _forwards_to: ClassVar[str]
 
@@ -187,7 +187,7 @@ class Forwarding:
 
 
 class EnvironmentBase(Forwarding):
-    """Base class of environments: an attribute of another library raises an error that names ours."""
+    """Base class: an attribute of another library's environments raises an error that names ours."""
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
     unwrapped = Elsewhere("env.single of a JAX environment, or env.env of a wrapper")
@@ -240,7 +240,7 @@ class Vectorized(EnvironmentBase):
             result = self.single.step(step_key, state.inner, action)
         inner, final_observation, reward, terminated, truncated, info = unpack_step(self.name, result)
         inner = jax.tree.map(_strongly_typed, inner)
-        final_observation = self._observation(final_observation, "step")
+        final_observation = self._checked_observation(final_observation, "step")
         reward = self._checked_result(reward, "reward", jnp.float32, self._agents_axis)
         terminated = self._checked_result(terminated, "terminated", jnp.bool_)
         truncated = self._checked_result(truncated, "truncated", jnp.bool_)
@@ -281,9 +281,10 @@ class Vectorized(EnvironmentBase):
         with check_unchanged(self.single, f"environment '{self.name}': reset", warns=False):
             result = self.single.reset(key)
         inner, observation = unpack_reset(self.name, result)
-        return jax.tree.map(_strongly_typed, inner), self._observation(observation, "reset")
+        return jax.tree.map(_strongly_typed, inner), self._checked_observation(observation, "reset")
 
-    def _observation(self, observation: Any, method: str) -> Observation:
+    def _checked_observation(self, observation: Any, method: str) -> Observation:
+        """An observation in its space's dtypes, and its mask; raises an `FdgError` if one does not fit."""
         space = self.observation_space
         features, mask = features_and_mask(observation)
         subject = f"environment '{self.name}': {method} gives"
@@ -310,6 +311,7 @@ class Vectorized(EnvironmentBase):
         return self._checked_result(info[name], f"info['{name}']", jnp.float32)
 
     def _checked_result(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+        """A result of the single environment, `[*shape]` of `dtype`; `what` names it in messages."""
         if jnp.shape(value) != shape:
             expected = f"{shape}, one an agent" if shape else "a scalar"
             raise FdgError(

@@ -33,6 +33,7 @@ _CONTROL_SUITE = (
     "Swimmer", "Walker",
 )  # fmt: skip
 
+# EnvPool's names of Procgen's games consist of a game and a mode, such as `CoinrunHard-v0`.
 _PROCGEN = (
     "Bigfish", "Bossfight", "Caveflyer", "Chaser", "Climber", "Coinrun", "Dodgeball", "Fruitbot", "Heist",
     "Jumper", "Leaper", "Maze", "Miner", "Ninja", "Plunder", "Starpilot",
@@ -81,23 +82,19 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "codesign-sequence": (),  # no pattern: its environment names this family itself
     "craftax": ("Craftax-*",),
     "octax": ("octax:*",),
-    "jumanji": (
-        "jumanji:*",
-        "envpool:Jumanji/*",
-        *(f"envpool:{game}-v[0-9]" for game in _JUMANJI),
-    ),
+    "jumanji": ("jumanji:*", "envpool:Jumanji/*", *(f"envpool:{game}-v[0-9]" for game in _JUMANJI)),
     "minigrid": _host_names("MiniGrid-*", "BabyAI-*"),
     "procgen": tuple(f"envpool:{game}{mode}-v0" for game in _PROCGEN for mode in _PROCGEN_MODES),
     "atari": ("envpool:*-v5", "gymnasium:ALE/*", "gymnasium:*NoFrameskip-v4"),
 }
 
-# Families by spaces, for environments whose name matches no pattern.
+# Families of environments whose name matches no pattern: `family_by_spaces` chooses one by the spaces.
 CONTINUOUS, VISUAL, GRID, PICTURES = "continuous-control", "visual-control", "grid", "pictures"
 _LARGE_IMAGE = 36  # pixels per side: from this size on, convolutions pay off, also on a CPU
 
 
 def names() -> tuple[str, ...]:
-    """All families.
+    """The names of all families.
 
     >>> "minatar" in names()
     True
@@ -120,7 +117,7 @@ def family(name: str) -> str | None:
 
 
 def known_host_names(name: str) -> list[str]:
-    """The names for `envs.make` of a task of Gymnasium and EnvPool; none if its family is unknown.
+    """The names for `envs.make` of a task of Gymnasium and EnvPool; empty if its family is unknown.
 
     >>> known_host_names("Hopper-v4"), known_host_names("Hoper")
     (['gymnasium:Hopper-v4', 'envpool:Hopper-v4'], [])

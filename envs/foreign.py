@@ -36,7 +36,7 @@ _ADAPTERS = {
     "mujoco_playground": "envs.from_brax",  # it has brax's interface
     "jumanji": "envs.from_jumanji",
 }
-_FIXES = {
+_FIXES = {  # for the environments of packages without an adapter
     "gym": "derive it from gymnasium.Env",
     "jaxmarl": "write a class with the methods of envs.SingleEnvironment, and an attribute num_agents",
     "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
@@ -55,7 +55,7 @@ _adapted: dict[Any, Any] = {}
 def package_of(env: Any) -> str | None:
     """The package whose interface a class or value implements; None for ours."""
     kinds = inspect.getmro(env if isinstance(env, type) else type(env))
-    return next((p for p in map(_top_package, kinds) if p in _BASES), None)
+    return next((package for package in map(_top_package, kinds) if package in _BASES), None)
 
 
 def is_of_gymnasium(env: Any) -> bool:
@@ -98,6 +98,7 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
 
 
 def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A factory's parameters by name; all given `parameters` if its signature is unknown."""
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a C function without signature
@@ -132,6 +133,7 @@ def reason_not_adapted(env: Any) -> str | None:
 
 
 def _gymnasium_fix(env: Any) -> str:
+    """What to write in place of a class or instance of Gymnasium's environments."""
     innermost = env if isinstance(env, type) else getattr(env, "unwrapped", env)
     kind = innermost if isinstance(innermost, type) else type(innermost)
     spec = getattr(innermost, "spec", None)

@@ -38,26 +38,16 @@ from fdg.errors import FdgError, one_line
 
 # Copied from brax's registry, and compared with it in a test, because importing brax takes seconds.
 ENVIRONMENTS = (
-    "ant",
-    "fast",
-    "halfcheetah",
-    "hopper",
-    "humanoid",
-    "humanoidstandup",
-    "inverted_pendulum",
-    "inverted_double_pendulum",
-    "pusher",
-    "reacher",
-    "swimmer",
-    "walker2d",
-)
+    "ant", "fast", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_pendulum",
+    "inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d",
+)  # fmt: skip
 DEFAULT_BACKEND = "generalized"
 BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
 _ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supports only the default
 
-_HEIGHT, _WIDTH = 320, 420  # of an image
+_HEIGHT, _WIDTH = 320, 420  # pixels of an image
 
-Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
+Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +57,7 @@ class BraxEnvironment:
     environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
     episode_length: int = 1000
-    overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
+    overrides: tuple[tuple[str, Override], ...] = ()  # of the constructor's arguments
 
     @property
     def name(self) -> str:
@@ -108,7 +98,7 @@ class BraxEnvironment:
         return state, state.obs, state.reward, state.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
-        """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
+        """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer (OpenGL); None for `fast`."""
         system = getattr(_brax_environment(self), "sys", None)
         if system is None:
             return None
@@ -124,7 +114,7 @@ class BraxEnvironment:
                 ) from error
 
     def html(self, states: Sequence[Any]) -> str | None:
-        """brax's HTML viewer of states; None for the toy without physics."""
+        """brax's HTML viewer of states; None for `fast`, which has no physics."""
         system = getattr(_brax_environment(self), "sys", None)
         if system is None:
             return None
@@ -142,6 +132,7 @@ def adapt(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
 
 
 def _pipeline_states(states: Sequence[Any]) -> list[Any]:
+    """The states of the physics engine within brax's states."""
     return [state.pipeline_state for state in states]
 
 
@@ -171,6 +162,7 @@ def _make(
     repeat_start: bool = True,
     **overrides: Any,
 ) -> Vectorized:
+    """Makes `brax:ENVIRONMENT` with the backend in its name; `backend` is for names without one."""
     where = f"environment '{_name_with_backend(environment, named_backend)}'"
     check_options(where, _make, {"repeat_start": repeat_start})
     backend = backend or named_backend
@@ -184,7 +176,7 @@ def _make(
     return vectorize(single, repeat_start)
 
 
-def _checked_overrides(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Override]:
     """Checks that brax's environment accepts the overrides; returns them as hashable values."""
     known = _overridable_arguments(environment)
     check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
@@ -205,7 +197,7 @@ def _overridable_arguments(environment: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _relaxed_for_brax() -> Iterator[None]:
-    """For brax's own code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
+    """A context for brax's code: allows rank promotion, and hides MuJoCo's deprecation warnings."""
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -231,6 +223,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: BraxEnvironment) -> _Facts:
+    """Facts about an environment, from brax's environment and a trace of its reset."""
     env = _brax_environment(single)
     with _relaxed_for_brax(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

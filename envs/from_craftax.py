@@ -41,7 +41,7 @@ NAMES = {
 RESET_RATIO = 16
 _NO_LIMIT = 2**30  # steps
 
-Scalar: TypeAlias = "bool | int | float | tuple[Any, ...]"
+Override: TypeAlias = "bool | int | float | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CraftaxEnvironment:
     """
 
     name: str
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: tuple[tuple[str, Override], ...] = ()
 
     @property
     def observation_space(self) -> Box:
@@ -104,12 +104,13 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
+    """Makes the environment `name`, in which `reset_ratio` instances share one new world per step."""
     # Without overrides Craftax is not imported yet.
     checked = _checked_overrides(name, overrides) if overrides else {}
     return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
 
 
-def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
     """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
     known = {
         **_defaults(_craftax_environment(name).default_params),
@@ -165,7 +166,7 @@ def _drawing_modules(classic: bool) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _craftax_environment(name: str, static_overrides: tuple[tuple[str, Scalar], ...] = ()) -> Any:
+def _craftax_environment(name: str, static_overrides: tuple[tuple[str, Override], ...] = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, also while JAX traces."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"
@@ -201,6 +202,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: CraftaxEnvironment) -> _Facts:
+    """Facts about an environment, from Craftax's spaces and parameters."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval():
         shape = tuple(env.observation_space(params).shape)

@@ -40,15 +40,9 @@ PREFIX = "envpool:"
 
 # Options that the pool sets, or that do not apply to single-agent environments.
 _RESERVED_OPTIONS = {
-    "num_envs",
-    "batch_size",
-    "seed",
-    "env_seed",
-    "max_num_players",
-    "gym_reset_return_info",
-    "base_path",
-}
-_NO_LIMIT = 2**31 - 1
+    "num_envs", "batch_size", "seed", "env_seed", "max_num_players", "gym_reset_return_info", "base_path",
+}  # fmt: skip
+_NO_LIMIT = 2**31 - 1  # EnvPool's `max_episode_steps` of an environment without a time limit
 
 
 def make(name: str, **overrides: Any) -> HostEnvironment:
@@ -162,7 +156,7 @@ class EnvPoolPool:
         return self._thread.ready()
 
     def recv(self, timeout: float) -> Transition:
-        """The result of the running step."""
+        """The result of the running step; if it failed, all instances are lost."""
         try:
             return self._thread.finish(timeout)
         except TimeoutError:
@@ -177,10 +171,12 @@ class EnvPoolPool:
         self._env = None
 
     def _replace_thread(self) -> None:
+        """Gives up a thread that may hang."""
         self.close()
         self._thread = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
+        """Steps all instances of `env`, and resets those that ended; runs in the thread."""
         library_observation, reward, terminated, truncated, infos = env.step(action)
         final_observation = self._source.encode(library_observation)
         observation = final_observation
@@ -199,6 +195,7 @@ class EnvPoolPool:
         )
 
     def _info_values(self, name: str, info: Any) -> np.ndarray:
+        """A metric of each instance, `[B] float32`, from EnvPool's `info`."""
         values = np.array(info[name], np.float32) if name in info else np.empty(0)
         if values.shape != (self._size,):
             available = [key for key, value in info.items() if np.shape(value) == (self._size,)]
@@ -235,6 +232,7 @@ def threads_for(size: int) -> int:
 
 @functools.cache
 def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
+    """EnvPool's spaces and time limit, without starting the environment."""
     spec = _spec(source.name, **dict(source.options))
     with _quiet():
         observed, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
@@ -266,6 +264,7 @@ def _spec(name: str, **options: Any) -> Any:
 
 
 def _make(name: str, **options: Any) -> Any:
+    """Starts EnvPool's instances."""
     library = _envpool()
     if family(name) == "jumanji":
         # Sudoku's boards are in the package itself, but EnvPool looks for them in another folder.
@@ -274,6 +273,7 @@ def _make(name: str, **options: Any) -> Any:
 
 
 def _envpool() -> Any:
+    """The package; imported on first use."""
     if importlib.util.find_spec("envpool") is None:
         raise FdgError(f"'{PREFIX}...' needs EnvPool, which is not installed: pip install 'fdg[envpool]'")
     import envpool

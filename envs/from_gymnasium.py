@@ -80,11 +80,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
         return _facts(self.name, self.options)
 
     def record(
-        self,
-        act: Callable[[Any, int], Any],
-        episodes: int,
-        max_steps: int,
-        seed: int,
+        self, act: Callable[[Any, int], Any], episodes: int, max_steps: int, seed: int
     ) -> list[Episode]:
         """Plays episodes in this process and renders them; see `gymnasium_frames.record`."""
         name = self.name.removeprefix(PREFIX)
@@ -100,7 +96,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of worker processes. Each steps some instances, which a restart of the worker renews."""
+    """A `pools.Pool` of worker processes. Each steps some instances; restarting it makes them anew."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
@@ -148,7 +144,7 @@ class WorkerPool:
         return len(wait(list(self._pending), 0)) == len(self._pending)
 
     def recv(self, timeout: float) -> Transition:
-        """The result of the running step."""
+        """The result of the running step, with the instances of failed workers as `failures`."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
         for i, (ok, reply) in self._replies(self._pending, timeout).items():
@@ -171,6 +167,7 @@ class WorkerPool:
             self._kill_worker(i)
 
     def _kill_worker(self, i: int) -> None:
+        """Ends a worker, if it runs; no worker is then at its index."""
         worker, self._workers[i] = self._workers[i], None
         if worker is not None:
             worker.kill()
@@ -187,7 +184,7 @@ class WorkerPool:
         return waiting
 
     def _replies(self, workers: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """The replies of the workers, in order."""
+        """Waits for workers (indices by connection); `(ok, result or reason)` by index, in their order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
         waiting = dict(workers)
@@ -199,7 +196,7 @@ class WorkerPool:
         return {i: replies[i] for i in workers.values()}
 
     def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """A worker's reply, or how it failed. `timeout` is given if the worker did not reply in time."""
+        """`(True, result)` or `(False, reason)`; `timeout` is given if the worker did not reply in time."""
         worker = self._workers[i]
         assert worker is not None
         subject = f"worker {i} (process {worker.process.pid})"
@@ -271,6 +268,7 @@ def all_names() -> tuple[str, ...]:
 
 @functools.cache
 def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
+    """The spaces and the time limit of one instance, which is made and closed here."""
     if importlib.util.find_spec("gymnasium") is None:
         raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
     import gymnasium

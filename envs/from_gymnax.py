@@ -40,33 +40,13 @@ from fdg.errors import FdgError
 # Copied from gymnax's registry, and compared with it in a test, because importing gymnax starts JAX's
 # backend.
 NAMES = (
-    "CartPole-v1",
-    "Pendulum-v1",
-    "Acrobot-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Asterix-MinAtar",
-    "Breakout-MinAtar",
-    "Freeway-MinAtar",
-    "Seaquest-MinAtar",
-    "SpaceInvaders-MinAtar",
-    "Catch-bsuite",
-    "DeepSea-bsuite",
-    "MemoryChain-bsuite",
-    "UmbrellaChain-bsuite",
-    "DiscountingChain-bsuite",
-    "MNISTBandit-bsuite",
-    "SimpleBandit-bsuite",
-    "FourRooms-misc",
-    "MetaMaze-misc",
-    "PointRobot-misc",
-    "BernoulliBandit-misc",
-    "GaussianBandit-misc",
-    "Reacher-misc",
-    "Swimmer-misc",
-    "Pong-misc",
+    "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0",
+    "Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar",
+    "Catch-bsuite", "DeepSea-bsuite", "MemoryChain-bsuite", "UmbrellaChain-bsuite", "DiscountingChain-bsuite",
+    "MNISTBandit-bsuite", "SimpleBandit-bsuite", "FourRooms-misc", "MetaMaze-misc", "PointRobot-misc",
+    "BernoulliBandit-misc", "GaussianBandit-misc", "Reacher-misc", "Swimmer-misc", "Pong-misc",
     "FrozenLake-misc",
-)
+)  # fmt: skip
 
 DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 
@@ -74,7 +54,7 @@ DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 # the other two. Their observation space is unbounded here.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
-Scalar: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
+Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +65,7 @@ class GymnaxEnvironment:
     """
 
     name: str
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: tuple[tuple[str, Override], ...] = ()
     instance: Any = None  # the environment itself, if gymnax does not register it
 
     @property
@@ -127,6 +107,7 @@ class GymnaxEnvironment:
             return gymnax_frames.frames(self.name, env, params, states)
 
     def _one_hot_if_discrete(self, observation: jax.Array) -> jax.Array:
+        """A discrete observation as one-hot, `[n] float32`; others are unchanged."""
         categories = _facts(self).one_hot_size
         return observation if categories is None else jax.nn.one_hot(observation, categories)
 
@@ -148,12 +129,13 @@ def adapt(env: Any, **parameters: Any) -> GymnaxEnvironment:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
+    """Makes the environment `name`."""
     # Without overrides gymnax is not imported yet.
     checked = _checked_overrides(name, overrides) if overrides else {}
     return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
 
 
-def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar]:
+def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
     """Converts the overrides to gymnax's types; raises if one does not fit."""
     factory = _registry()[name]
     parameters = {
@@ -175,7 +157,7 @@ def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Scalar
     return checked
 
 
-def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
+def _check_memory(name: str, arguments: dict[str, Override]) -> None:
     """Refuses sizes beyond this machine's memory: XLA ends the process if an allocation fails."""
 
     def arrays() -> list[jax.Array]:
@@ -195,6 +177,7 @@ def _check_memory(name: str, arguments: dict[str, Scalar]) -> None:
 
 
 def _constructor_arguments(factory: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a constructor's arguments."""
     parameters = inspect.signature(factory).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(parameter.name for parameter in parameters if parameter.kind in named)
@@ -223,6 +206,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: GymnaxEnvironment) -> _Facts:
+    """Facts about an environment, from gymnax's spaces and parameters."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
         observation_space = env.observation_space(params)
@@ -256,7 +240,8 @@ def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
+def _construct(name: str, arguments: tuple[tuple[str, Override], ...]) -> Any:
+    """gymnax's environment, with its arrays on the host; equal arguments give the same object."""
     with jax.ensure_compile_time_eval():
         try:
             with converting_errors(f"environment '{name}'", "gymnax", arguments):
@@ -274,6 +259,7 @@ def _construct(name: str, arguments: tuple[tuple[str, Scalar], ...]) -> Any:
 
 
 def _converted_space(space: Any) -> Any:
+    """Our space for one of gymnax's, part by part."""
     if isinstance(parts := getattr(space, "spaces", None), dict):
         return composite.Dict({name: _converted_space(part) for name, part in parts.items()})
     if isinstance(parts, tuple | list):

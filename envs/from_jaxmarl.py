@@ -37,20 +37,11 @@ from fdg.errors import FdgError
 
 # Copied from JaxMARL's registry, and compared with it in a test, because importing JaxMARL takes seconds.
 NAMES = (
-    "MPE_simple_v3",
-    "MPE_simple_tag_v3",
-    "MPE_simple_world_comm_v3",
-    "MPE_simple_spread_v3",
-    "MPE_simple_crypto_v3",
-    "MPE_simple_speaker_listener_v4",
-    "MPE_simple_push_v3",
-    "MPE_simple_adversary_v3",
-    "MPE_simple_reference_v3",
-    "MPE_simple_facmac_v1",
-    "MPE_simple_facmac_3a_v1",
-    "MPE_simple_facmac_6a_v1",
+    "MPE_simple_v3", "MPE_simple_tag_v3", "MPE_simple_world_comm_v3", "MPE_simple_spread_v3",
+    "MPE_simple_crypto_v3", "MPE_simple_speaker_listener_v4", "MPE_simple_push_v3", "MPE_simple_adversary_v3",
+    "MPE_simple_reference_v3", "MPE_simple_facmac_v1", "MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1",
     "MPE_simple_facmac_9a_v1",
-)
+)  # fmt: skip
 
 Scalar: TypeAlias = "bool | int | float | str"
 
@@ -63,7 +54,7 @@ class ParticleEnvironment:
     """A `SingleEnvironment` with several agents, by JaxMARL's name and overrides of its constructor."""
 
     name: str
-    agent_identity: bool | None = None  # append the agent's one-hot index; None: if agents differ
+    agent_identity: bool | None = None  # append the agent's one-hot index; None: only if agents differ
     overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
 
     @property
@@ -127,6 +118,7 @@ class ParticleEnvironment:
             yield figure_image(figure)
 
     def _observe(self, observation: dict[str, jax.Array]) -> Observation:
+        """The agents' observations as `[A, n]`, padded, with indices and a mask where they are needed."""
         facts = self._facts
         rows = [observation[agent] for agent in facts.agents]
         padded = jnp.stack([jnp.pad(row, (0, self._observation_length - row.size)) for row in rows])
@@ -162,6 +154,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Vectorized:
+    """Makes the environment `name`."""
     check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
     # Without overrides JaxMARL is not imported yet.
     if overrides:
@@ -225,6 +218,7 @@ class _Facts:
 
 @functools.cache
 def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
+    """Makes JaxMARL's environment, and traces its reset."""
     constructor = _constructor(name)
     with jax.ensure_compile_time_eval():
         with converting_errors(f"environment '{name}'", "JaxMARL", overrides):

@@ -110,6 +110,7 @@ class JumanjiEnvironment:
         return new, self._observe(time_step.observation), reward, is_last & no_future, is_last & ~no_future
 
     def _observe(self, observation: Any) -> Observation:
+        """Features and mask of Jumanji's observation."""
         facts = _facts(self)
         parts_and_codes = zip(_arrays(observation, facts.is_masked), facts.codes, strict=True)
         parts = [_as_features(part, codes) for part, codes in parts_and_codes]
@@ -201,6 +202,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
+    """Facts about an environment, from Jumanji's specs and a trace of its reset."""
     env = _jumanji_environment(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
         action_spec, observation_spec = env.action_spec, env.observation_spec
@@ -215,25 +217,20 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
     with relaxed_checks():
         feature_types = [
-            jax.eval_shape(functools.partial(_as_features, codes=c), p)
-            for p, c in zip(parts, codes, strict=True)
+            jax.eval_shape(functools.partial(_as_features, codes=part_codes), part)
+            for part, part_codes in zip(parts, codes, strict=True)
         ]
     shape = (
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
     return _Facts(
-        tuple(shape),
-        space,
-        tuple(action_spec.shape),
-        np.dtype(action_spec.dtype).name,
-        combined_choices,
-        is_masked,
-        codes,
-    )
+        tuple(shape), space, tuple(action_spec.shape), np.dtype(action_spec.dtype).name, combined_choices,
+        is_masked, codes,
+    )  # fmt: skip
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
-    """Lowest code and number of codes of a part that becomes one-hot; None for other parts."""
+    """Lowest code and number of codes of a part; None if it stays numbers: no codes, only two, too large."""
     for key in path:
         spec = getattr(spec, getattr(key, "name", str(key)), None)
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
@@ -266,8 +263,8 @@ def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space,
         values = np.full(spec.shape, mask_shape[-1])  # MultiCVRP: integers from zero, up to its mask's size
     if values is None:
         low, high = (
-            np.broadcast_to(np.asarray(b, float), spec.shape).reshape(-1)
-            for b in (spec.minimum, spec.maximum)
+            np.broadcast_to(np.asarray(limit, float), spec.shape).reshape(-1)
+            for limit in (spec.minimum, spec.maximum)
         )
         return Box(bound(low), bound(high), (low.size,)), None
     options = tuple(int(n) for n in np.asarray(values).reshape(-1))

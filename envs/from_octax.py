@@ -130,7 +130,7 @@ def _make(game: str, **overrides: Any) -> Vectorized:
 
 @contextlib.contextmanager
 def _without_opencv() -> Iterator[None]:
-    """For Octax's import: if OpenCV is absent, an empty module replaces it; only drawing needs OpenCV."""
+    """A context for importing Octax: an empty module replaces an absent OpenCV, which only drawing needs."""
     is_absent = importlib.util.find_spec("cv2") is None
     if is_absent:
         sys.modules["cv2"] = types.ModuleType("cv2")

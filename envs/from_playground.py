@@ -44,7 +44,7 @@ TASKS = (
     "WalkerStand", "WalkerWalk",
 )  # fmt: skip
 
-_HEIGHT, _WIDTH = 240, 320  # of an image
+_HEIGHT, _WIDTH = 240, 320  # pixels of an image
 
 Scalar: TypeAlias = "bool | int | float | str"
 
@@ -143,7 +143,7 @@ def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _relaxed_for_playground() -> Iterator[None]:
-    """For Playground's own code: relaxes JAX's checks, and hides MuJoCo's warnings."""
+    """A context for Playground's code: relaxes JAX's checks, and hides MuJoCo's warnings."""
     with relaxed_checks(), mujoco_quietly():
         yield
 
@@ -181,14 +181,12 @@ class _Facts:
 
 @functools.cache
 def _facts(single: PlaygroundEnvironment) -> _Facts:
+    """Facts about an environment, from Playground's configuration and a trace of its reset."""
     env = _playground_environment(single)
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
     with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     repeat = int(config["action_repeat"])
     return _Facts(
-        tuple(state.obs.shape),
-        int(env.action_size),
-        max(1, int(config["episode_length"]) // repeat),
-        repeat,
+        tuple(state.obs.shape), int(env.action_size), max(1, int(config["episode_length"]) // repeat), repeat
     )

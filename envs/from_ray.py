@@ -139,7 +139,7 @@ class Worker:
         self._observations: dict[ShareKey, np.ndarray] = {}  # the last observations of each share
 
     def where(self) -> str:
-        """Host and process, for errors."""
+        """The worker's host and process, for errors."""
         return f"host {socket.gethostname()}, process {os.getpid()}"
 
     def reset(
@@ -298,7 +298,7 @@ class FleetPool:
         self._ray = ray
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Recreates instances: all instances of a share if its worker is new."""
+        """Recreates the instances `rows`; if they are a whole share, in a new pool of the share's worker."""
         pending = []
         for i, share in enumerate(self._shares):
             chosen = np.isin(share, rows)
@@ -429,12 +429,12 @@ class FleetPool:
 
 def fleet(source: FleetSource) -> Fleet:
     """The workers of a source in this process, started on the first call."""
-    with _starting:
+    with _fleets_lock:
         if source not in _fleets:
             _fleets[source] = Fleet(source)
         return _fleets[source]
 
 
 _fleets: dict[FleetSource, Fleet] = {}
-_starting = threading.Lock()
+_fleets_lock = threading.Lock()
 _pool_numbers = itertools.count()

@@ -42,6 +42,7 @@ def record(
 
 
 def _play_episode(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) -> Episode:
+    """Plays one episode of at most `max_steps`, and renders the state before each step."""
     pictures: list[np.ndarray] = []
     observations: list[Any] = []
     actions: list[Any] = []

@@ -36,7 +36,7 @@ class LibrarySource:
 
     @property
     def facts(self) -> gymnasium_spaces.Facts:
-        """The spaces and limits that the library reports."""
+        """The spaces and the time limit that the library reports."""
         raise NotImplementedError
 
     @property
@@ -47,7 +47,7 @@ class LibrarySource:
 
     @property
     def wire_space(self) -> Space:
-        """The space of one row of a pool's array; `unpack` restores observations from such rows."""
+        """The space of one row of a pool's array, `[*wire]`; `unpack` restores observations from rows."""
         parts = _parts_of(self)
         return packed_space(parts.all) if parts else self.facts.observation_space
 
@@ -79,6 +79,7 @@ class LibrarySource:
 
 @functools.cache
 def _native_of(source: LibrarySource) -> Native:
+    """The descriptions and conversions for the library's spaces."""
     facts = source.facts
     library_space, actions = facts.library_observation_space, facts.library_action_space
     observation = describe("observation", library_space)

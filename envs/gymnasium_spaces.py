@@ -49,18 +49,15 @@ class Facts(NamedTuple):
 def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
     return Facts(
-        observations,
-        actions,
-        observation_box(name, observations),
-        action_space(name, actions),
+        observations, actions, observation_box(name, observations), action_space(name, actions),
         max_episode_steps,
-    )
+    )  # fmt: skip
 
 
 def observation_box(name: str, space: Any) -> Box:
     """The `Box` of an encoded observation."""
     if _is_bytes(space):
-        low, high = (_channels_last(np.asarray(b), 0) for b in (space.low, space.high))
+        low, high = (_channels_last(np.asarray(limit), 0) for limit in (space.low, space.high))
         if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _MIN_IMAGE_SIZE:
             high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
@@ -82,30 +79,31 @@ def encode(space: Any, batch: Any) -> Any:
     NumPy array.
     """
     if _is_bytes(space):
-        return _copy_as(_channels_last(batch if _is_traced(batch) else np.asarray(batch), 1), np.uint8)
+        return _copy_as(_channels_last(batch if _is_jax_array(batch) else np.asarray(batch), 1), np.uint8)
     if _kind(space) in _TEXTS:
         return _as_bytes(batch, text_length(space))
     if _kind(space) == "Box":
         array = _copy_as(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
     vectors = [_as_vectors(part, values) for part, values in _parts(space, batch)]
-    return jnp.concatenate(vectors, 1) if _is_traced(vectors[0]) else np.concatenate(vectors, 1)
+    return jnp.concatenate(vectors, 1) if _is_jax_array(vectors[0]) else np.concatenate(vectors, 1)
 
 
 def subtract_start(space: Any, batch: Any) -> Any:
     """Subtracts `start` from categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`; int32."""
     start = np.asarray(space.start)[None]
-    if _is_traced(batch):  # int32 wraps around on overflow, so the difference is still right
+    if _is_jax_array(batch):  # int32 wraps around on overflow, so the difference is still right
         return batch.astype(jnp.int32) - start.astype(np.int32)
     return (np.array(batch, np.int64) - start).astype(np.int32)
 
 
-def _is_traced(batch: Any) -> bool:
+def _is_jax_array(batch: Any) -> bool:
     return isinstance(batch, jax.Array)
 
 
 def _copy_as(batch: Any, dtype: Any) -> Any:
-    return batch.astype(dtype) if _is_traced(batch) else np.array(batch, dtype, order="C")
+    """A copy in `dtype`: a JAX array of a JAX array, else a NumPy array."""
+    return batch.astype(dtype) if _is_jax_array(batch) else np.array(batch, dtype, order="C")
 
 
 def action_space(name: str, space: Any) -> Space:
@@ -146,7 +144,7 @@ def decode(space: Any, action: Any) -> Any:
     action = action.reshape(action.shape[0], *space.shape)
     is_integer = _kind(space) == "Box" and space.dtype.kind in _INTEGER_KINDS
     lowest = space.low if is_integer else getattr(space, "start", None)
-    if _is_traced(action):
+    if _is_jax_array(action):
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
         return action.astype(jax_dtype(space.dtype))
@@ -219,6 +217,7 @@ def _kind(space: Any) -> str:
 
 
 def _is_bytes(space: Any) -> bool:
+    """True for images in uint8, and for other uint8 arrays with the range 0 to 255."""
     if _kind(space) != "Box" or space.dtype != np.uint8:
         return False
     return len(space.shape) in (2, 3) or bool((space.low == 0).all() and (space.high == 255).all())
@@ -242,7 +241,7 @@ def text_length(space: Any) -> int:
 
 def _as_bytes(texts: Any, length: int) -> Any:
     """Converts texts `[B]` to `[B, length]` uint8; bytes are unchanged."""
-    return texts if _is_traced(texts) else encode_texts(texts, length)
+    return texts if _is_jax_array(texts) else encode_texts(texts, length)
 
 
 def encode_texts(texts: Any, length: int) -> np.ndarray:
@@ -310,4 +309,4 @@ def _as_vectors(space: Any, values: Any) -> Any:
         return columns
     counts = enumerate(_num_categories(space) or ())
     one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
-    return (jnp if _is_traced(columns) else np).concatenate(one_hots, 1).astype(np.float32)
+    return (jnp if _is_jax_array(columns) else np).concatenate(one_hots, 1).astype(np.float32)

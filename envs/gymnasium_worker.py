@@ -60,7 +60,7 @@ class Instance:
 
 
 def is_wrong_answer(reason: str) -> bool:
-    """True if an error from `Instances.describe_error` is a `WrongAnswerError`, which a restart repeats."""
+    """True if `Instances.describe_error` described a `WrongAnswerError`, which a restart would repeat."""
     return re.search(r"its instance \d+: ", reason) is not None
 
 
@@ -181,7 +181,7 @@ def stack(elements: list[Any]) -> Any:
     if isinstance(first, dict):
         return {key: stack([element[key] for element in elements]) for key in first}
     if isinstance(first, tuple):
-        return tuple(stack([element[k] for element in elements]) for k in range(len(first)))
+        return tuple(stack([element[i] for element in elements]) for i in range(len(first)))
     return np.stack([np.asarray(element) for element in elements])
 
 

@@ -13,6 +13,8 @@ process with the pool is gone, or the pool has moved on), the instances start ne
 truncation with reward 0, and its final observation is the ticket's observation.
 
 Callbacks only use NumPy, because a callback that runs JAX could deadlock.
+
+Shapes: `B` instances; `*wire`, the shape of a row in a pool's arrays (`pools.wire_space`).
 """
 
 import contextlib
@@ -38,7 +40,7 @@ from fdg.errors import FdgError, HostError, host_errors, raised
 
 TIMEOUT = 60.0  # default limit of a step, in seconds
 
-_num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_num_pools", default=1)
+_num_pools: contextvars.ContextVar[int] = contextvars.ContextVar("_num_pools", default=1)  # see `in_parts`
 
 
 @contextlib.contextmanager
@@ -168,27 +170,27 @@ class HostEnvironment(EnvironmentBase):
             with leading axis n. It may close over traced arrays.
           keys: `[T, 2, B]`, as for `segment`.
         """
-        data, implementation = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
+        key_data, implementation = jax.random.key_data(keys[0, 0]), jax.random.key_impl(keys)
         wire = wire_space(self.source)
 
-        def act_on_rows(rows: jax.Array, data: jax.Array) -> Any:
-            return act(self._unpack(rows), jax.random.wrap_key_data(data, impl=implementation))
+        def act_on_rows(rows: jax.Array, key_data: jax.Array) -> Any:
+            return act(self._unpack(rows), jax.random.wrap_key_data(key_data, impl=implementation))
 
         def argument_types(rows: int) -> Any:
             return (
                 jax.ShapeDtypeStruct((rows, *wire.shape), wire.dtype),
-                jax.ShapeDtypeStruct((rows, *data.shape[1:]), data.dtype),
+                jax.ShapeDtypeStruct((rows, *key_data.shape[1:]), key_data.dtype),
             )
 
-        return satellites.trace(self.name, act_on_rows, argument_types, self.source.shares(len(data)))
+        return satellites.trace(self.name, act_on_rows, argument_types, self.source.shares(len(key_data)))
 
     def segment(
-        self, policy: satellites.TracedActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
+        self, actor: satellites.TracedActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
         """Makes a fleet's workers act and step T times.
 
         Args:
-          policy, operands: results of `acting`.
+          actor, operands: results of `acting`.
           keys: `[T, 2, B]`: for actions and for steps.
           state: from `reset` or the last step.
 
@@ -197,20 +199,20 @@ class HostEnvironment(EnvironmentBase):
           B]`.
         """
         check_state(self.name, state)
-        extras, extras_structure = jax.tree.flatten(policy.extras)
-        data = jax.random.key_data(keys[:, 0])
-        types, step_structure = jax.tree.flatten(self._result_types(data.shape[1]))
-        shapes = [jax.ShapeDtypeStruct((len(data), *x.shape), x.dtype) for x in [*extras, *types]]
+        extras, extras_structure = jax.tree.flatten(actor.extras)
+        key_data = jax.random.key_data(keys[:, 0])
+        types, step_structure = jax.tree.flatten(self._result_types(key_data.shape[1]))
+        shapes = [jax.ShapeDtypeStruct((len(key_data), *x.shape), x.dtype) for x in [*extras, *types]]
         operand = _pack(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
-        call = _HostCall(self, "segment", policy.program)
-        arrays = _call_host(call, shapes, operand, data, state.inner.observation, *operands)
+        call = _HostCall(self, "segment", actor.program)
+        arrays = _call_host(call, shapes, operand, key_data, state.inner.observation, *operands)
         results = jax.tree.unflatten(step_structure, arrays[len(extras) :])
         state, steps = jax.lax.scan(self._after_step, state, results)
         observation = jax.tree.map(lambda x: x[-1], steps.observation)
         return state, observation, jax.tree.unflatten(extras_structure, arrays[: len(extras)]), steps
 
     def _step_operand(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> jax.Array:
-        """The operand of a step's callback."""
+        """The operand of a step's callback: ticket, seed and action of each instance, `[B, n] int32`."""
         check_keys(self.name, keys)
         check_state(self.name, state, len(keys))
         action = actions(self.name, action, self.action_space, keys.shape)
@@ -303,7 +305,7 @@ def _seeds(keys: jax.Array) -> jax.Array:
 
 
 def _call_host(call: Callable[..., Any], shapes: Any, *operands: jax.Array) -> Any:
-    """`io_callback`; outside of compiled programs, it raises the callback's own errors."""
+    """Calls the host by `io_callback`; outside compiled programs, the callback's own errors are raised."""
     with host_errors():
         return io_callback(call, shapes, *operands)
 

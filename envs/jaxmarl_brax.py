@@ -78,6 +78,7 @@ class BraxTeam:
         return state, self._observe(observation), rewards, terminated, truncated
 
     def _observe(self, observation: jax.Array) -> jax.Array:
+        """The agents' observations, `[A, A + n]`: each agent's one-hot index, then what it sees, padded."""
         views = _mappings(self.name)[0]
         max_size = max(len(indices) for indices in views)
         rows = [

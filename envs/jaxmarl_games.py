@@ -52,8 +52,8 @@ class Kind:
     limit: tuple[str, ...] = ()
     knows_limit: bool = True  # False: made without a limit, which `vectorize` applies
     mask_method: str | None = None  # name of the method that returns valid actions
-    identity: bool = False  # agents see their index by default
-    choices: tuple[str, str, str] | None = None  # an argument; module and name of its mapping of values
+    identity: bool = False  # True: each agent sees its index by default
+    choices: tuple[str, str, str] | None = None  # argument with values by name; their module and mapping
     as_array: bool = False  # actions are passed as one array, not as a mapping
 
 
@@ -152,6 +152,7 @@ class JaxmarlGame:
         return next_state, next_observation, rewards, is_over & ~at_limit, is_over & at_limit
 
     def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
+        """The agents' observations, `[A, ...]`, with their valid actions if the game has a mask."""
         facts, kind = _facts(self), KINDS[self.game]
         rows = [_features(part, facts.is_image) for part in _by_agent(observation, facts.agents)]
         if not facts.is_image:
@@ -289,6 +290,7 @@ class _Facts:
 
 @functools.cache
 def _facts(single: JaxmarlGame) -> _Facts:
+    """Facts about a game, from its action spaces and a trace of its reset."""
     env, kind = _jaxmarl_environment(single), KINDS[single.game]
     agents = tuple(env.agents)
     with relaxed_checks():

@@ -1,4 +1,4 @@
-"""Imports packages without their plotting libraries, which take longer than everything else."""
+"""Imports packages without their plotting libraries, which take longer to import than the packages."""
 
 import contextlib
 import importlib

@@ -159,6 +159,7 @@ class _Replacer:
                     method.__defaults__ = self.replacement(method.__defaults__)
 
     def _replace_in_object(self, value: Any) -> Any:
+        """The object with its fields replaced: a new value of a dataclass, else the same object, changed."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [field.name for field in dataclasses.fields(value) if field.init]
             old = {name: getattr(value, name) for name in fields}
@@ -179,6 +180,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _literal(value: jax.Array) -> Any:
+    """The array on the host; random keys are unchanged."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return np.array(value).view(Literal)  # a copy: a view would keep the array alive

@@ -42,10 +42,10 @@ class Native(NamedTuple):
     encode: Callable[[Sequence[jax.Array], Any], Any]
     # actions `[N, ...]` -> arrays in the order of the action's description
     decode: Callable[[jax.Array], Sequence[jax.Array]]
-    # N -> the initial state of `see`
-    kept: Callable[[int], Any] = lambda count: ()
-    # Applies wrappers to an observation: (state, start `[N]` bool, observation) -> (state, observation)
-    see: Callable[[Any, jax.Array, Any], tuple[Any, Any]] = lambda kept, start, seen: (kept, seen)
+    # N -> the memory of `apply_wrappers` before the first observation
+    initial_memory: Callable[[int], Any] = lambda count: ()
+    # (memory, start `[N]` bool, observation) -> (memory, observation as the wrappers change it)
+    apply_wrappers: Callable[[Any, jax.Array, Any], tuple[Any, Any]] = lambda memory, _, seen: (memory, seen)
 
 
 def native(env: Any) -> Native:
@@ -156,6 +156,7 @@ def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
 
 
 def _describe_array(kind: str, shape: tuple[int, ...], dtype: np.dtype, **parameters: Any) -> Description:
+    """The description of one array; `describe` fills in its name."""
     return {
         "name": "",
         "shape": ["N", *map(int, shape)],

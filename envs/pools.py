@@ -1,6 +1,8 @@
 """The interface of host environments: sources start pools of instances; a step returns a `Transition`.
 
 A pool works on NumPy arrays and does not use JAX. `envs.host` implements `envs.Environment` with it.
+
+Shapes: `B` instances; `*wire`, the shape of a row in a pool's arrays (`wire_space`).
 """
 
 from collections.abc import Sequence
@@ -22,11 +24,11 @@ class Failure(NamedTuple):
 class Transition(NamedTuple):
     """The result of a pool's step; NumPy arrays that the pool does not reuse."""
 
-    observation: np.ndarray  # [B, *obs] after the auto-reset
+    observation: np.ndarray  # [B, *wire] after the auto-reset
     reward: np.ndarray  # [B] float32
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool; may be true where `terminated` is
-    final_observation: np.ndarray  # [B, *obs] before the auto-reset
+    final_observation: np.ndarray  # [B, *wire] before the auto-reset
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
     failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
@@ -54,20 +56,20 @@ class Transition(NamedTuple):
 class Recreated(NamedTuple):
     """Instances that replace lost ones: their first step is a truncation with reward 0."""
 
-    last_observation: np.ndarray  # [n, *obs], the last observation of the lost instances
-    first_observation: np.ndarray  # [n, *obs], of the new instances
-    info: int = 0  # number of episode metrics, which are unknown for lost instances
+    last_observation: np.ndarray  # [n, *wire], the last observation of the lost instances
+    first_observation: np.ndarray  # [n, *wire], of the new instances
+    num_info: int = 0  # number of episode metrics, which are unknown for lost instances
 
     def step(self) -> Transition:
-        """The first step."""
+        """The first step of these instances."""
         size = len(self.first_observation)
         false, reward = np.zeros(size, np.bool_), np.zeros(size, np.float32)
-        unknown = tuple(np.full((self.info, size), np.nan, np.float32))
+        unknown = tuple(np.full((self.num_info, size), np.nan, np.float32))
         return Transition(self.first_observation, reward, false, ~false, self.first_observation, unknown)
 
     def select(self, rows: np.ndarray) -> "Recreated":
         """The recreated instances of some rows."""
-        return Recreated(self.last_observation[rows], self.first_observation[rows], self.info)
+        return Recreated(self.last_observation[rows], self.first_observation[rows], self.num_info)
 
 
 class Segment(NamedTuple):
@@ -83,8 +85,8 @@ class Segment(NamedTuple):
         """Concatenates the segments of workers; rows of lost workers are zero."""
         example = next((part for part in parts if part is not None), None)
         if example is None:
-            nothing = np.zeros((0, 0))
-            return Segment((), Transition._make([*[nothing] * 5, (), failures]))
+            no_rows = np.zeros((0, 0))
+            return Segment((), Transition._make([*[no_rows] * 5, (), failures]))
         shapes = [*example.extras, *example.steps[:5], *example.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
@@ -105,7 +107,7 @@ class Pool(Protocol):
     """The instances of an environment. Every call returns or raises within its time limit."""
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
-        """Recreates the instances `rows [F]` from the seeds `[F]`; returns observations `[F, *obs]`."""
+        """Recreates the instances `rows [F]` from the seeds `[F]`; returns observations `[F, *wire]`."""
 
     def step(self, action: np.ndarray, timeout: float) -> Transition:
         """Steps every instance; those whose episode ends are reset in the same call."""

@@ -389,22 +389,9 @@ class Team(_Probe):
 
 
 PROBES: tuple[type[Any], ...] = (
-    Value,
-    ValueOfObservation,
-    Discount,
-    Policy,
-    PolicyOfObservation,
-    Memory,
-    MultiDiscreteTarget,
-    ContinuousTarget,
-    Masked,
-    Truncation,
-    Agents,
-    Team,
-    Parts,
-    Reach,
-    Unlike,
-)
+    Value, ValueOfObservation, Discount, Policy, PolicyOfObservation, Memory, MultiDiscreteTarget,
+    ContinuousTarget, Masked, Truncation, Agents, Team, Parts, Reach, Unlike,
+)  # fmt: skip
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -413,6 +400,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(probe: type[Any], **overrides: Any) -> Vectorized:
+    """Makes the environment of a probe, with other values of its fields."""
     where = f"environment '{probe().name}'"
     check_names(where, overrides, [field.name for field in dataclasses.fields(probe)])
     check_options(where, probe, overrides)

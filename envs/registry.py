@@ -181,7 +181,7 @@ _OTHER_LIBRARIES = {  # parameters that other libraries pass to an environment: 
 
 
 def _make_unwrapped(name: str, overrides: dict[str, Any], common: Mapping[str, Any]) -> Any:
-    """Makes the environment without wrappers, with the `info` of `common`."""
+    """Makes the environment without wrappers; of the `common` parameters, it takes `info`."""
     info = {key: common[key] for key in ("info",) if key in common}
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix) and name not in _registered:
@@ -200,6 +200,7 @@ def _make_unwrapped(name: str, overrides: dict[str, Any], common: Mapping[str, A
 
 
 def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
+    """Makes an environment by a factory of that name: registered, built in, of a package, or imported."""
     factory = _registered.get(name) or _BUILT_IN.get(name)
     if factory is None and name in user_code.entry_points():
         return user_code.make_of_package(name, overrides)
@@ -312,7 +313,7 @@ def absolute(name: str) -> str:
     >>> absolute("text:file?path=/data/sums.jsonl&instruction=Add."), absolute("CartPole-v1")
     ('text:file?path=/data/sums.jsonl&instruction=Add.', 'CartPole-v1')
     """
-    return next((one.absolute(name) for prefix, one in _PREFIXES.items() if name.startswith(prefix)), name)
+    return next((x.absolute(name) for prefix, x in _PREFIXES.items() if name.startswith(prefix)), name)
 
 
 def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -326,6 +327,7 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _absolute_files(name: str) -> str:
+    """The name of a text task with absolute paths of its files."""
     before, mark, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")]
     joined = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]

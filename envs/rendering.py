@@ -70,6 +70,7 @@ def html(env: Environment, episode: Episode) -> str | None:
 
 
 def _as_rgb(frame: Any) -> np.ndarray:
+    """An image `[H, W]` or `[H, W, C]` as uint8, with at most three channels."""
     frame = np.array(frame)  # a copy, since many renderers reuse one buffer
     if frame.ndim == 2:
         frame = np.repeat(frame[..., None], 3, axis=2)

@@ -39,12 +39,12 @@ def losses() -> Losses:
 
 
 class _RunningPool:
-    """A pool that tickets refer to."""
+    """A pool that tickets refer to: one of `parts` pools of a batch, for `seeds [B]`."""
 
     def __init__(self, environment: Any, seeds: np.ndarray, parts: int = 1):
         self.number = secrets.randbelow(2**31)  # so that no ticket of another process matches
         self.environment, self.size, self.parts = environment, len(seeds), parts
-        self.steps, self.restarted = 0, 0
+        self.steps, self.num_restarts = 0, 0
         self.sent: np.ndarray | None = None  # seeds of the running step, if any
         self.is_new = False  # True if that step starts new episodes
         self.lock = threading.Lock()
@@ -146,6 +146,7 @@ class _RunningPool:
         return transition._replace(truncated=transition.truncated & ~transition.terminated, failures=()), lost
 
     def _replace(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
+        """Recreates lost instances; their step becomes a truncation with reward 0."""
         self._count_failure(rows, reason)
         transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
         # The program replaces these final observations by the last ones before the loss.
@@ -157,16 +158,16 @@ class _RunningPool:
     def _count_failure(self, rows: np.ndarray, reason: str) -> None:
         """Counts lost instances; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
-        if self.restarted >= limit:
+        if self.num_restarts >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
             hint = "" if gymnasium_worker.is_wrong_answer(reason) and not limit else f" ({fix})"
             raise HostError(f"environment '{name}': {reason}{hint}")
-        self.restarted += 1
+        self.num_restarts += 1
         global _losses
         _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
         _log.warning(
             "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
-            name, reason, len(rows), self.size, self.restarted, limit,
+            name, reason, len(rows), self.size, self.num_restarts, limit,
         )  # fmt: skip
 
 
@@ -323,6 +324,7 @@ class _Pools:
             self._by_number.pop(number, None)
 
     def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
+        """Starts a pool, and closes the least recently used ones of its environment and size."""
         running = _RunningPool(environment, seeds, parts)
         with self._lock:
             self._by_number[running.number] = running

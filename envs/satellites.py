@@ -73,6 +73,7 @@ _compiled_actors: dict[tuple[str, int], Callable[..., Any]] = {}  # by digest an
 
 
 def _compiled_actor(program: Program, rows: int) -> Callable[..., Any]:
+    """The actor for a number of rows, compiled for this process's CPU."""
     key = program.digest, rows
     if key not in _compiled_actors:
         jax.config.update("jax_platforms", "cpu")  # before a worker's backend starts

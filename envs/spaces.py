@@ -271,6 +271,7 @@ def _nested_tuple(values: Any) -> Any:
 
 
 def _is_nested_tuple(bound: Any) -> bool:
+    """True for a number, except NaN, and for nested tuples of such numbers."""
     if isinstance(bound, tuple):
         return all(_is_nested_tuple(item) for item in bound)
     return isinstance(bound, int | float) and not math.isnan(bound)

@@ -55,7 +55,7 @@ class Alike:
     def observation_space(self) -> ObservationSpace:
         """The agent's index, and a part for each kind of observation."""
         kinds = self._team.kinds
-        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._by_kind_name(kinds)})
+        return Dict({"agent": Box(0.0, 1.0, (self.num_agents,)), **self._by_part_name(kinds)})
 
     @property
     def action_space(self) -> Space:
@@ -99,10 +99,10 @@ class Alike:
                     for a, observation in enumerate(fitted)
                 ),
             )
-            for name, kind in self._by_kind_name(team.kinds).items()
+            for name, kind in self._by_part_name(team.kinds).items()
         }
         together = {"agent": jnp.eye(self.num_agents), **seen}
-        if team.all_alike and all(mask is None for mask in masks):
+        if team.have_all_actions and all(mask is None for mask in masks):
             return together
         return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
@@ -125,7 +125,7 @@ class Alike:
             )
         return jnp.asarray(own_actions).at[np.flatnonzero(own_actions)[:size]].set(jnp.asarray(mask, bool))
 
-    def _by_kind_name(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
+    def _by_part_name(self, kinds: tuple[Any, ...]) -> dict[str, Any]:
         return {"seen": kinds[0]} if len(kinds) == 1 else {f"seen_{i}": kind for i, kind in enumerate(kinds)}
 
     @property
@@ -149,13 +149,14 @@ class _Team:
     masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
 
     @property
-    def all_alike(self) -> bool:
+    def have_all_actions(self) -> bool:
         """True if every agent has all actions."""
         return all(mask.all() for mask in self.masks)
 
 
 @functools.lru_cache(maxsize=256)
 def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
+    """The properties of a team, from its two `Tuple` spaces; raises an `FdgError` if agents do not fit."""
     for what, space in (("observation_space", observations), ("action_space", actions)):
         if not isinstance(space, Tuple) or len(space.spaces) != agents:
             raise FdgError(
@@ -172,7 +173,7 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
         max_size = max(space.n for space in spaces)
         common, masks = Discrete(max_size), [np.arange(max_size) < space.n for space in spaces]
     elif all(isinstance(space, Discrete | MultiDiscrete) for space in spaces):
-        nvecs = [(s.n,) if isinstance(s, Discrete) else s.nvec for s in spaces]
+        nvecs = [(space.n,) if isinstance(space, Discrete) else space.nvec for space in spaces]
         max_size = max(map(len, nvecs))
         padded = [(*own, *(1,) * (max_size - len(own))) for own in nvecs]
         nvec = tuple(max(own[m] for own in padded) for m in range(max_size))
@@ -197,6 +198,7 @@ def _common_bounds(spaces: tuple[Box, ...], max_size: int) -> tuple[Any, Any]:
 
 
 def _own_action(space: Space, action: jax.Array) -> jax.Array:
+    """An agent's action in its own space, from a row of the uniform actions."""
     match space:
         case Discrete():
             return action if action.ndim == 0 else action[0]

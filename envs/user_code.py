@@ -30,7 +30,7 @@ def module_of(name: str, known: Iterable[str]) -> str | None:
     return module if colon and module not in prefixes else None
 
 
-def found(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+def import_attribute(what: str, name: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
     """Imports the module of `module:name` and returns the attribute; `name` may have dots.
 
     Call it only if the user gave the name or trusts the file that did: see `fdg.training.name_resolver`.
@@ -75,9 +75,9 @@ def make(name: str, overrides: Mapping[str, Any]) -> Any:
     The name stands for a function or class, which is called with `overrides`, or for an environment.
 
     Raises:
-      FdgError: `found` raises; or the factory fails, or its result is not an environment.
+      FdgError: `import_attribute` raises; or the factory fails, or its result is not an environment.
     """
-    return build(name, found("environment", name), overrides)
+    return build(name, import_attribute("environment", name), overrides)
 
 
 def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:

@@ -96,7 +96,7 @@ class Wrapper(EnvironmentBase):
 
     @property
     def native(self) -> Native:
-        """The library's observations and actions, with the wrapper applied in `see`.
+        """The library's observations and actions; this wrapper is part of `apply_wrappers`.
 
         Raises:
           AttributeError: the environment inside is a JAX environment; `envs.native.native` then uses the
@@ -104,30 +104,30 @@ class Wrapper(EnvironmentBase):
         """
         inside: Native = self.env.native
 
-        def see(memory: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
+        def apply_wrappers(memory: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
             inner_state, state = memory
-            inner_state, observation = inside.see(inner_state, start, observation)
+            inner_state, observation = inside.apply_wrappers(inner_state, start, observation)
             at_start = _apply_to_features(self.begin, observation)
             state, output = _select(
                 start, at_start, _apply_to_features(lambda x: self.after(state, x), observation)
             )
             return (inner_state, state), output
 
-        def kept(count: int) -> Any:
+        def initial_memory(count: int) -> Any:
             arrays = [
                 jax.ShapeDtypeStruct((count, *leaf["shape"][1:]), leaf["jax_dtype"])
                 for _, leaf in leaves(inside.observation)
             ]
-            start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.kept(count)
+            start, before = jax.ShapeDtypeStruct((count,), jnp.bool_), inside.initial_memory(count)
 
             def first(start: jax.Array, before: Any, *arrays: jax.Array) -> Any:
-                _, observation = inside.see(before, start, inside.encode(arrays, None))
+                _, observation = inside.apply_wrappers(before, start, inside.encode(arrays, None))
                 return _apply_to_features(self.begin, observation)[0]
 
             shapes = jax.eval_shape(first, start, before, *arrays)
             return before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        return inside._replace(see=see, kept=kept)
+        return inside._replace(apply_wrappers=apply_wrappers, initial_memory=initial_memory)
 
     @property
     def _has_state(self) -> bool:
@@ -216,6 +216,8 @@ class FrameStack(Wrapper):
         return stacked, stacked
 
     def _map(self, function: Callable[..., jax.Array], observation: Any, *others: Any) -> Any:
+        """Applies `function` to the arrays of each part; a flat `observation` gets a last axis first."""
+
         def of_part(part: Space, new: jax.Array, *rest: jax.Array) -> jax.Array:
             return function(new[..., None] if _is_flat(part) else new, *rest)
 
@@ -460,9 +462,9 @@ def _apply_to_features(
     return kept, output if mask is None else MaskedObservation(output, mask)
 
 
-def _select(chosen: jax.Array, one: Any, other: Any) -> Any:
-    """Selects between two pytrees of arrays `[B, ...]` by row: the first where `chosen [B]`."""
-    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, one, other)
+def _select(chosen: jax.Array, new: Any, old: Any) -> Any:
+    """Selects between two pytrees of arrays `[B, ...]` by row: `new` where `chosen [B]`, else `old`."""
+    return jax.vmap(lambda c, x, y: jax.tree.map(lambda a, b: jnp.where(c, a, b), x, y))(chosen, new, old)
 
 
 def _map_spaces(function: Callable[[Space], Space], space: ObservationSpace) -> ObservationSpace:

@@ -1,4 +1,4 @@
-"""Co-design of networks and accelerators: layers, their costs on accelerators, and schedules."""
+"""Co-design of networks and accelerators (`envs.make("codesign:w1")`): layers, their costs, schedules."""
 
 from typing import Any
 

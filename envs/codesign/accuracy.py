@@ -53,11 +53,12 @@ def by_seed(task: Task, table: str = "") -> np.ndarray:
 
 def signature(task: Task) -> str:
     """The key of a task in a table: everything its accuracies depend on; for an image file its digest."""
-    options = "; ".join(f"{one.name} {list(one.options)}" for one in task.decisions)
+    options = "; ".join(f"{decision.name} {list(decision.options)}" for decision in task.decisions)
     return f"{images.signature(task.data)}; {task.build!r}; {options}"
 
 
 def _table_row(task: Task, table: str) -> Mapping[str, Any]:
+    """The entry of a task in a table; raises an `FdgError` if it is missing or incomplete."""
     rows = read_table(table)
     row = rows.get(signature(task))
     if row is None:
@@ -65,7 +66,7 @@ def _table_row(task: Task, table: str) -> Mapping[str, Any]:
             f"task '{task.name}': {table or 'the shipped table'} has no accuracies of its networks on"
             f" '{task.data}': measure them, python -m bench.codesign_table FILE.toml, or accuracy='train'"
         )
-    if any(len(one) != len(task.choices()) for one in row["accuracy"]):
+    if any(len(of_seed) != len(task.choices()) for of_seed in row["accuracy"]):
         raise FdgError(
             f"{table or SHIPPED}: '{signature(task)}' needs one accuracy per network: measure again"
         )
@@ -104,6 +105,7 @@ def _supernet(task: Task) -> np.ndarray:
 
 
 def _images(task: Task) -> images.Images:
+    """The task's images; raises an `FdgError` if its networks do not take them."""
     loaded = images.get(task.data)
     children.check_images(task, loaded)
     return loaded
@@ -118,10 +120,10 @@ def accuracies(
     `wanted` [B] bool are trained; the others are 0.
     """
     columns = [
-        _train_networks(task, networks[:, at], wanted)
+        _train_networks(task, networks[:, i], wanted)
         if source == "train" and task.decisions
-        else jnp.asarray(of_choices(task, source, table))[networks[:, at]]
-        for at, task in enumerate(tasks)
+        else jnp.asarray(of_choices(task, source, table))[networks[:, i]]
+        for i, task in enumerate(tasks)
     ]
     return jnp.stack(columns, axis=1)
 

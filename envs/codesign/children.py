@@ -58,8 +58,7 @@ def patches(images: jax.Array, stride: int) -> jax.Array:
 
 
 def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
-    """A 3 x 3 convolution, padded by a pixel, as a matrix product. A map of one pixel needs only the middle
-    tap."""
+    """A 3 x 3 convolution, padded by a pixel, as a matrix product; one pixel needs only the middle tap."""
     weights = kernel.weights
     if images.shape[1:3] == (1, 1):
         inputs, weights = images, weights[4:5]
@@ -70,6 +69,7 @@ def convolve(images: jax.Array, kernel: Kernel, stride: int = 1) -> jax.Array:
 
 
 def _pointwise(images: jax.Array, kernel: Kernel) -> jax.Array:
+    """A 1 x 1 convolution."""
     flat = images.reshape(-1, images.shape[-1]) @ kernel.weights[0] + kernel.bias[None]
     return flat.reshape(*images.shape[:-1], -1)
 
@@ -94,7 +94,8 @@ def _mask_filters(width: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def _resnet9(task: Task, space: ResNet9) -> Network:
-    largest = [max(one.options) for one in task.decisions]
+    """The masked network of `ResNet9`: filters beyond a child's are 0, as are its missing residual pairs."""
+    largest = [max(decision.options) for decision in task.decisions]
     widths = [largest[0], *largest[1::2]]
     sizes: Sizes = {"first": (9, space.channels, widths[0])}
     for stage in (1, 2, 3):
@@ -124,7 +125,8 @@ def _resnet9(task: Task, space: ResNet9) -> Network:
 
 
 def _unet(task: Task, space: UNet) -> Network:
-    heights, firsts, inners, lasts = (one.options for one in task.decisions)
+    """The masked network of `UNet`: filters beyond a child's are 0, and its lower levels are not used."""
+    heights, firsts, inners, lasts = (decision.options for decision in task.decisions)
     levels, first, inner = max(heights), max(firsts), max(inners)
     # A level's map has the inner width, or the last level's if the network ends there.
     level_widths = [
@@ -247,7 +249,7 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
 def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
     """Image indices of each step, [steps, batch] int32: random epochs without replacement."""
     epochs = -(-settings.steps * settings.batch // number)
-    orders = jax.vmap(lambda one: jax.random.permutation(one, number))(jax.random.split(key, epochs))
+    orders = jax.vmap(lambda key: jax.random.permutation(key, number))(jax.random.split(key, epochs))
     return orders.ravel()[: settings.steps * settings.batch].reshape(settings.steps, settings.batch)
 
 
@@ -292,7 +294,7 @@ def train(
     kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)
     order = batches(len(images.train), settings, batch_key)
     kernels = fit(children, images, choices, kernels, order, settings.learning_rate)
-    return jax.vmap(lambda one, choice: measure(children, one, choice, images))(kernels, choices)
+    return jax.vmap(lambda child, choice: measure(children, child, choice, images))(kernels, choices)
 
 
 def settings(images: Images) -> Settings:
@@ -337,7 +339,7 @@ def supernet(task: Task, images: Images, seed: int = 0, steps: int = 400) -> jax
     ends = jnp.asarray([[max(x.options) for x in task.decisions], [min(x.options) for x in task.decisions]])
 
     def loss(kernels: Any, choices: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
-        return jax.vmap(lambda one: _loss(children, kernels, one, images, labels))(choices).mean()
+        return jax.vmap(lambda choice: _loss(children, kernels, choice, images, labels))(choices).mean()
 
     def gradient(kernels: Any, key: jax.Array, *batch: jax.Array) -> Any:
         drawn = all_choices[jax.random.randint(key, (2,), 0, len(all_choices))]

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    """Reads the command line, and searches; returns the exit status."""
     if "-h" in argv or "--help" in argv:
         _parser().print_help()
         return 0
@@ -83,6 +84,7 @@ def _with_own_flags(message: str) -> str:
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, others: list[str]) -> int:
+    """Searches, prints the results and writes their files; returns the exit status."""
     from fdg.commands.parse import CommandLine, parse
     from fdg.processes import distributed
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign import layers as L
+from envs.codesign import layers as ops
 from envs.codesign import templates
 from envs.codesign.layers import LARGEST_COUNT, Layers
 from envs.codesign.technology import Technology
@@ -115,10 +115,9 @@ def offchip_bytes(
 ) -> jax.Array:
     """Bytes between buffer and memory for a layer; the minimum over ways to split the buffer.
 
-    One half of the buffer is in use while the other half is filled. Some sixteenths of the half in use hold a
-    part of the weights, the rest a part of the inputs. Either all inputs pass once for each part of the
-    weights, or all weights once for each part of the inputs. If one tensor fits, each passes once. All are
-    bytes, float32 scalars.
+    One half of the buffer is in use while the other is filled. Some sixteenths of the used half hold a part
+    of the weights, the rest a part of the inputs. Either all inputs pass once for each part of the weights,
+    or all weights once for each part of the inputs. If one fits, each passes once. All are float32 scalars.
     """
     half = jnp.maximum(jnp.asarray(buffer_bytes, jnp.float32), 2) / 2
     share = jnp.arange(1, 16, dtype=jnp.float32) / 16
@@ -137,13 +136,15 @@ def _layer_cost(
     overlap: bool,
 ) -> LayerCosts:
     """The costs of one layer on one sub-accelerator: scalars."""
-    pes, exists = L.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
+    pes, exists = ops.product(sub.rows, sub.columns), (sub.rows > 0) & (sub.columns > 0)
     has_weights = layer.has_weights > 0
-    costs = [_template_costs(one, layer, sub, technology) for one in dataflows]
+    costs = [_template_costs(dataflow, layer, sub, technology) for dataflow in dataflows]
     cycles, words, fill, pe_mm2 = jax.tree.map(
         lambda *each: jnp.select([sub.template == i for i in range(len(costs))], each, each[-1]), *costs
     )
-    tensors = [jnp.asarray(x(layer), jnp.float32) for x in (L.weight_words, L.input_words, L.output_words)]
+    tensors = [
+        jnp.asarray(x(layer), jnp.float32) for x in (ops.weight_words, ops.input_words, ops.output_words)
+    ]
     words = jax.tree.map(lambda a, b: jnp.where(has_weights, a, b), words, BufferWords(*tensors))
     word_bytes = technology.word_bytes
     onchip = sum(words) * word_bytes
@@ -156,10 +157,10 @@ def _layer_cost(
             whole_cycles(offchip / jnp.maximum(sub.dram_bytes_per_cycle, 1e-9)),
         ]
     )
-    terms_cycles = terms.max() if overlap else L.add(L.add(terms[0], terms[1]), terms[2])
-    latency = L.add(terms_cycles, jnp.where(has_weights, fill, 0))
+    terms_cycles = terms.max() if overlap else ops.add(ops.add(terms[0], terms[1]), terms[2])
+    latency = ops.add(terms_cycles, jnp.where(has_weights, fill, 0))
     latency = jnp.where(exists, latency, LARGEST_COUNT)
-    macs = L.macs(layer)
+    macs = ops.macs(layer)
     buffered = (technology.noc_ratio + technology.buffer_ratio) * sum(words)
     relative_energy = (
         macs * (1 + 4 * technology.register_ratio) + buffered + technology.dram_ratio * offchip / word_bytes

@@ -105,9 +105,9 @@ def make(
     elif specs == "random":
         chosen_problem = chosen_problem.at("loose")
     info_names = named_info(info)
-    for one in info_names:
-        if one not in INFO:
-            raise unknown_name(f"info of {PREFIX}{name}", one, INFO)
+    for info_name in info_names:
+        if info_name not in INFO:
+            raise unknown_name(f"info of {PREFIX}{name}", info_name, INFO)
     return CoDesign(chosen_problem, order, reward, specs == "random", info_names)
 
 
@@ -199,7 +199,7 @@ class CoDesign:
     @property
     def action_space(self) -> Space:
         """An index of an option of the next decision, or one for each decision."""
-        counts = [len(one.options) for one in self.problem.decisions()]
+        counts = [len(decision.options) for decision in self.problem.decisions()]
         return MultiDiscrete(tuple(counts)) if self._at_once else Discrete(max(counts))
 
     @property
@@ -250,7 +250,7 @@ class CoDesign:
           FdgError: it contains no state of a co-design problem.
         """
         leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, State))
-        states = [one for one in leaves if isinstance(one, State)]
+        states = [leaf for leaf in leaves if isinstance(leaf, State)]
         if len(states) != 1:
             raise FdgError(f"{self.name}: the value contains {len(states)} of its states: give one state")
         return found.merge(states[0].best, states[0].front)
@@ -310,7 +310,7 @@ class CoDesign:
         violation = result.violation
         if self.draws_specs:
             costs = problem.Costs(result.latency_cycles, result.energy_pj, result.area_mm2)
-            violation = jax.vmap(lambda one: problem.over(one, self.problem.specs).sum())(costs)
+            violation = jax.vmap(lambda cost: problem.over(cost, self.problem.specs).sum())(costs)
         new = found.evaluated_designs(state.chosen, result, jnp.where(done, violation, jnp.inf))
         reward, leader_reward = (x[:, 0] - state.rho * x[:, 1] for x in (
             jnp.stack([result.score, penalty], 1), state.leader
@@ -333,7 +333,7 @@ class CoDesign:
     ) -> Observation:
         """Observations [B]. Those of finished episodes include the design's costs and accuracies."""
         loosest = dict(self.problem.levels).get("loose", self.problem.specs)
-        specs = jax.vmap(lambda one: jnp.nan_to_num(one / jnp.asarray(loosest), posinf=0.0))(state.specs)
+        specs = jax.vmap(lambda x: jnp.nan_to_num(x / jnp.asarray(loosest), posinf=0.0))(state.specs)
         results = jnp.zeros((len(state.at), 3 + len(self.problem.tasks)))
         if result is not None and done is not None:
             costs = jnp.stack([jnp.asarray(x, jnp.float32) for x in result[:3]], 1) / state.specs
@@ -350,7 +350,7 @@ class CoDesign:
     def _design_observation(self, chosen: jax.Array, at: jax.Array) -> jax.Array:
         """The observation of one incomplete design."""
         decisions, chips = self.problem.decisions(), self.problem.chips
-        largest = jnp.asarray([max(1, len(one.options) - 1) for one in decisions], jnp.float32)
+        largest = jnp.asarray([max(1, len(decision.options) - 1) for decision in decisions], jnp.float32)
         places = jnp.arange(len(decisions))
         is_chosen = places < at
         left = problem.remaining_budget(self.problem, chosen, jnp.minimum(at, len(decisions) - 1))

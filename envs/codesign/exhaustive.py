@@ -29,6 +29,7 @@ _CHUNK = 512  # designs evaluated together; their arrays fit in a core's cache
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _evaluate_chunk(problem: Problem, chips: jax.Array, indices: jax.Array) -> tuple:
+    """Networks, kinds and costs of designs by index, as in `designs_at`; `chips` are `Chips.all()`."""
     counts = [len(task.choices()) for task in problem.tasks]
     costs = tables(problem)
 
@@ -84,6 +85,7 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _find_best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -> tuple:
+    """The number of feasible designs; violation, -score and energy of the best design, and its index."""
     total, tasks = problem.count(), jnp.arange(len(problem.tasks))
 
     def step(carry: tuple, chunk_start: jax.Array) -> tuple[tuple, None]:

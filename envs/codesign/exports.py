@@ -42,7 +42,7 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
     unrolled = [_UNROLL[chip.template](layer, chip) for layer in weighted]
     mapping = [
         _mapping("default", _UNROLL_DEFAULT[chip.template](chip)),
-        *(_mapping(f"layer{index}", one) for index, one in enumerate(unrolled)),
+        *(_mapping(f"layer{index}", loops) for index, loops in enumerate(unrolled)),
     ]
     return {
         "accelerator": json.dumps(_accelerator(chip, technology), indent=1),
@@ -62,6 +62,7 @@ def _check_template(chip: Chip) -> None:
 
 
 def _workload_layer(index: int, layer: Layer, technology: Technology) -> dict[str, Any]:
+    """A convolution of ZigZag's workload, with the loops of all its groups."""
     bits = 8 * technology.word_bytes
     sizes = {
         "G": layer.groups,
@@ -96,12 +97,14 @@ def _workload_layer(index: int, layer: Layer, technology: Technology) -> dict[st
 
 
 def _mapping(name: str, unrolled: dict[str, dict[str, int]]) -> dict[str, Any]:
-    spatial = {axis: [f"{one}, {size}" for one, size in sizes.items()] for axis, sizes in unrolled.items()}
+    """An entry of ZigZag's mapping: the loops that each axis of the array unrolls."""
+    spatial = {axis: [f"{loop}, {size}" for loop, size in sizes.items()] for axis, sizes in unrolled.items()}
     links = {"O": "O", "W": "I2", "I": "I1"}
     return {"name": name, "spatial_mapping": spatial, "memory_operand_links": links}
 
 
 def _unroll_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+    """Unrolls input channels down and output channels across; free PEs take kernel rows or groups."""
     in_group, out_group = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     rows = {"C": min(in_group, chip.rows)}
     if layer.groups == 1 and in_group <= 4:
@@ -122,10 +125,8 @@ def _unroll_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     """Unrolls kernel rows down and output rows across; free PEs take kernels, groups or channels."""
     strip, kernel_rows = min(layer.out_rows, chip.columns), min(layer.kernel_rows, chip.rows)
     remaining = {
-        "K": layer.out_channels // layer.groups,
-        "G": layer.groups,
-        "C": layer.in_channels // layer.groups,
-    }
+        "K": layer.out_channels // layer.groups, "G": layer.groups, "C": layer.in_channels // layer.groups
+    }  # fmt: skip
     axes = {"FY": kernel_rows}, {"OY": strip}
     for axis, room in zip(axes, (chip.rows // kernel_rows, chip.columns // strip), strict=True):
         name = next((name for name, size in remaining.items() if size > 1), "K")
@@ -157,6 +158,7 @@ _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
 
 
 def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
+    """ZigZag's accelerator: registers, buffer and memory around the array of PEs."""
     word_bits = 8 * technology.word_bytes
     energies = {
         "register": technology.mac_pj * technology.register_ratio,
@@ -258,7 +260,7 @@ def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
             f"    Stride {{ X: {layer.stride}, Y: {layer.stride} }}",
             f"    Dimensions {{ {', '.join(f'{key}: {size}' for key, size in sizes.items())} }}",
             "    Dataflow {",
-            *(f"      {one};" for one in _FLOWS[chip.template](chip, is_depthwise)),
+            *(f"      {directive};" for directive in _FLOWS[chip.template](chip, is_depthwise)),
             "    }",
             "  }",
         ]

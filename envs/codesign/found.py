@@ -1,4 +1,4 @@
-"""The best designs so far as arrays in a state: constrained domination, and a bounded Pareto front."""
+"""The best designs of a search so far, as arrays in its state: the best one, and a bounded Pareto front."""
 
 import functools
 import operator
@@ -64,8 +64,8 @@ def insert(front: Designs, new: Designs) -> Designs:
     A full front drops the point that is nearest to another one, but never the highest score. `front` is
     [POINTS], and entries anywhere may be empty; `new` has scalars.
     """
-    is_replaced = jax.vmap(lambda one: _dominates(new, one))(front)
-    is_dominated = (jax.vmap(lambda one: _dominates(one, new))(front) & jnp.isfinite(front.violation)).any()
+    is_replaced = jax.vmap(lambda x: _dominates(new, x))(front)
+    is_dominated = (jax.vmap(lambda x: _dominates(x, new))(front) & jnp.isfinite(front.violation)).any()
     candidates = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), front, new)
     kept = jnp.isfinite(candidates.violation) & jnp.append(~is_replaced, True)
     logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), 1e-9)) for x in candidates[1:4]]
@@ -97,16 +97,18 @@ def merge(best: Designs, front: Designs) -> Results:
     sort_keys = points.area_mm2, points.latency_cycles, points.energy_pj, -points.score, points.violation
     points = _take(points, np.lexsort(sort_keys))
     kept: list[int] = []
-    for at in range(len(points.score)):  # designs are sorted after those that dominate them
-        if not np.any(_dominates(_take(points, kept), _take(points, at))):
-            kept.append(at)
+    for i in range(len(points.score)):  # designs are sorted after those that dominate them
+        if not np.any(_dominates(_take(points, kept), _take(points, i))):
+            kept.append(i)
     return Results(_take(flat, best_index), _take(points, kept))
 
 
 def _flatten(designs: Designs) -> Designs:
+    """Designs with a single leading axis, as NumPy arrays."""
     axes = np.ndim(designs.score)
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *np.shape(x)[axes:]), designs)
 
 
 def _take(designs: Designs, at: Any) -> Designs:
+    """The designs at one index, or at several."""
     return Designs(*(x[np.asarray(at, np.int64)] for x in designs))

@@ -1,4 +1,4 @@
-"""The user's networks: ONNX files, JAX functions and Flax modules by name."""
+"""Reads the layers of a user's network: an ONNX file, a JAX function, or a module by name."""
 
 import inspect
 import sys
@@ -49,7 +49,7 @@ def from_module(name: str, shape: Sequence[int] = ()) -> Network:
     tuple of a network and example inputs, or a class or function without arguments that returns a network or
     such a tuple. `shape` is the shape of the float32 input, if there are no example inputs.
     """
-    network = user_code.found("module", name)
+    network = user_code.import_attribute("module", name)
     is_instance = hasattr(network, "init_with_output") and not inspect.isclass(network)
     if callable(network) and not is_instance and _takes_no_arguments(network):
         try:

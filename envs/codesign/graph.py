@@ -62,7 +62,7 @@ class Builder:
         Operands of different layers must be read from the buffer: the result is then an addition layer.
         Otherwise, as for x * sigmoid(x) and for constants, it is free.
         """
-        is_full_size = [math.prod(one) == math.prod(shape) for one in shapes]
+        is_full_size = [math.prod(operand) == math.prod(shape) for operand in shapes]
         read = [
             value._replace(is_full_size=value.is_full_size and fits)
             for value, fits in zip(read, is_full_size, strict=True)

@@ -139,16 +139,17 @@ def signature(name: str) -> str:
 
 
 def _read_npz(path: Path) -> Images:
+    """The images of a file; raises an `FdgError` if its arrays are missing, or do not fit together."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            size = sum(one.file_size for one in archive.infolist())
+            size = sum(member.file_size for member in archive.infolist())
         if size > _MAX_BYTES:
             raise FdgError(f"{path} holds {size:,} bytes: give at most {_MAX_BYTES:,}")
         with np.load(path, allow_pickle=False) as arrays:
-            missing = [one for one in _ARRAYS if one not in arrays]
+            missing = [name for name in _ARRAYS if name not in arrays]
             if missing:
                 raise FdgError(f"{path} has no array {missing[0]}: it must have {', '.join(_ARRAYS)}")
-            train, train_labels, test, test_labels = (arrays[one] for one in _ARRAYS)
+            train, train_labels, test, test_labels = (arrays[name] for name in _ARRAYS)
     except FdgError:
         raise
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, NotImplementedError) as error:

@@ -39,7 +39,7 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
     except FdgError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(list(one.shape)) for one in inputs)
+        shapes = ", ".join(str(list(x.shape)) for x in inputs)
         raise FdgError(f"tracing it with inputs {shapes} fails: {one_line(error)[:300]}") from error
     reader = _Reader()
     num_weights = len(jax.tree.leaves(weights))
@@ -48,6 +48,8 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
 
 
 class _Reader:
+    """Follows the equations of a jaxpr, and adds layers to a `Builder`."""
+
     def __init__(self) -> None:
         self.builder = Builder()
         self._channel_axis = -1  # of feature maps, as in the last convolution
@@ -62,7 +64,7 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             reads = [value_of(atom) for atom in eqn.invars]
-            results = self._results(eqn, reads) if any(one.is_data for one in reads) else [graph.CONSTANT]
+            results = self._results(eqn, reads) if any(value.is_data for value in reads) else [graph.CONSTANT]
             outputs_of_eqn = results if len(results) == len(eqn.outvars) else results[:1] * len(eqn.outvars)
             values |= dict(zip(eqn.outvars, outputs_of_eqn, strict=True))
         return [value_of(atom) for atom in jaxpr.outvars]
@@ -137,7 +139,7 @@ class _Reader:
         (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
         left, right = (v.aval.shape for v in eqn.invars)
         inner, batches = (math.prod(left[axis] for axis in axes) for axes in (contracted, batch))
-        rows, columns = (math.prod(one) // max(inner * batches, 1) for one in (left, right))
+        rows, columns = (math.prod(side) // max(inner * batches, 1) for side in (left, right))
         left_value, right_value = reads
         return self.builder.add_product((batches, rows, columns, inner), left_value, right_value)
 
@@ -169,7 +171,7 @@ class _Reader:
         reads: list[Value],
     ) -> Value:
         channels = math.prod(size for axis, size in enumerate(image) if axis not in axes)
-        sizes = ([one[axis] for axis in axes] for one in (image, result, kernel, strides))
+        sizes = ([by_axis[axis] for axis in axes] for by_axis in (image, result, kernel, strides))
         inputs, outputs, window, steps = sizes
         layer = graph.window_layer((channels, channels), inputs, outputs, window, steps, channels, 0)
         return self.builder.add_layer(layer, *reads[:1])

@@ -192,17 +192,9 @@ def transposed_convolution(
     kernel_part = math.ceil(kernel / stride)
     in_columns = in_rows if in_columns is None else in_columns
     return Layer(
-        out_channels * stride**2,
-        in_channels,
-        in_rows,
+        out_channels * stride**2, in_channels, in_rows, in_columns, kernel_part, kernel_part, 1, 1, in_rows,
         in_columns,
-        kernel_part,
-        kernel_part,
-        1,
-        1,
-        in_rows,
-        in_columns,
-    )
+    )  # fmt: skip
 
 
 def gemm(rows: int, columns: int, inner: int) -> Layer:

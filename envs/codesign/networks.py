@@ -61,15 +61,10 @@ def resnet50() -> list[Layer]:
 
 def mobilenet_v2() -> list[Layer]:
     """MobileNetV2 (arXiv 1801.04381, table 2) for 224 x 224 images: 0.3 billion multiplications."""
-    stages = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
+    stages = (  # expansion, filters, blocks, stride of the first block
+        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
         (6, 320, 1, 1),
-    )
+    )  # fmt: skip
     layers, channels, size = [convolution(3, 32, 224, stride=2)], 32, 112
     for expansion, width, blocks, first_stride in stages:
         for block in range(blocks):
@@ -110,12 +105,8 @@ def unet(size: int = 128, height: int = 4, width: int = 16) -> list[Layer]:
 
 
 NETWORKS: dict[str, Callable[[], list[Layer]]] = {
-    "alexnet": alexnet,
-    "mobilenet_v2": mobilenet_v2,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "unet": unet,
-}
+    "alexnet": alexnet, "mobilenet_v2": mobilenet_v2, "resnet18": resnet18, "resnet50": resnet50, "unet": unet
+}  # fmt: skip
 
 
 def get(name: str) -> list[Layer]:

@@ -56,43 +56,45 @@ def _infer_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
     """Shapes of all arrays that can be inferred; None for unknown sizes."""
     from onnx import shape_inference
 
-    constants = {one.name for one in model.graph.initializer}
-    for one in model.graph.input:
-        sizes = one.type.tensor_type.shape.dim
-        if one.name in constants or not sizes:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for tensor in model.graph.input:
+        sizes = tensor.type.tensor_type.shape.dim
+        if tensor.name in constants or not sizes:
             continue
         if sizes[0].dim_value > 1:
             batch = sizes[0].dim_value
-            raise FdgError(f"input '{one.name}' has a batch of {batch}; export it with a batch of 1")
+            raise FdgError(f"input '{tensor.name}' has a batch of {batch}; export it with a batch of 1")
         sizes[0].dim_value = 1
         for axis, size in enumerate(sizes):
             if size.dim_value < 1:
                 name = f" ('{size.dim_param}')" if size.dim_param else ""
                 raise FdgError(
-                    f"input '{one.name}': the size of axis {axis} is not fixed{name}; "
+                    f"input '{tensor.name}': the size of axis {axis} is not fixed{name}; "
                     "export it with fixed sizes"
                 )
     del model.graph.value_info[:]  # these shapes may be for another batch size
-    for one in model.graph.output:
-        one.type.tensor_type.ClearField("shape")
+    for tensor in model.graph.output:
+        tensor.type.tensor_type.ClearField("shape")
     try:
         inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     except Exception as error:
         raise FdgError(f"its shapes do not fit together ({one_line(error)[:200]})") from error
-    shapes: dict[str, tuple[int | None, ...]] = {one.name: tuple(one.dims) for one in inferred.initializer}
-    for one in (*inferred.input, *inferred.value_info, *inferred.output):
-        tensor_type = one.type.tensor_type
+    shapes: dict[str, tuple[int | None, ...]] = {x.name: tuple(x.dims) for x in inferred.initializer}
+    for tensor in (*inferred.input, *inferred.value_info, *inferred.output):
+        tensor_type = tensor.type.tensor_type
         if tensor_type.HasField("shape"):
-            shapes[one.name] = tuple(size.dim_value or None for size in tensor_type.shape.dim)
+            shapes[tensor.name] = tuple(size.dim_value or None for size in tensor_type.shape.dim)
     return shapes
 
 
 class _Reader:
+    """Follows the nodes of a graph, and adds layers to a `Builder`; `_rules` has a method per operator."""
+
     def __init__(self, model: Any):
         onnx_graph = model.graph
         self._graph, self._builder = onnx_graph, Builder()
-        self._values: dict[str, Value] = {one.name: graph.INPUT for one in onnx_graph.input}
-        self._constants = {one.name: one for one in onnx_graph.initializer}
+        self._values: dict[str, Value] = {tensor.name: graph.INPUT for tensor in onnx_graph.input}
+        self._constants = {tensor.name: tensor for tensor in onnx_graph.initializer}
         self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
         rules: dict[str, Callable] = {"Conv": self._convolution, "ConvInteger": self._convolution}
         rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed_convolution}
@@ -112,7 +114,7 @@ class _Reader:
         """Refuses an operator that is not supported."""
         name = _operator(node)
         if name not in self._rules:
-            close = nearest(name, [one for one in self._rules if one not in _FREE], 1)
+            close = nearest(name, [known for known in self._rules if known not in _FREE], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise FdgError(
                 f"{_node_label(node)}: this operator is not supported{hint}; export with convolutions, "
@@ -265,4 +267,4 @@ def _channel_axis(shape: Sequence[int]) -> int:
 def _attributes(node: Any) -> dict[str, Any]:
     from onnx import helper
 
-    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

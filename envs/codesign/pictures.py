@@ -28,6 +28,7 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def _figure(width: float, height: float) -> Any:
+    """An empty figure without a window; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -149,4 +150,5 @@ def _progress(outcome: Outcome) -> Any:
 
 
 def _title(outcome: Outcome) -> str:
+    """The name of the problem's file without its folder."""
     return Path(outcome.problem.name).name

@@ -59,13 +59,11 @@ class Problem:
 
     def decisions(self) -> tuple[Decision, ...]:
         """All decisions, in order: those of each network, then of each sub-accelerator."""
-        networks = [
-            one._replace(name=f"{task.name}: {one.name}") for task in self.tasks for one in task.decisions
-        ]
+        networks = [x._replace(name=f"{task.name}: {x.name}") for task in self.tasks for x in task.decisions]
         subs = [
-            one._replace(name=f"sub-accelerator {i}: {one.name}")
+            decision._replace(name=f"sub-accelerator {i}: {decision.name}")
             for i in range(self.chips.subaccelerators)
-            for one in self.chips.decisions()
+            for decision in self.chips.decisions()
         ]
         return (*networks, *subs)
 
@@ -97,8 +95,8 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
-    max_options = max(len(one.options) for one in decisions)
-    num_options = jnp.asarray([len(one.options) for one in decisions])
+    max_options = max(len(decision.options) for decision in decisions)
+    num_options = jnp.asarray([len(decision.options) for decision in decisions])
     first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
     pes, noc = _padded_options(chips, max_options)
     pes_left, noc_left = remaining_budget(problem, chosen, at)
@@ -201,13 +199,13 @@ def tables(problem: Problem) -> Tables:
 @functools.lru_cache(maxsize=16)
 def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tuple) -> Tables:
     networks = [[task.build(*choice) for choice in task.choices()] for task in tasks]
-    max_networks, longest = max(map(len, networks)), max(len(one) for task in networks for one in task)
+    max_networks, longest = max(map(len, networks)), max(len(layers) for task in networks for layers in task)
     layer_index: dict[Layer | None, int] = {None: 0}
     layer = np.zeros((len(tasks), max_networks, longest), np.int32)
     for task, task_networks in enumerate(networks):
         for network, one in enumerate(task_networks):
             layer[task, network, : len(one)] = [layer_index.setdefault(x, len(layer_index)) for x in one]
-    kinds = 1 + math.prod(len(one.options) for one in chips.decisions()[1:]) * sum(x > 0 for x in chips.pes)
+    kinds = 1 + math.prod(len(x.options) for x in chips.decisions()[1:]) * sum(x > 0 for x in chips.pes)
     if len(layer_index) * kinds > _MAX_COSTS:
         raise FdgError(
             f"chips: {kinds:,} sub-accelerators that differ, times {len(layer_index):,} layers, are more than"
@@ -218,7 +216,7 @@ def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tu
         costs = cost.layer_costs(layers, subs, chips.templates, technology)
         words = jax.vmap(output_words)(layers)
         single_subs = jax.tree.map(lambda x: x[:, None], subs)
-        areas = jax.vmap(lambda one: cost.area_mm2(one, chips.templates, technology))(single_subs)
+        areas = jax.vmap(lambda sub: cost.area_mm2(sub, chips.templates, technology))(single_subs)
         arrays = (
             layer,
             jnp.where(words[:, None] > 0, costs.latency_cycles, 0).T,
@@ -259,11 +257,11 @@ def positions(problem: Problem, choices: jax.Array) -> tuple[jax.Array, jax.Arra
     """
     first, networks = 0, []
     for task in problem.tasks:
-        networks.append(_mixed_radix(choices[first:], [len(one.options) for one in task.decisions]))
+        networks.append(_mixed_radix(choices[first:], [len(decision.options) for decision in task.decisions]))
         first += len(task.decisions)
     chips, kinds = problem.chips, []
     rank = np.cumsum([x > 0 for x in chips.pes]) - 1  # indices among the options above 0
-    sizes = [len(one.options) for one in chips.decisions()]
+    sizes = [len(decision.options) for decision in chips.decisions()]
     for sub in range(chips.subaccelerators):
         pes, *rest = (choices[first + sub * len(sizes) + i] for i in range(len(sizes)))
         kind = 1 + _mixed_radix([jnp.asarray(rank, jnp.int32)[pes], *rest], [0, *sizes[1:]])
@@ -317,7 +315,7 @@ def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluat
 @functools.partial(jax.jit, static_argnames="problem")
 def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
     specs = jnp.broadcast_to(jnp.asarray(specs, jnp.float32), (len(choices), 3))
-    networks, kinds = jax.vmap(lambda one: positions(problem, one))(choices)
+    networks, kinds = jax.vmap(lambda choice: positions(problem, choice))(choices)
     costs = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)
     excess = jax.vmap(over)(costs, specs)
     violation = excess.sum(1)
@@ -372,11 +370,13 @@ def improved_schedule(problem: Problem, choices: Any, moves: int = schedule.MOVE
                 must_precede[first_layer + i, first_layer + j] = True
         first_layer += len(layers)
     subs = jax.tree.map(lambda x: x[jnp.asarray(kinds)], problem.chips.subs())
-    all_layers = stack([layer for one in task_layers for layer in one])
+    all_layers = stack([layer for layers in task_layers for layer in layers])
     costs = cost.layer_costs(all_layers, subs, problem.chips.templates, problem.technology)
     work = schedule.work_of(costs, all_layers, subs, jnp.asarray(must_precede), problem.technology.word_bytes)
     spec = min(problem.specs.latency_cycles, cost.LARGEST_COUNT)
     names = [
-        f"{t.name}: {i}" for t, one in zip(problem.tasks, task_layers, strict=True) for i in range(len(one))
+        f"{task.name}: {i}"
+        for task, layers in zip(problem.tasks, task_layers, strict=True)
+        for i in range(len(layers))
     ]
     return Scheduled(tuple(names), schedule.schedule(work, int(spec), moves), costs)

@@ -193,6 +193,7 @@ class _Table:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, strict: bool = True) -> float:
+        """A finite number of at most 10^15: above `least`, or also equal to it if not `strict`."""
         value = self.content.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or value < least or (strict and value == least) or value > 1e15:
@@ -304,6 +305,7 @@ def _limits(table: _Table, technology: Technology) -> Specs:
 def _task(
     name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
+    """Reads task `index` of `tasks`; reads its network too, if that is given by name or as a file."""
     known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(NETWORK_READERS)}"
     table = _Table(name, f"task {index + 1}", content, known)
     title = table.text("name", f"task{index + 1}")

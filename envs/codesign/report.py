@@ -85,6 +85,7 @@ def explain_infeasible(outcome: Outcome) -> list[str]:
 
 
 def _cost_rows(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Rows of the printed table: amount, the best design's value, its spec, and the share of the spec."""
     rows: list[tuple[str, ...]] = []
     for amount in amounts(outcome.problem):
         value, spec = getattr(outcome.best, amount.field), getattr(outcome.problem.specs, amount.field)
@@ -117,8 +118,8 @@ def _accuracies(problem: Problem, design: Designs) -> list[tuple[str, str]]:
 def chosen_options(problem: Problem, design: Designs) -> dict[str, Any]:
     """The chosen option of each decision by name, without absent sub-accelerators."""
     chosen = {
-        one.name: one.options[index]
-        for one, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
+        decision.name: decision.options[index]
+        for decision, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
     }
     absent = [name.removesuffix("pes") for name, value in chosen.items() if _is_pes(name) and not value]
     return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
@@ -206,8 +207,8 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
         (folder / name).write_text(content)
         written.append(folder / name)
     front = [Designs(*(x[index] for x in outcome.front)) for index in range(len(outcome.front.score))]
-    others = [one for one in front if not np.array_equal(one.choices, best.choices)]
-    rows = [{"is_best": one is best, **design_row(problem, one)} for one in (best, *others)]
+    others = [design for design in front if not np.array_equal(design.choices, best.choices)]
+    rows = [{"is_best": design is best, **design_row(problem, design)} for design in (best, *others)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     with (folder / "designs.csv").open("w", newline="") as file:
         lines = csv.DictWriter(file, keys, restval="")
@@ -236,9 +237,9 @@ def _summary(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
 def _to_json_types(value: Any) -> Any:
     """Converts to JSON types; infinity and NaN, which JSON lacks, become None."""
     if isinstance(value, Mapping):
-        return {key: _to_json_types(one) for key, one in value.items()}
+        return {key: _to_json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json_types(one) for one in value]
+        return [_to_json_types(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -248,12 +249,13 @@ def chips(problem: Problem, design: Designs) -> list[Chip]:
     subs = problem.chips.subs()
     result = []
     for kind in np.asarray(kinds).tolist():
-        one = {name: value[kind].item() for name, value in subs._asdict().items()}
-        result.append(Chip(**{**one, "template": problem.chips.templates[int(one["template"])]}))
+        fields = {name: value[kind].item() for name, value in subs._asdict().items()}
+        result.append(Chip(**{**fields, "template": problem.chips.templates[int(fields["template"])]}))
     return result
 
 
 def _layers(problem: Problem, design: Designs) -> list[Layer]:
+    """The layers of a design's networks, one task after another."""
     networks, _ = positions(problem, jnp.asarray(design.choices))
     pairs = zip(problem.tasks, np.asarray(networks).tolist(), strict=True)
     return [layer for task, index in pairs for layer in task.build(*task.choices()[index])]
@@ -343,15 +345,15 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 def _assumptions(problem: Problem, design: Designs) -> list[str]:
     """Says which PEs have assumed areas, and the chip's area without the assumption."""
     sub_accelerators = chips(problem, design)
-    assumed = sorted({one.template for one in sub_accelerators if one.rows and one.template in ("shi", "rs")})
+    assumed = sorted({sub.template for sub in sub_accelerators if sub.rows and sub.template in ("shi", "rs")})
     if not assumed:
         return []
     extra_mm2 = sum(
-        one.rows
-        * one.columns
-        * (templates.get(one.template).pe_mm2(problem.technology) - problem.technology.pe_mm2)
-        for one in sub_accelerators
-        if one.template in assumed
+        sub.rows
+        * sub.columns
+        * (templates.get(sub.template).pe_mm2(problem.technology) - problem.technology.pe_mm2)
+        for sub in sub_accelerators
+        if sub.template in assumed
     )
     return [
         f"That PEs of {' and '.join(assumed)} are larger than those of `dla` is an assumption: with those of "

@@ -199,7 +199,8 @@ MOVES = 24  # default number of moves of each kind
 
 
 def _shortest(work: Work, allowed: jax.Array, eagerness: tuple[float, ...]) -> Schedule:
-    results = jax.vmap(lambda one: _list_schedule(work, allowed, one))(jnp.float32(eagerness))
+    """The shortest of the list schedules with these values of eagerness."""
+    results = jax.vmap(lambda x: _list_schedule(work, allowed, x))(jnp.float32(eagerness))
     return jax.tree.map(lambda x: x[results.latency_cycles.argmin()], results)
 
 
@@ -217,12 +218,13 @@ class _Moves(NamedTuple):
 
 
 def _all_moves(work: Work, assigned: jax.Array) -> _Moves:
+    """Makes all moves from an assignment [N]."""
     total, num_subs = work.latency_cycles.shape
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
     is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], num_subs, 0)
     target = np.tile(np.arange(num_subs, dtype=np.int32), len(runs))[:, None]
     moved = jnp.where(is_moved, target, assigned[None])  # the assignment after each move
-    return _Moves(moved != assigned[None], jax.vmap(lambda one: _schedule_assigned(work, one))(moved))
+    return _Moves(moved != assigned[None], jax.vmap(lambda x: _schedule_assigned(work, x))(moved))
 
 
 def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:

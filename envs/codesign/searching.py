@@ -128,6 +128,7 @@ def total_steps_of(samples: int, algorithm: Any) -> int:
 
 
 def _environment_of(algorithm: Any) -> CoDesign:
+    """The algorithm's environment; raises an `FdgError` if it is not a `CoDesign`."""
     env = getattr(algorithm, "env", None)
     if not isinstance(env, CoDesign):
         raise FdgError(f"{getattr(env, 'name', env)} is not a co-design problem: give a TOML file of one")
@@ -214,8 +215,8 @@ class WithBest:
     def iterate(self, state: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The algorithm's iteration, with the two metrics."""
         state, metrics = self.algorithm.iterate(state)
-        leaves = jax.tree.leaves(state, is_leaf=lambda one: isinstance(one, environment.State))
-        best = next(one for one in leaves if isinstance(one, environment.State)).best
+        leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, environment.State))
+        best = next(leaf for leaf in leaves if isinstance(leaf, environment.State)).best
         violation = best.violation.min()
         score = jnp.where(best.violation == violation, best.score, -jnp.inf).max()
         has_design = jnp.isfinite(violation)
@@ -287,6 +288,7 @@ def least_of_each(problem: Problem, seed: int = 0) -> Specs:
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _costs(problem: Problem, population: jax.Array) -> tuple[jax.Array, Costs]:
+    """Repairs designs `[designs, decisions]`; returns them and their costs."""
     cost_tables = tables(problem)
 
     def evaluate(choices: jax.Array) -> tuple[jax.Array, Costs]:

@@ -38,7 +38,7 @@ class Task:
 
     def choices(self) -> list[tuple]:
         """All choices, with the last decision changing fastest."""
-        return list(itertools.product(*(one.options for one in self.decisions)))
+        return list(itertools.product(*(decision.options for decision in self.decisions)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +157,7 @@ def unet(name: str = "segment", *, size: int = 64, width: int = 4, channels: int
 
 
 def _check_integers(what: str, sizes: dict[str, Any], least: int, even: bool = False) -> None:
+    """Raises an `FdgError` for a size that is not an integer from `least` to 4096."""
     for name, value in sizes.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 4096
         if not is_whole or (even and value % 2):
@@ -211,9 +212,9 @@ class Chips:
         """Sub-accelerators that together use each option once."""
         template, noc, kilobytes = self.templates[0], self.noc_bytes_per_cycle[0], self.buffer_kb[0]
         kinds = [
-            *((pes, one, noc, kilobytes) for one in self.templates for pes in self.pes if pes),
-            *((least_pes, template, one, kilobytes) for one in self.noc_bytes_per_cycle),
-            *((least_pes, template, noc, one) for one in self.buffer_kb),
+            *((pes, option, noc, kilobytes) for option in self.templates for pes in self.pes if pes),
+            *((least_pes, template, option, kilobytes) for option in self.noc_bytes_per_cycle),
+            *((least_pes, template, noc, option) for option in self.buffer_kb),
         ]
         return [self._sub_accelerator(kind) for kind in kinds]
 
@@ -228,8 +229,8 @@ class Chips:
 
     def kinds(self) -> list[tuple]:
         """Every sub-accelerator as (pes, template, noc_bytes_per_cycle, buffer_kb); the first is absent."""
-        present = [tuple(x for x in self.pes if x), *(one.options for one in self.decisions()[1:])]
-        return [(0, *(one.options[0] for one in self.decisions()[1:])), *itertools.product(*present)]
+        present = [tuple(x for x in self.pes if x), *(x.options for x in self.decisions()[1:])]
+        return [(0, *(x.options[0] for x in self.decisions()[1:])), *itertools.product(*present)]
 
     def subs(self) -> SubAccelerators:
         """`kinds` as arrays [kinds]."""
@@ -250,6 +251,7 @@ class Chips:
         )
 
     def _sub_accelerator(self, kind: tuple) -> SubAccelerators:
+        """One of `kinds` as arrays; raises an `FdgError` if it is not valid."""
         pes, template, noc, kilobytes = kind
         rates = {"noc_bytes_per_cycle": noc, "dram_bytes_per_cycle": self.dram_bytes_per_cycle}
         return cost.sub_accelerator(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs.codesign import layers as L
+from envs.codesign import layers as ops
 from envs.codesign.layers import Layers, ceil_div, group_channels, product
 from envs.codesign.technology import Technology
 from fdg.errors import FdgError, unknown_name
@@ -98,8 +98,8 @@ def _dla_cycles(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array
 
 def _dla_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords:
     """Weights stay while all outputs pass; an input word reaches all kernels; sums stay in accumulators."""
-    macs, kernels_at_once = _to_floats(L.macs(layer), jnp.minimum(group_channels(layer)[0], columns))
-    weights, outputs = _to_floats(L.weight_words(layer), L.output_words(layer))
+    macs, kernels_at_once = _to_floats(ops.macs(layer), jnp.minimum(group_channels(layer)[0], columns))
+    weights, outputs = _to_floats(ops.weight_words(layer), ops.output_words(layer))
     return BufferWords(weights, macs / _at_least_1(kernels_at_once), outputs)
 
 
@@ -117,12 +117,12 @@ def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
     """A weight is broadcast to a tile; a tile's inputs are read once and shift between neighbours."""
     down, across = ceil_div(layer.out_rows, rows), ceil_div(layer.out_columns, columns)
     in_group = group_channels(layer)[1]
-    read_rows = L.with_halo(layer.out_rows, down, layer.stride, layer.kernel_rows)
-    read_columns = L.with_halo(layer.out_columns, across, layer.stride, layer.kernel_columns)
+    read_rows = ops.with_halo(layer.out_rows, down, layer.stride, layer.kernel_rows)
+    read_columns = ops.with_halo(layer.out_columns, across, layer.stride, layer.kernel_columns)
     weights, tiles, kernels, patch_rows, patch_columns = _to_floats(
-        L.weight_words(layer), down * across, product(layer.out_channels, in_group), read_rows, read_columns
+        ops.weight_words(layer), down * across, product(layer.out_channels, in_group), read_rows, read_columns
     )
-    (outputs,) = _to_floats(L.output_words(layer))
+    (outputs,) = _to_floats(ops.output_words(layer))
     return BufferWords(weights * tiles, kernels * patch_rows * patch_columns, outputs)
 
 
@@ -147,10 +147,11 @@ def row_stationary_cycles(
     passes = ceil_div(layer.out_rows, strip), ceil_div(kernels, sets)
     cycles = product(*passes, layer.out_columns, layer.kernel_columns, folds)
     extra, unit = fill[0] - fill[1], fill[1]
-    return L.add(cycles, cycles // unit * extra + ceil_div(cycles % unit * extra, unit))
+    return ops.add(cycles, cycles // unit * extra + ceil_div(cycles % unit * extra, unit))
 
 
 def _row_stationary_sets(layer: Layers, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """The number of sets of R x P PEs that an array holds at once; P rows of outputs at most."""
     strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
     return _at_least_1(rows // _at_least_1(layer.kernel_rows)) * _at_least_1(columns // strip)
 
@@ -162,13 +163,13 @@ def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords
     kernels_at_once = jnp.minimum(out_group, _FILTERS * _row_stationary_sets(layer, rows, columns))
     channels_in_pad = _at_least_1(_WINDOW_WORDS // _at_least_1(layer.kernel_columns))
     sums = 2 * ceil_div(in_group, channels_in_pad) - 1
-    read_rows = L.with_halo(layer.out_rows, strips, layer.stride, layer.kernel_rows)
-    read_columns = L.input_window(layer)[1]
+    read_rows = ops.with_halo(layer.out_rows, strips, layer.stride, layer.kernel_rows)
+    read_columns = ops.input_window(layer)[1]
     channels = product(layer.in_channels, ceil_div(out_group, kernels_at_once))
     weights, strips_f, inputs, patch_rows, patch_columns = _to_floats(
-        L.weight_words(layer), strips, channels, read_rows, read_columns
+        ops.weight_words(layer), strips, channels, read_rows, read_columns
     )
-    outputs, sums_f = _to_floats(L.output_words(layer), sums)
+    outputs, sums_f = _to_floats(ops.output_words(layer), sums)
     return BufferWords(weights * strips_f, inputs * patch_rows * patch_columns, outputs * sums_f)
 
 
@@ -255,7 +256,7 @@ def register(
     """
     if name in _BUILT_IN:
         raise FdgError(f"template '{name}' is built in and cannot be replaced; register another name")
-    layer, size = jax.tree.map(lambda x: x[0], L.stack([L.convolution(3, 4, 8)])), jnp.int32(4)
+    layer, size = jax.tree.map(lambda x: x[0], ops.stack([ops.convolution(3, 4, 8)])), jnp.int32(4)
     result = jax.eval_shape(cycles, layer, size, size)
     if getattr(result, "shape", None) != () or result.dtype != jnp.int32:
         raise FdgError(f"template '{name}': cycles returns {result}; return one int32 number of cycles")

@@ -57,11 +57,8 @@ def gomoku(size: int = 9, length: int = 5) -> LineGame:
 def factories() -> dict[str, Callable[..., Vectorized]]:
     """Factories of environments by name, for the registry: an agent plays a game against an opponent."""
     games: dict[str, Callable[..., Game]] = {
-        "tic_tac_toe": tic_tac_toe,
-        "connect_four": connect_four,
-        "gomoku": gomoku,
-        "hex": HexGame,
-    }
+        "tic_tac_toe": tic_tac_toe, "connect_four": connect_four, "gomoku": gomoku, "hex": HexGame
+    }  # fmt: skip
     return {f"{PREFIX}{name}": functools.partial(_make, game) for name, game in games.items()}
 
 
@@ -78,6 +75,7 @@ def make_of_pgx(name: str, opponent: str = "random") -> Vectorized:
 
 
 def _make(make_game: Callable[..., Game], opponent: str = "random", **sizes: Any) -> Vectorized:
+    """Makes the environment of a game against an opponent, a name in `OPPONENTS`."""
     if opponent not in OPPONENTS:
         raise unknown_name("opponent", opponent, OPPONENTS)
     if isinstance(make_game, type):

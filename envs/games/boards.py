@@ -201,9 +201,11 @@ class HexGame(_BoardGame):
         return Board(stones, position.moves + 1, score, score != 0, groups)
 
     def _as_seen_by_mover(self, position: Board, board: jax.Array) -> jax.Array:
+        """A board from the side of the player to move: transposed for the second player."""
         return jnp.where(self.player(position) == 0, board, board.T)
 
     def _initial_groups(self) -> jax.Array:
+        """The groups of an empty board within its frame: each side of the frame is one group."""
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
         frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2

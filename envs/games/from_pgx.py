@@ -90,6 +90,7 @@ class PgxGame:
 
 @functools.cache
 def _env(name: str) -> Any:
+    """pgx's game; imports pgx."""
     with importing(f"environment '{PREFIX}{name}' needs", "pgx", "search"):
         import pgx
 

@@ -154,6 +154,7 @@ class _Match(NamedTuple):
 
 
 def _start(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
+    """A game after its random opening moves."""
     key, start_key, first_key, second_key, *opening_keys = jax.random.split(key, 4 + random_moves)
     start = position = game.init(start_key)
     for opening_key in opening_keys:

@@ -13,14 +13,7 @@ from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
 from envs.text.registry import FILES, PREFIX, beyond, files_of, make, names
 from envs.text.rows import Row
-from envs.text.task import (
-    Demonstration,
-    Problem,
-    Reward,
-    TextProblem,
-    TextTask,
-    exact,
-)
+from envs.text.task import Demonstration, Problem, Reward, TextProblem, TextTask, exact
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 
 __all__ = [

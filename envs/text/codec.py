@@ -51,7 +51,7 @@ def decode(
     """
     tables = _byte_tables(tokenizer)
     codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
-    stop = functools.reduce(jnp.logical_or, [tokens == s for s in tokenizer.stops]) & mask
+    stop = functools.reduce(jnp.logical_or, [tokens == token for token in tokenizer.stops]) & mask
     is_before_stop = mask & (jnp.cumsum(stop) == 0)
     tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model's vocabulary may be larger
     starts, sizes = starts[tokens], jnp.where(is_before_stop, counts[tokens], 0)
@@ -81,4 +81,5 @@ def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 @functools.cache
 def _token_of_code(tokenizer: Any) -> np.ndarray:
+    """The token of each ASCII character, `[128] int32`; token 0 for a character without one."""
     return np.maximum(tokenizer.token_of_code(), 0)

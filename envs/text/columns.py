@@ -66,8 +66,8 @@ def pair(record: Record) -> tuple[Row, Row]:
     where, columns = record
     for name in ("chosen", "rejected"):
         if name not in columns:
-            others = listed([repr(one) for one in columns], "and") or "nothing"
-            unnamed = [one for one in columns if one not in (*PROMPTS, "chosen", "rejected")]
+            others = listed([repr(column) for column in columns], "and") or "nothing"
+            unnamed = [column for column in columns if column not in (*PROMPTS, "chosen", "rejected")]
             fix = "rename one, or write text:file?path=..."
             if len(unnamed) == 1 and columns.keys() & {"chosen", "rejected"}:
                 fix = f"rename '{unnamed[0]}' to '{name}'"
@@ -98,6 +98,7 @@ def _column(record: Record, names: Sequence[str], requested: str) -> str | None:
 
 
 def _answer(record: Record, column: str | None) -> str | None:
+    """The answer in a column as text; None if there is no column, or no value."""
     if column is None or record.columns[column] is None:
         return None
     return _answer_text(record.where, column, record.columns[column])
@@ -142,10 +143,11 @@ def _messages(where: str, column: str, value: Any) -> Conversation:
     fix = 'write [{"role": "user", "content": "1+1=?"}]'
     if not isinstance(value, list | tuple) or not value:
         raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, not messages: {fix}")
-    return tuple(_message(f"{where}: message {i} of '{column}'", one, fix) for i, one in enumerate(value, 1))
+    return tuple(_message(f"{where}: message {i} of '{column}'", x, fix) for i, x in enumerate(value, 1))
 
 
 def _message(where: str, value: Any, fix: str) -> Message:
+    """A message with its content as one text; raises an `FdgError` if it has no role or no text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise FdgError(f"{where} is {json.dumps(value):.60}, without a role: {fix}")
     content = value.get("content")

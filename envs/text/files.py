@@ -47,6 +47,7 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
 
 
 def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
+    """The object in a line of JSON; `where` begins errors, and `example` ends them."""
     try:
         return json_object(line, where)
     except EncodingError:
@@ -66,6 +67,7 @@ def _read_list(path: str, content: bytes) -> list[Record]:
 
 
 def _read_csv(path: str, separator: str) -> list[Record]:
+    """The rows of a file with a line of column names; empty fields are None."""
     rows = csv.reader(io.StringIO(read_text(path, _MAX_BYTES), newline=""), delimiter=separator, strict=True)
     records: list[Record] = []
     try:

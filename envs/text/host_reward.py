@@ -147,7 +147,7 @@ class HostReward:
 
     def _named_functions(self, task: Any) -> tuple["_NamedFunction", ...]:
         self.check(task)
-        return tuple(_NamedFunction(*one, task) for one in zip(self.functions, self.names, strict=True))
+        return tuple(_NamedFunction(*pair, task) for pair in zip(self.functions, self.names, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,15 +158,15 @@ class _Callback:
 
     @property
     def __name__(self) -> str:
-        return " and ".join(one.__name__ for one in self.functions)
+        return " and ".join(function.__name__ for function in self.functions)
 
     def __call__(self, prompts: Any, responses: Any, content: Any) -> np.ndarray:
         task = self.functions[0].task
         prompt_texts, texts = task.texts(*prompts), task.texts(*responses)
         arrays = jax.tree.map(np.asarray, content)
         contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(texts))]
-        rows = [_row_of(task, one, text) for one, text in zip(contents, prompt_texts, strict=True)]
-        columns = [one(rows, texts, prompt_texts) for one in self.functions]
+        rows = [_row_of(task, item, text) for item, text in zip(contents, prompt_texts, strict=True)]
+        columns = [function(rows, texts, prompt_texts) for function in self.functions]
         return np.stack(columns, axis=1)
 
 
@@ -283,6 +283,7 @@ def _row_of(task: Any, content: Any, prompt_texts: str) -> Row:
 
 
 def _describe_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) -> str:
+    """Response `i` and its prompt, for messages."""
     return f"the response {texts[i]!r:.60} to the prompt {prompt_texts[i]!r:.60}" if texts else "no responses"
 
 
@@ -310,4 +311,5 @@ def _as_plain_messages(prompt: Any) -> Any:
 
 
 def _as_completion(row: Row, response: str) -> Any:
+    """A response as in TRL: messages if the prompt has messages."""
     return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]

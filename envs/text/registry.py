@@ -30,25 +30,12 @@ def beyond(name: str, parameters: Mapping[str, Any]) -> str | None:
 _PROBLEMS: dict[str, type] = {
     problem.name: problem
     for problem in (
-        problems.Addition,
-        problems.Subtraction,
-        problems.Multiplication,
-        problems.Division,
-        problems.Remainder,
-        problems.Divisor,
-        problems.Comparison,
-        problems.Arithmetic,
-        problems.Sorting,
-        problems.Maximum,
-        problems.Total,
-        words.Copying,
-        words.Reversal,
-        words.Counting,
-        words.Parity,
-        words.Binary,
-        countdown.Countdown,
+        problems.Addition, problems.Subtraction, problems.Multiplication, problems.Division,
+        problems.Remainder, problems.Divisor, problems.Comparison, problems.Arithmetic, problems.Sorting,
+        problems.Maximum, problems.Total, words.Copying, words.Reversal, words.Counting, words.Parity,
+        words.Binary, countdown.Countdown,
     )
-}
+}  # fmt: skip
 
 # These need a file or a package, so `names()` excludes them.
 _UNLISTED: dict[str, type] = {

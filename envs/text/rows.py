@@ -50,6 +50,7 @@ class Row:
 
 
 def _parse_json(value: Any) -> Any:
+    """The JSON value of a text; None if it is not JSON; other values are unchanged."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(value) if isinstance(value, str) else value
 

@@ -232,6 +232,8 @@ class Preferences(_FileTable):
 
 
 class _Rejected(Preferences):
+    """The prompts with their rejected answers."""
+
     def _read_files(self) -> _FileContents:
         return _read_if_changed("rejected", self.path, self.test_path)
 
@@ -251,17 +253,17 @@ def _file_stamp(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _FileContents:
-    """The rows of files. A changed file has another stamp, so it is read again."""
+    """The rows of files; `kind` is "row", "chosen" or "rejected". A changed file has another stamp."""
     answers = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
     example = f'{{"prompt": "1+1=", {answers}}}'
-    records = [files.read(one, example) if one else [] for one in (path, test_path)]
+    records = [files.read(file, example) if file else [] for file in (path, test_path)]
     for file, file_rows in zip((path, test_path), records, strict=True):
         if file and not file_rows:
             raise FdgError(f"{file}: has no rows: write one object a line")
     if kind == "row":
-        split_rows = [[columns.row(one, *names) for one in file_rows] for file_rows in records]
+        split_rows = [[columns.row(x, *names) for x in file_rows] for file_rows in records]
     else:
-        split_rows = [[columns.pair(one)[kind == "rejected"] for one in file_rows] for file_rows in records]
+        split_rows = [[columns.pair(x)[kind == "rejected"] for x in file_rows] for file_rows in records]
     rows = [row for file_rows in split_rows for row in file_rows]
     trained_prompts, held_out_prompts = ({row.text for row in file_rows} for file_rows in split_rows)
     shared = None
@@ -270,13 +272,13 @@ def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             f"{len(trained_prompts & held_out_prompts)} of the {len(held_out_prompts)} held-out prompts of"
             f" {test_path} are in {path} too: an evaluation on them says little"
         )
-    locations = [one.where for file_rows in records for one in file_rows]
+    locations = [record.where for file_rows in records for record in file_rows]
     no_answers = not any((row.answer or "").strip() for row in split_rows[0])
     rows_without_answer = (
         (where, row) for where, row in zip(locations, rows, strict=True) if no_answers or row.answer is None
     )
     unanswered = next((_location_without_answer(where, row) for where, row in rows_without_answer), None)
-    content = hashlib.sha256(b"".join(read_bytes(one, 1 << 30) for one in (path, test_path) if one))
+    content = hashlib.sha256(b"".join(read_bytes(file, 1 << 30) for file in (path, test_path) if file))
     return _FileContents(tuple(rows), len(split_rows[0]), shared, unanswered, content.hexdigest())
 
 

@@ -396,6 +396,7 @@ class TextTask:
     def _pad(
         self, kind: str, texts: Sequence[Any], ids: list[list[int]], width: int, fix: str, left_padded=False
     ) -> tuple[jax.Array, jax.Array]:
+        """Tokens and mask `[N, width]`; raises an `FdgError`, which ends with `fix`, if a row is longer."""
         tokens = np.full((len(ids), width), self.tokenizer.pad, np.int32)
         mask = np.zeros(tokens.shape, np.bool_)
         for i, row in enumerate(ids):
@@ -445,6 +446,7 @@ class TextTask:
         return codec.encode(self.tokenizer, self.problem.solution(content), width, after=stop)
 
     def _score(self, content: Any, tokens: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """The parts of one response's reward; 0 without a stop token."""
         problem = self.drawn_content(content)
         room = jax.eval_shape(self.problem.solution, problem).codes.shape[0] + 16
         response, finished = codec.decode(self.tokenizer, tokens, mask, room)

@@ -58,10 +58,9 @@ _METHODS: list[tuple[Any, list[str]]] = [
     (list | tuple, ["copy", "count", "index"]),
     (int | float, ["bit_length", "imag", "is_integer", "real"]),
 ]
-_ALLOWED_FIELD = re.compile(
-    r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}"
-)  # an allowed field of `"{}".format`
-_REFUSED_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")  # a refused field of `"%5d" % 7`
+# an allowed field of `"{}".format`; a refused field of `"%5d" % 7`
+_ALLOWED_FIELD = re.compile(r"[^{}\d]{0,3}\d{0,2}(\.\d{1,2})?[^{}\d]{0,2}")
+_REFUSED_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{3,}|\*)")
 # The names of our own filters; they have blanks, so that templates cannot use them.
 _MADE, _STEPS, _JOINED = "value made", "steps made", "texts joined"
 _BEGINS, _ENDS = "generation begins", "generation ends"
@@ -134,14 +133,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Pays for values and all values within them; for a shared value, each time it occurs."""
         pending, left = list(values), self.units_left
         while pending and left >= 0:
-            one = pending.pop()
+            value = pending.pop()
             left -= _UNITS_PER_VALUE
-            if isinstance(one, str):
-                left -= len(one) // _CHARACTERS_PER_UNIT
-            elif isinstance(one, dict):
-                pending += [*one.keys(), *one.values()]
-            elif isinstance(one, list | tuple | set):
-                pending += one
+            if isinstance(value, str):
+                left -= len(value) // _CHARACTERS_PER_UNIT
+            elif isinstance(value, dict):
+                pending += [*value.keys(), *value.values()]
+            elif isinstance(value, list | tuple | set):
+                pending += value
         self.units_left = left
         self.pay(0)
 
@@ -175,8 +174,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Applies an operator; a large result is paid for, or refused, first."""
-        bits = [abs(one).bit_length() for one in (left, right) if isinstance(one, int)]
-        sizes = [_units_of(one) for one in (left, right) if isinstance(one, str | list | tuple)]
+        bits = [abs(x).bit_length() for x in (left, right) if isinstance(x, int)]
+        sizes = [_units_of(x) for x in (left, right) if isinstance(x, str | list | tuple)]
         self.pay(_UNITS_PER_VALUE + sum(sizes))
         if operator == "%" and isinstance(left, str):
             self._pay_before("format", (left, right), {})
@@ -227,15 +226,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         before = self.units_left
         self.weigh(args, kwargs)
         input_cost, values = before - self.units_left, [*args, *kwargs.values()]
-        widths = [abs(one) for one in values[1:] if isinstance(one, int)]
+        widths = [abs(value) for value in values[1:] if isinstance(value, int)]
         if name in _WIDENING and any(width > _MAX_WIDTH for width in widths):
             raise TemplateError(f"{name} by more than {_MAX_WIDTH}")
         match name:
             case "join":
-                sizes = [len(one) for one in values if isinstance(one, str | list | tuple | Mapping)]
+                sizes = [len(value) for value in values if isinstance(value, str | list | tuple | Mapping)]
                 self.pay(
                     sum(sizes)
-                    * sum(len(one) for one in values if isinstance(one, str))
+                    * sum(len(value) for value in values if isinstance(value, str))
                     // _CHARACTERS_PER_UNIT
                 )
             case "replace" if len(values) > 2:
@@ -243,10 +242,10 @@ class _Environment(ImmutableSandboxedEnvironment):
                 for old, new in (pair, pair[::-1]):  # in either order, since they may be keyword arguments
                     self.pay((text.count(old) + 1) * len(new) // _CHARACTERS_PER_UNIT)
             case "indent":
-                width = sum(widths) + sum(len(one) for one in values[1:] if isinstance(one, str))
+                width = sum(widths) + sum(len(value) for value in values[1:] if isinstance(value, str))
                 self.pay((str(values[0]).count("\n") + 1) * width // _CHARACTERS_PER_UNIT)
             case "tojson":
-                inner = [x for one in values[1:] for x in (one if isinstance(one, list | tuple) else [one])]
+                inner = [x for arg in values[1:] for x in (arg if isinstance(arg, list | tuple) else [arg])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
                 self.pay(50 * input_cost * (sum(widths) + longest))  # as if indented by 50 levels
             case "format" | "strftime_now":
@@ -264,15 +263,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def _pay_for_steps(self, values: Any) -> Iterator[Any]:
-        for one in values:
+        for value in values:
             self.pay(self._step)
-            yield one
+            yield value
 
     def _pay_for_value(self, value: Any) -> Any:
         self.weigh(value)
         return value
 
     def _join_texts(self, values: list[Any]) -> str:
+        """Joins values as text (`~` in a template), and pays for them first."""
         self.weigh(values)
         return "".join(map(str, values))
 
@@ -322,6 +322,7 @@ def _units_of(value: str | list | tuple) -> int:
 
 
 def _raise_exception(message: str) -> None:
+    """The function with which a template rejects its values."""
     raise TemplateError(message)
 
 
@@ -332,6 +333,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """The filter `tojson`, as in Transformers: unlike Jinja's, it escapes no HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -35,7 +35,7 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     between_anchors = [[*anchor, token, *anchor] for token in tokens]
     texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
     firsts = loaded.decode_batch([ids[len(anchor) :] for ids in between_anchors], skip_special_tokens=False)
-    # If the decoder puts a blank before each token, the common prefix includes one that is the token's.
+    # If the decoder puts a blank before each token, the common prefix ends with that blank, the token's own.
     start = min(_common_prefix_length(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _common_prefix_length([text[::-1] for text in texts])
     pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)

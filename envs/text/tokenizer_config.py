@@ -23,6 +23,7 @@ def stop_tokens(path: str, name: str) -> list[int]:
 
 
 def _invalid_value(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
+    """An error for a value in a file; `kind` says what it must be."""
     return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(value)}: it must be {kind}")
 
 
@@ -105,6 +106,7 @@ def special_tokens(path: str) -> dict[str, str | list[str]]:
 
 
 def _token_text(path: str, name: str, value: Any) -> str | None:
+    """A token as text, from a text or an object with `content`; None for none."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str | None):
         raise _invalid_value(path, "tokenizer_config.json", name, value, "a token")

@@ -66,6 +66,8 @@ def vocab_size(loaded: Any) -> int:
 
 
 def _check_content(content: dict[str, Any], file: str) -> None:
+    """Raises an `FdgError` if a part exceeds its limit, or would make the library panic."""
+
     def require(holds: bool, what: str) -> None:
         if not holds:
             raise FdgError(f"tokenizer '{file}' is not read: {what}")

@@ -294,7 +294,7 @@ class HuggingFaceTokenizer:
             return [turns.mask_from_template(self, row, instruction, system, arguments) for row in rows]
         begin = [False] * len(self._begin_tokens)
         messages = [messages_of(row.prompt, instruction, system) for row in rows]
-        return [[*begin, *turns.mask_from_lines(self, one)] for one in messages]
+        return [[*begin, *turns.mask_from_lines(self, conversation)] for conversation in messages]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text, as in `encode`, and each token's start and end characters."""
@@ -314,8 +314,8 @@ class HuggingFaceTokenizer:
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         with self._library_errors():
             return [
-                one.ids
-                for one in tokenizer_config.load(self.path).encode_batch(texts, add_special_tokens=False)
+                encoding.ids
+                for encoding in tokenizer_config.load(self.path).encode_batch(texts, add_special_tokens=False)
             ]
 
     @property
@@ -355,6 +355,7 @@ class HuggingFaceTokenizer:
         arguments: Arguments,
         generation_marks: str = "",
     ) -> str:
+        """`chat` with its arguments as a mapping; values are passed to the template as JSON values."""
         template = self._choose_template(arguments.get("chat_template"), arguments.get("tools"))
         for i, message in enumerate(messages if np.iterable(messages) else [messages]):
             if not isinstance(message, Mapping):
@@ -363,13 +364,7 @@ class HuggingFaceTokenizer:
                     ' {"role": "user", "content": "..."}'
                 )
         cleaned = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        context = {
-            "tools": None,
-            "documents": None,
-            **self.special_tokens,
-            **arguments,
-            "messages": cleaned,
-        }
+        context = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": cleaned}
         context = {"add_generation_prompt": add_generation_prompt, **context}
         context.pop("chat_template", None)
         try:
@@ -396,6 +391,7 @@ class HuggingFaceTokenizer:
         return tokenizer_config.chat_templates(self.path)
 
     def _choose_template(self, choice: Any, tools: Any) -> str:
+        """The text of the template: `choice` (a name or a text), or the one for tools, or the default."""
         templates = self.chat_templates
         if isinstance(choice, str):
             return templates.get(choice, choice)
@@ -441,6 +437,7 @@ class HuggingFaceTokenizer:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
 
     def _special_token(self, name: str) -> int | None:
+        """The number of a special token; None if the checkpoint defines none."""
         word = self.special_tokens.get(name)
         return None if word is None else tokenizer_config.load(self.path).token_to_id(word)
 
@@ -466,6 +463,7 @@ def _token_numbers(ids: Any, vocab_size: int) -> list[int]:
 
 @functools.cache
 def _compile_template(template: str) -> Any:
+    """A template, compiled once."""
     try:
         from envs.text.templates import Template
     except ImportError as error:
@@ -475,6 +473,7 @@ def _compile_template(template: str) -> Any:
 
 @functools.cache
 def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray]:
+    """Bytes and lost blanks of each token, as in `token_bytes.decode_each_token`."""
     loaded = tokenizer_config.load(path)
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
         return token_bytes.decode_each_token(loaded)

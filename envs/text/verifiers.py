@@ -140,8 +140,8 @@ def _completed_trace(task: Any, response: str) -> Any:
         prompt_messages = [vf.SystemMessage(content=data.system_prompt), *prompt_messages]
     messages = [*prompt_messages, vf.AssistantMessage(content=response)]
     nodes = [
-        vf.MessageNode(message=one, parent=i - 1 if i else None, sampled=i == len(prompt_messages))
-        for i, one in enumerate(messages)
+        vf.MessageNode(message=message, parent=i - 1 if i else None, sampled=i == len(prompt_messages))
+        for i, message in enumerate(messages)
     ]
     return vf.Trace(
         task=vf.TraceTask(type=type(task).__name__, data=data, key=task.key, hash=task.hash),
@@ -210,7 +210,7 @@ def _reason_not_supported(vf: Any, environment: str, taskset: Any, tasks: Sequen
     runtime_users = [
         name for name in ("setup", "finalize") if getattr(task_class, name) is not getattr(vf.Task, name)
     ]
-    reward_functions = [*first.hooks("reward"), *(one.score for one in first.plugged_judges())]
+    reward_functions = [*first.hooks("reward"), *(judge.score for judge in first.plugged_judges())]
     for function in reward_functions:
         runtime = inspect.signature(function).parameters.get("runtime")
         if runtime is not None and runtime.default is runtime.empty:
@@ -225,6 +225,7 @@ def _reason_not_supported(vf: Any, environment: str, taskset: Any, tasks: Sequen
 
 @functools.lru_cache(maxsize=4)
 def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]:
+    """The prompts of an environment's tasks as rows."""
     base_fields = set(_package().TaskData.model_fields)
     rows = []
     for i, task in enumerate(_tasks(environment, arguments, size)):
@@ -237,6 +238,7 @@ def _rows(environment: str, arguments: str, size: int | None) -> tuple[Row, ...]
 
 
 def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
+    """The prompt of a task: a text, or messages; raises an `FdgError` if it is empty or has images."""
     if not data.prompt:
         raise FdgError(f"{where}: has no prompt: tasks in which the user is simulated are not supported")
     if isinstance(data.prompt, str) and not data.system_prompt:

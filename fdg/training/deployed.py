@@ -266,7 +266,7 @@ def act_natively(
     `memory` is a pair: the memory of the environment's wrappers, and the memory of the actor.
     """
     wrapper_memory, memory = memory
-    wrapper_memory, observation = native.see(wrapper_memory, start, native.encode(arrays, mask))
+    wrapper_memory, observation = native.apply_wrappers(wrapper_memory, start, native.encode(arrays, mask))
     action, memory = actor.act(memory, observation, start, keys, greedy)
     return native.decode(action), (wrapper_memory, memory)
 
@@ -329,7 +329,7 @@ class Acting(Deployed):
         return self._act(observation, start, call)
 
     def _empty_memory(self, count: int) -> Any:
-        return self._native.kept(count), self._algorithm.actor(self._state).memory(count)
+        return self._native.initial_memory(count), self._algorithm.actor(self._state).memory(count)
 
     def _jit_act(self, greedy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         """Jits `act`. The program gets only the leaves of the state that `act` reads.

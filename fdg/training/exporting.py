@@ -112,7 +112,7 @@ class _Program:
     def __init__(self, algorithm: Any, state: Any):
         self.algorithm, self._state, self._native = algorithm, jax.device_get(state), native(algorithm.env)
         memory_arrays, self._structure = jax.tree.flatten(
-            (self._native.kept(1), algorithm.actor(state).memory(1))
+            (self._native.initial_memory(1), algorithm.actor(state).memory(1))
         )
         self.memory = [np.asarray(leaf) for leaf in memory_arrays]
         self._memory_leaves = [

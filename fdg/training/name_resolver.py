@@ -112,7 +112,7 @@ class NameResolver:
         if not self._is_permitted(field, name):
             raise self._refusal_error(field, name, _import_reason(name))
         kind = {"algo": "algorithm"}.get(field, field)
-        user_class = user_code.found(kind, name, _has_methods(methods))
+        user_class = user_code.import_attribute(kind, name, _has_methods(methods))
         if not _has_methods(methods)(user_class):
             article = "an" if kind == "algorithm" else "a"
             raise FdgError(f"--{field} {name}: {article} {kind} is a class with {form}, and this is not one")

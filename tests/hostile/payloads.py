@@ -34,8 +34,8 @@ _NAMES = tuple(
     threading:Thread functools:partial operator:methodcaller operator:attrgetter types:FunctionType
     sys:exit numpy:load numpy:fromfile jax:pure_callback jax.export:deserialize
     orbax.checkpoint:Checkpointer gymnasium:make gymnasium:register optuna:create_study ray:init
-    flax.linen:Module optax:adam envs.user_code:make envs.user_code:found envs.rendering:_module envs:make
-    envs:register policies:get fdg.ctrl_c:evil fdg:load fdg:fit fdg.training.loading:load
+    flax.linen:Module optax:adam envs.user_code:make envs.user_code:import_attribute envs.rendering:_module
+    envs:make envs:register policies:get fdg.ctrl_c:evil fdg:load fdg:fit fdg.training.loading:load
     fdg.commands.cli:train_main algos.networks:_named algos:get algos:make algos.ppo:PPO
     policies.gpu_only:GPUOnly algos:PPO tests.tiny:Walk __main__:thing antigravity:geohash this:s
     idlelib.run:main lib2to3.main:main
