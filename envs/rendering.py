@@ -70,10 +70,10 @@ def html(env: Environment, episode: Episode) -> str | None:
 
 
 def _as_rgb(frame: Any) -> np.ndarray:
-    """An image `[H, W]` or `[H, W, C]` as uint8, with at most three channels."""
+    """An image `[H, W]` or `[H, W, C]` as `[H, W, 3]` uint8; grey, with or without alpha, if C is below 3."""
     frame = np.array(frame)  # a copy, since many renderers reuse one buffer
-    if frame.ndim == 2:
-        frame = np.repeat(frame[..., None], 3, axis=2)
+    if frame.ndim == 2 or frame.shape[2] < 3:
+        frame = np.repeat(np.atleast_3d(frame)[..., :1], 3, axis=2)
     if frame.dtype != np.uint8:
         frame = np.clip(frame * (255 if frame.max(initial=0) <= 1 else 1), 0, 255).astype(np.uint8)
     return frame[..., :3]

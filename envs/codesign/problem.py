@@ -97,7 +97,8 @@ def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     decisions, chips = problem.decisions(), problem.chips
     max_options = max(len(decision.options) for decision in decisions)
     num_options = jnp.asarray([len(decision.options) for decision in decisions])
-    first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    per_sub = len(chips.decisions())
+    first = len(decisions) - per_sub * chips.subaccelerators
     pes, noc = _padded_options(chips, max_options)
     pes_left, noc_left = remaining_budget(problem, chosen, at)
     sub = (at - first) // per_sub
@@ -133,7 +134,8 @@ def _padded_options(chips: Chips, max_options: int) -> tuple[jax.Array, jax.Arra
 def remaining_budget(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """PEs and bandwidth that remain for the sub-accelerator of decision `at`."""
     chips, decisions = problem.chips, problem.decisions()
-    first, per_sub = len(decisions) - 4 * chips.subaccelerators, len(chips.decisions())
+    per_sub = len(chips.decisions())
+    first = len(decisions) - per_sub * chips.subaccelerators
     pes, noc = _padded_options(chips, max(len(chips.pes), len(chips.noc_bytes_per_cycle)))
     starts = jnp.arange(chips.subaccelerators) * per_sub + first
     is_before = jnp.arange(chips.subaccelerators) < (at - first) // per_sub

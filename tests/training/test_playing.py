@@ -97,10 +97,11 @@ def test_gymnasium_renderer(tmp_path):
     assert episode.observation.shape == (8, 4)
 
 
-def test_render_method():
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 2), (4, 6, 3), (4, 6, 4)])
+def test_render_method(shape):
     class Single:
         def render(self, state):
-            return np.full((4, 6), state / 10)
+            return np.full(shape, state / 10)
 
     class Env:
         name, single = "mine", Single()
