@@ -5,20 +5,11 @@ import re
 import pytest
 
 import envs
-from envs import from_ray, host
+from envs import from_ray
 from fdg import ray_cluster
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, HostError
 from tests.refusing import refused
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray = ray_cluster.connect("local", local_cpus=2)
-    yield ray
-    host.close()
-    from_ray.forget()
-    ray.shutdown()
 
 
 def test_unreachable_cluster(monkeypatch):

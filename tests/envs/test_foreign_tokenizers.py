@@ -8,8 +8,8 @@ from fdg.errors import FdgError
 from tests.hostile import driver, model_folders, payloads, valid_models
 from tests.refusing import refuses
 
-tokenizers = pytest.importorskip("tokenizers")
-jinja2 = pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
 
 from jinja2.exceptions import SecurityError  # noqa: E402
 from jinja2.ext import loopcontrols  # noqa: E402
