@@ -113,7 +113,7 @@ def test_rounds_of_one_training_call():
 def test_outcome_cells(tmp_path):
     """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value.
 
-    In 13 of 256 resamples (5%) at least three of the four values are 0, and in as many 100.
+    In 13 of 256 resamples (5%) at least three of the four values are 0, in as many 100: both ends of 95%.
     """
     several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
     for evaluated, expected in (

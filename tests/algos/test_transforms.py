@@ -48,7 +48,7 @@ def run(algorithm, policy, devices, iterations=3):
 
 
 def test_reanalysis_uses_current_parameters(devices):
-    """They recorded the values, unless under staleness, where the learner has newer ones."""
+    """The current parameters also recorded the values, except under staleness, where they are newer."""
     pair = [ppo(transform=one, learning_rate=0.05, num_minibatches=1) for one in (None, reanalyse)]
     for policy, differs in ((policies.GPUOnly(), False), (policies.SingleLearnerCoarse(staleness=1), True)):
         base, newest = (leaves(run(one, policy, devices[:2])[1].parameters) for one in pair)
