@@ -111,16 +111,18 @@ def test_rounds_of_one_training_call():
 
 
 def test_outcome_cells(tmp_path):
-    """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value."""
+    """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value.
+
+    In 13 of 256 resamples (5%) at least three of the four values are 0, in as many 100: both ends of 95%.
+    """
+    several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
     for evaluated, expected in (
-        ({"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}, ("4", "26.5", "0.0, 100.0", "2 s")),
-        ({"eval_return": 7.0}, ("1", "7.0", "7.0, 7.0", "2 s")),
+        (several, ("4", "26.5", "3.0 [0.0, 100.0]", "0.0, 100.0", "2 s")),
+        ({"eval_return": 7.0}, ("1", "7.0", "7.0 [7.0, 7.0]", "7.0, 7.0", "2 s")),
     ):
         summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
         (tmp_path / "summary.json").write_text(json.dumps(summary))
-        seeds, mean, middle, ends, seconds = runs.Outcome.of([tmp_path]).cells
-        assert (seeds, mean, ends, seconds) == expected
-        assert middle.startswith("3.0 [" if seeds == "4" else "7.0 [7.0, 7.0]")
+        assert runs.Outcome.of([tmp_path]).cells == expected
     both = runs.Outcome.of([tmp_path, tmp_path])
     assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
 

@@ -204,11 +204,6 @@ def trained(name, iterations, devices, **fields):
     return algorithm, state
 
 
-def values(algorithm, state, *observations):
-    """Q of every action: `[observations, actions]`."""
-    return np.asarray(algorithm._values(state.learned.parameters, jnp.array(observations)[:, None]))
-
-
 def test_masked_actions(devices):
     """Each of three observations has actions with reward 1, reward -1, and a masked one.
 

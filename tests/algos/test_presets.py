@@ -122,7 +122,7 @@ def test_preset_flag():
     assert without.record["preset_name"] is None and without.record["preset"] == {}
 
 
-def test_show_preset_flag(capsys, tmp_path):
+def test_show_preset_flag(capsys):
     assert train_main("--env Pendulum-v1 --show-preset".split()) == 0
     said = capsys.readouterr().out
     assert "preset Pendulum-v1 of ppo" in said and "docs/settings.md" in said
@@ -136,7 +136,7 @@ def test_show_preset_flag(capsys, tmp_path):
     assert "unknown preset of PPO 'mujocco': did you mean 'mujoco'" in capsys.readouterr().err
 
 
-def test_resume_keeps_settings(tmp_path, capsys):
+def test_resume_keeps_settings(tmp_path):
     job = parse("--env Pendulum-v1 --preset none")
     (tmp_path / "config.json").write_text(json.dumps(dict(job.config), allow_nan=False))
     again = parse(f"--resume {tmp_path}")

@@ -122,15 +122,16 @@ def test_opponent_acts_like_stored_actor():
     env_state = env_state._replace(inner=env_state.inner._replace(memory=memory))
     reference_state = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
     observation = state.learner.observation
-    for i in range(2):
+    same = np.ones(8, bool)  # where the first game still goes on: a new game uses other keys
+    for _ in range(2):
         action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
         env_state, ours_step = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
         reference_state, reference_step = jax.jit(env.step)(keys, reference_state, action)
-        same = ~np.asarray(ours_step.done)  # a new game uses other keys
+        same &= ~np.asarray(ours_step.done)
         for ours, expected in zip(jax.tree.leaves(ours_step), jax.tree.leaves(reference_step), strict=True):
-            if i == 0:
-                np.testing.assert_array_equal(np.asarray(ours)[same], np.asarray(expected)[same])
+            np.testing.assert_array_equal(np.asarray(ours)[same], np.asarray(expected)[same])
         observation = ours_step.observation
+    assert same.any()
 
 
 def test_ppo_learns_tic_tac_toe():
@@ -158,7 +159,8 @@ def test_fit_and_load(tmp_path):
     assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 18
     loaded = fdg.load(tmp_path / "run", trust=True)
     assert loaded.algorithm == run.algorithm
-    assert -1 <= loaded.evaluate(episodes=2, env=envs.make("game:tic_tac_toe")).mean <= 1  # a random opponent
+    means = {one.evaluate(episodes=16, env=ENV).mean for one in (run, loaded)}  # against a random opponent
+    assert len(means) == 1
     assert int(loaded.state.iteration) == 3 and int(loaded.state.newest) == 1
 
 

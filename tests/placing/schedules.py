@@ -82,23 +82,21 @@ def _walk(steps: Iterable[Step], live: set[Value], pinned: set[Value]) -> None:
             _walk_loop(step, live, pinned)
 
 
-def _walk_loop(loop: Repeat, live: set[Value], kept: set[Value]) -> None:
+def _walk_loop(loop: Repeat, live: set[Value], pinned: set[Value]) -> None:
     for a, b in (*loop.enter, *loop.carry, *loop.leave):
         assert (a.group, a.axis, a.shape) == (b.group, b.axis, b.shape), f"{a} is carried over as {b}"
-    for outer, _ in loop.enter:
-        assert outer in live, f"a loop starts from {outer}, which is not available"
-    # A trip frees only carried values or copies; each trip reads the constants.
     carried = {b for _, b in loop.carry}
+    for i, (outer, inner) in enumerate(loop.enter):
+        assert outer in live, f"a loop starts from {outer}, which is not available"
+        if inner in carried and i not in loop.copied:  # the first trip may free it
+            assert outer not in pinned, f"a loop frees the constant {outer}"
+            live.discard(outer)
+    # A trip frees only carried values or copies; each trip reads the constants.
     inside = {b for _, b in loop.enter}
     constants = inside - carried
     for _ in range(2):
-        _walk(loop.steps, inside, {b for b in constants if b not in _results(loop)})
+        _walk(loop.steps, inside, constants)
         for a, _ in (*loop.carry, *loop.leave):
             assert a in inside, f"{a} is missing at the end of a trip"
         inside = {b for _, b in loop.carry} | (inside & {b for _, b in loop.enter} - carried)
     live |= {b for _, b in loop.leave}
-
-
-def _results(loop: Repeat) -> set[Value]:
-    """Values inside the loop that are results of it."""
-    return {a for a, _ in loop.leave}

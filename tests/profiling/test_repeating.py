@@ -125,7 +125,7 @@ def test_number_of_calls_across_processes(here, calls, monkeypatch):
     assert made == [calls, 0]
 
 
-def test_minimum_over_rounds(monkeypatch):
+def test_minimum_over_rounds():
     """A call takes 3 and a run without calls 1: a slow run without calls does not shorten the call."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)])
     one.samples = [Sample(9.0, 1.5), Sample(4.0, 3.5), Sample(5.0, 1.0)]

@@ -173,7 +173,7 @@ def test_reward_model_replaces_the_task_reward(name, scorer, exported):
         assert set(reward.parts) == {"correct", "model"} and np.ptp(found) > 0
 
 
-def test_weight_sources(scorer, exported):
+def test_weight_sources(scorer):
     """The leaves of an earlier run that `--from` reads, in order of precedence."""
     sources = scorer[0].weight_sources
     assert sources[".respondent"] == (".respondent", ".parameters['adapters']", ".parameters")

@@ -61,10 +61,13 @@ def other_objects(state, shapes):
     aliases = {
         name: jax.random.wrap_key_data(jax.random.key_data(state[name]))
         if name == "next"
-        else jax.device_put(state[name], state[name].sharding, may_alias=True)
+        else jax.make_array_from_single_device_arrays(
+            state[name].shape, state[name].sharding, [shard.data for shard in state[name].addressable_shards]
+        )
         for name in ("target", "before", "next")
     }
-    assert all(aliases[name] is not state[name] for name in ("next",))
+    for name, alias in aliases.items():
+        assert alias is not state[name] and without_aliases([state[name], alias])[1] is not alias
     return {**state, **aliases}
 
 

@@ -77,7 +77,7 @@ def test_onnx_actions_match(run, tmp_path, caplog):
         assert action.dtype == expected.dtype and action.shape == expected.shape
 
 
-def test_onnx_conversion_restores_jax_functions(tmp_path):
+def test_onnx_conversion_restores_jax_functions():
     before = {name: value for name, value in vars(jnp).items() if callable(value)}
     to_onnx(lambda x: jnp.cumsum(x) * 2, [jax.ShapeDtypeStruct((3,), jnp.float32)], "cumulated")
     after = {name: value for name, value in vars(jnp).items() if name in before}

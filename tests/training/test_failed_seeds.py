@@ -33,7 +33,7 @@ def failing(tmp_path_factory):
         return fdg.fit(HalfFail(), out=out, seed=5, progress=False, **sizes)
 
 
-def test_failed_seeds_are_reported_and_excluded(failing, tmp_path):
+def test_failed_seeds_are_reported_and_excluded(failing):
     summary = json.loads((failing.path / "summary.json").read_text())
     bad = [seed - 5 for seed in summary["failed_seeds"]]
     good = [i for i in range(4) if i not in bad]

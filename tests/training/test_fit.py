@@ -140,7 +140,7 @@ def test_extend_a_finished_run(tmp_path, capsys):
     assert "resuming at iteration 5 of 6" in capsys.readouterr().out
 
 
-def test_extended_run_is_unfinished(tmp_path, capsys):
+def test_extended_run_is_unfinished(tmp_path):
     """A finished run is unfinished while it trains for more steps."""
     fitted(tmp_path / "run", Walk(), total_steps=16)
 
@@ -209,7 +209,7 @@ def test_from_and_config_flags(tmp_path, capsys):
     assert output.count("\n") == 3 and "--config starts a new run" in output
 
 
-def test_interrupt_during_engine_run(tmp_path):
+def test_interrupt_during_engine_run():
     """`engine.interrupted()` returns the state and metrics of an interrupted `engine.run`."""
     for policy, devices in ((policies.GPUOnly(), 1), (policies.SingleLearnerCoarse(), 2)):
         engine = fdg.compile(Pupil(), policy, jax.devices()[:devices])

@@ -92,7 +92,7 @@ def test_several_seeds_and_algorithms_without_evaluation(tmp_path):
     assert silent.finished and not (silent.path / "best_checkpoint").exists()
 
 
-def test_tensorboard(tmp_path, capsys):
+def test_tensorboard(tmp_path):
     words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 160 --eval-episodes 4"
     words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
     assert train_main(words.split()) == 0

@@ -81,7 +81,7 @@ def test_observations_are_drawn_without_a_renderer(tmp_path, name):
     assert images[0].shape[0] > 300 and images[0].std() > 5
 
 
-def test_gymnasium_renderer(tmp_path):
+def test_gymnasium_renderer():
     pytest.importorskip("pygame")
     env = envs.make("gymnasium:CartPole-v1")
     observations = []

@@ -255,7 +255,7 @@ def test_run_without_checkpoint_restarts(tmp_path, monkeypatch):
     assert len(rows(run)) == 2
 
 
-def test_run_directory_is_locked(tmp_path, capsys):
+def test_run_directory_is_locked(tmp_path):
     run = run_directory.RunDirectory.create(tmp_path / "run", {"algo": "ppo"})
     code = f"""
 from fdg.training.run_directory import *

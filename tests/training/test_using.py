@@ -217,7 +217,7 @@ def test_evaluate_command(run, capsys):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_run_repr(tmp_path):
+def test_run_repr():
     state = types.SimpleNamespace(iteration=jnp.int32(0))
     one, several = (fdg.Run(small(), state, 1200, agents=agents) for agents in (None, 3))
     assert repr(one) == "<Run PPO on CartPole-v1, iteration 1,200>"

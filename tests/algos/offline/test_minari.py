@@ -217,7 +217,7 @@ def test_invalid_metadata(tmp_path, metadata, says):
     refused(tmp_path, None, says, metadata)
 
 
-def test_zip_bomb(tmp_path, monkeypatch):
+def test_zip_bomb(tmp_path):
     refused(tmp_path, zip_bomb, r"larger than \d+ MiB, too much for a file", {"total_steps": 2 + 2**30})
 
 
