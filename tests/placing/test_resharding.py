@@ -1,8 +1,10 @@
 """Layout changes on the same devices: predicted collectives against those of XLA's programs."""
 
+import dataclasses
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from fdg.placing.policy import Group
 from fdg.placing.resharding import CommonMesh, change, common_mesh
 from fdg.running.steps import resharding, shardings
 from policies.parameters import generation_group
+from tests.conformance.comparison import assert_same, plain
 from tests.conformance.dialogue import Dialogue
 from tests.placing.schedules import assert_valid, described
 
@@ -136,6 +139,29 @@ def test_parameters_are_lent_and_returned():
     text = str(plan)
     assert "resharding training lends to generation, x1: 1 array gathered among 2 neighbours, 0 B" in text
     assert "resharding generation lends to training, x1: 3 arrays cut, which moves nothing, 0 B" in text
+
+
+class TrainsFirst:
+    """The learner replaces the weight before the actor uses the old one."""
+
+    def init(self, key):
+        return {"w": jnp.arange(8.0), "x": jnp.ones((8, 8))}
+
+    def iterate(self, state):
+        learn = fdg.fragment("learner", in_axes=(None, 0), out_axes=(None, 0))(
+            lambda w, x: (0.5 * w, x + w[None])
+        )
+        act = fdg.fragment("actor", in_axes=(None, 0), out_axes=0)(lambda w, y: jnp.sin(w[None] * y))
+        w, y = learn(state["w"], state["x"])
+        return {"w": w, "x": act(state["w"], y)}, {}
+
+
+def test_parameters_that_training_has_replaced_are_not_lent(devices):
+    algorithm = TrainsFirst()
+    policy = dataclasses.replace(HYBRID, parameters=[("w", "model")])
+    engine = fdg.compile(algorithm, policy, devices[:8])
+    assert_valid(engine.plan.schedule)
+    assert_same(plain(algorithm, algorithm.init(None), 3), engine.run(engine.init(0), 3))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

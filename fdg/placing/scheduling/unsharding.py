@@ -62,16 +62,17 @@ def _with_changes(steps: Iterable[Step], change_of: ChangeOf) -> Iterable[Step]:
 def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     """Adds a move that gathers leaves before the first step that uses them, and one that slices them back."""
     steps, pairs = schedule.steps, _gatherable_leaves(schedule, change_of)
-    # Leave out leaves that the primary group uses between the two moves. The moves of the remaining leaves
-    # may be closer to each other, so repeat.
+    # Leave out leaves that the primary group uses between the two moves, or has freed before the first. The
+    # moves of the remaining leaves may be closer to each other, so repeat.
     while pairs:
         sharded, gathered = {a for a, _ in pairs}, {b for _, b in pairs}
         positions = [i for i, step in enumerate(steps) if not gathered.isdisjoint(uses(step))]
         first, last = min(positions), max(positions)
-        used_between = sharded.intersection(value for step in steps[first : last + 1] for value in uses(step))
-        if not used_between:
+        used_between = {value for step in steps[first : last + 1] for value in uses(step)}
+        unavailable = sharded & used_between.union(*map(_freed_by, steps[:first]))
+        if not unavailable:
             break
-        pairs = [(a, b) for a, b in pairs if a not in used_between]
+        pairs = [(a, b) for a, b in pairs if a not in unavailable]
     if not pairs:
         return schedule
     ends = {start: end for end, start in schedule.carry}
@@ -126,6 +127,17 @@ def _gatherable_leaves(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Va
             ):
                 pairs.append((primary, copy))
     return [(a, b) for a, b in pairs if (a.group, b.group) == (pairs[0][0].group, pairs[0][1].group)]
+
+
+def _freed_by(step: Step) -> set[Value]:
+    """The values that a step frees or donates; a loop takes over the values that it carries."""
+    if isinstance(step, Repeat):
+        carried = {start for _, start in step.carry}
+        entered = (pair for i, pair in enumerate(step.enter) if i not in step.copied)
+        return {outer for outer, inner in entered if inner in carried}
+    return {
+        value for i, value in enumerate(uses(step)) if i in step.freed or i in getattr(step, "donated", ())
+    }
 
 
 def _fragments_using(steps: Sequence[Step], values: set[Value]) -> tuple[str, ...]:
