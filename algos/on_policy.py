@@ -52,7 +52,7 @@ class State(NamedTuple):
     observation: Observation  # [B, *obs]
     key: jax.Array
     iteration: jax.Array  # int32
-    known: Any = None  # the state of novelty in PPO, an `algos.rnd.NoveltyState`; None without `rnd`
+    known: Any = None  # PPO's `algos.rnd.NoveltyState`; None without `rnd` (the name is a key in checkpoints)
     running_novelty: jax.Array | None = None  # [B] float32, discounted novelty so far; None without `rnd`
     bonus: Any = None  # the state of `Agent.bonus`
     recollection: Any = None  # `algos.rollout.Recollection [B]`, if the network has a memory
@@ -84,7 +84,7 @@ def begin(
 
     Args:
       keep_statistics: True if the state has statistics even if nothing is normalised.
-      novelty: `(key, parameters, observation) -> (parameters, known, running_novelty)`.
+      novelty: `(key, parameters, observation) -> (parameters, novelty_state, running_novelty)`.
       memory: `B -> memory`, the network's initial memory `[B, ...]`.
       agents: the sizes of the axes of agents, which follow the axis of environments.
     """
@@ -97,9 +97,9 @@ def begin(
     if hasattr(algorithm._network, "unroll"):  # a recurrent network takes sequences of steps
         inputs = jax.tree.map(lambda x: x[None], inputs)
     parameters = algorithm._network.init(parameter_key, inputs)
-    known, running_novelty = None, None
+    novelty_state, running_novelty = None, None
     if novelty is not None:
-        parameters, known, running_novelty = novelty(parameter_key, parameters, observation)
+        parameters, novelty_state, running_novelty = novelty(parameter_key, parameters, observation)
     return_statistics, running_return = normalizers.begin_returns(
         (algorithm.num_envs, *agents), keep_statistics
     )
@@ -113,7 +113,7 @@ def begin(
         observation=observation,
         key=key,
         iteration=jnp.int32(0),
-        known=known,
+        known=novelty_state,
         running_novelty=running_novelty,
         bonus=algorithm._initial_bonus_state(observation, key),
         recollection=recollection,

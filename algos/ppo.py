@@ -91,7 +91,7 @@ class PPO(Agent, presets="PPO"):
         `learned`: parameters, optimiser state, statistics of observations and of returns, the novelty state.
         `running`: the running returns `[B]` of rewards and of novelty.
         """
-        parameters, optimizer_state, observation_statistics, return_statistics, known = learned
+        parameters, optimizer_state, observation_statistics, return_statistics, novelty_state = learned
         running_return, running_novelty = running
         decision, time_step = trajectory.decision, trajectory.time_step
         reward, running_return, return_statistics = self.normalizers.reward(
@@ -104,8 +104,8 @@ class PPO(Agent, presets="PPO"):
             decision.value, time_step, lambda final: self.policy_and_value(parameters, normalize(final))[1]
         )
         advantage, target = self.advantage(reward, decision.value, next_value, time_step)
-        advantage, novelty, known, running_novelty, novelty_metrics = self._novelty.add_advantages(
-            advantage, parameters, known, running_novelty, normalize, trajectory, key
+        advantage, novelty, novelty_state, running_novelty, novelty_metrics = self._novelty.add_advantages(
+            advantage, parameters, novelty_state, running_novelty, normalize, trajectory, key
         )
         samples = self.samples(normalize, trajectory, advantage, target)._replace(novelty=novelty)
         samples = jax.tree.map(environment_major, samples)
@@ -115,7 +115,7 @@ class PPO(Agent, presets="PPO"):
         observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
         explained = {"explained_variance": explained_variance(target, decision.value)}
         metrics = {**episode_metrics(time_step), **losses, **explained, **novelty_metrics}
-        learned = parameters, optimizer_state, observation_statistics, return_statistics, known
+        learned = parameters, optimizer_state, observation_statistics, return_statistics, novelty_state
         return learned, (running_return, running_novelty), metrics
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)

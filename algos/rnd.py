@@ -101,7 +101,7 @@ class Novelty(NamedTuple):
     """Samples `[N]` for the novelty losses."""
 
     observation: Any  # [N, *obs], after the step, normalised for predictor and target
-    features: jax.Array  # [N, K] float32, the target network's
+    target_features: jax.Array  # [N, K] float32, the target network's outputs
     trains: jax.Array  # [N] bool, True if the predictor learns from the sample
     value_target: jax.Array  # [N] float32
 
@@ -118,10 +118,10 @@ class NoDistillation:
         return parameters
 
     def add_advantages(
-        self, advantage: jax.Array, parameters: Any, known: Any, running: Any, *rollout: Any
+        self, advantage: jax.Array, parameters: Any, state: Any, running_novelty: Any, *rollout: Any
     ) -> tuple[jax.Array, Any, Any, Any, dict[str, jax.Array]]:
         """The advantages and the state unchanged; no samples, and no metrics."""
-        return advantage, None, known, running, {}
+        return advantage, None, state, running_novelty, {}
 
     def add_losses(
         self, loss: jax.Array, terms: dict[str, jax.Array], parameters: Any, minibatch: Any
@@ -136,7 +136,7 @@ class Distillation:
 
     observation_space: ObservationSpace  # novelty includes `privileged` parts
     layers: Layers  # of target and value network; the predictor has two more dense layers
-    features: int  # K
+    num_features: int  # K
     discount: float  # of novelty
     lambda_: float  # of generalised advantage estimation
     share: float  # fraction of the samples that train the predictor
@@ -152,10 +152,10 @@ class Distillation:
     ) -> tuple[Parameters, NoveltyState, jax.Array]:
         """Initial parameters (with the agent's), state, and running novelty `[B]`: zeros."""
         predictor_key, value_key, target_key = jax.random.split(jax.random.fold_in(key, 1), 3)
-        features, _ = features_and_mask(observation)
-        predictor, known = self.init(predictor_key, target_key, features)
-        running = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32)
-        return Parameters(agent, predictor, self._value.init(value_key, features)), known, running
+        inputs, _ = features_and_mask(observation)
+        predictor, state = self.init(predictor_key, target_key, inputs)
+        running_novelty = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.float32)
+        return Parameters(agent, predictor, self._value.init(value_key, inputs)), state, running_novelty
 
     def init(
         self, predictor_key: jax.Array, target_key: jax.Array, observation: Any
@@ -165,15 +165,15 @@ class Distillation:
         if normalize.has_statistics(self.observation_space):
             statistics = normalize.init_observations(self.observation_space)
         inputs = _normalize_and_clip(statistics, observation)
-        known = NoveltyState(self._target.init(target_key, inputs), statistics, normalize.init(()))
-        return self._predictor.init(predictor_key, inputs), known
+        state = NoveltyState(self._target.init(target_key, inputs), statistics, normalize.init(()))
+        return self._predictor.init(predictor_key, inputs), state
 
     def add_advantages(
         self,
         advantage: jax.Array,
         parameters: Parameters,
-        known: NoveltyState,
-        running: jax.Array,
+        state: NoveltyState,
+        running_novelty: jax.Array,
         see: Callable[[Any], Any],
         trajectory: Any,
         key: jax.Array,
@@ -186,7 +186,7 @@ class Distillation:
         last = jax.tree.map(lambda x: x[-1], time_step.final_observation)
         agent_inputs = see(trajectory.observation), see(last)
         key = jax.random.fold_in(key, _SALT)
-        results = self.evaluate_rollout(parameters, known, running, agent_inputs, time_step, key)
+        results = self.evaluate_rollout(parameters, state, running_novelty, agent_inputs, time_step, key)
         return advantage + self.coefficient * results[0], *results[1:]
 
     def add_losses(
@@ -201,21 +201,20 @@ class Distillation:
     def evaluate_rollout(
         self,
         parameters: Parameters,
-        known: NoveltyState,
-        running: jax.Array,
-        seen: tuple[Any, Any],
+        state: NoveltyState,
+        running_novelty: jax.Array,
+        agent_inputs: tuple[Any, Any],
         step: TimeStep,
         key: jax.Array,
     ) -> tuple[jax.Array, Novelty, NoveltyState, jax.Array, dict[str, jax.Array]]:
-        """The novelty of a rollout.
+        """Computes novelty's advantages and samples, both `[T, B]`, from a rollout `step [T, B]`.
 
-        `known` is the state of novelty, and `running [B]` float32 the discounted novelty so far. `seen` are
-        the normalised observations, `[T, B, *obs]` and `[B, *obs]` after the last step; `step` is `[T, B]`;
-        `key` draws the predictor's samples. Returns advantages and samples, both `[T, B]`; `known` and
-        `running` after the rollout; metrics.
+        `agent_inputs` are the observations, normalised for the agent's network: `[T, B, *obs]`, and
+        `[B, *obs]` after the last step. `running_novelty [B]` float32 is the discounted novelty so far. `key`
+        draws the predictor's samples. Also returns the state and `running_novelty` afterwards, and metrics.
         """
-        inputs, features, reward, known, running, mean = self.rewards(
-            parameters.predictor, known, running, step
+        inputs, target_features, reward, state, running_novelty, mean = self.rewards(
+            parameters.predictor, state, running_novelty, step
         )
         steps, num_envs = step.reward.shape
         no_end = jnp.zeros((steps, num_envs), bool)
@@ -223,59 +222,59 @@ class Distillation:
         def value_of(observation: Any) -> jax.Array:
             return self._value.apply(parameters.value, features_and_mask(observation)[0])[:, 0]
 
-        value = time_major(value_of(jax.tree.map(environment_major, seen[0])), steps)
+        value = time_major(value_of(jax.tree.map(environment_major, agent_inputs[0])), steps)
         # The value after a step is that of the next row, even if that row belongs to another episode.
-        next_value = jnp.concatenate([value[1:], value_of(seen[1])[None]])
-        advantage, target = generalized_advantage_estimation(
+        next_value = jnp.concatenate([value[1:], value_of(agent_inputs[1])[None]])
+        advantage, value_target = generalized_advantage_estimation(
             reward, value, next_value, no_end, no_end, self.discount, self.lambda_
         )
         trains = jax.random.uniform(key, (steps, num_envs)) < self.share
-        samples = Novelty(inputs, time_major(features, steps), trains, target)
-        return advantage, samples, known, running, {"novelty": mean}
+        samples = Novelty(inputs, time_major(target_features, steps), trains, value_target)
+        return advantage, samples, state, running_novelty, {"novelty": mean}
 
     def rewards(
-        self, predictor: Any, known: NoveltyState, running: jax.Array, step: TimeStep
+        self, predictor: Any, state: NoveltyState, running_novelty: jax.Array, step: TimeStep
     ) -> tuple[Any, ...]:
         """The rewards for novelty in a rollout `[T, B]`; with several agents `[T, B, A]`.
 
         Returns the inputs of predictor and target, `[T, B, ...]`; the target's features, rows `[N, K]`; the
-        scaled rewards; `known` and `running` after the rollout; and the mean error.
+        scaled rewards; `state` and `running_novelty` after the rollout; and the mean error.
         """
         shape = step.reward.shape
         final, _ = features_and_mask(step.final_observation)
-        statistics = known.observation_statistics
+        statistics = state.observation_statistics
         if statistics is not None:
             statistics = normalize.update_observations(statistics, final)
         inputs = _normalize_and_clip(statistics, final)
         rows = _rows(inputs, shape)
-        features = self._target.apply(known.target, rows)
-        row_error = _error(self._predictor.apply(predictor, rows), features)
+        target_features = self._target.apply(state.target, rows)
+        row_error = _error(self._predictor.apply(predictor, rows), target_features)
         error = time_major(row_error.reshape(-1, *shape[2:]), shape[0])
-        running, returns = normalize.accumulate_rollout_returns(
-            running, error, jnp.zeros(shape, bool), self.discount
+        running_novelty, returns = normalize.accumulate_rollout_returns(
+            running_novelty, error, jnp.zeros(shape, bool), self.discount
         )
-        return_statistics = normalize.update(known.return_statistics, returns)
+        return_statistics = normalize.update(state.return_statistics, returns)
         reward = normalize.scale(return_statistics, error)
-        known = known._replace(observation_statistics=statistics, return_statistics=return_statistics)
-        return inputs, features, reward, known, running, jnp.mean(error)
+        state = state._replace(observation_statistics=statistics, return_statistics=return_statistics)
+        return inputs, target_features, reward, state, running_novelty, jnp.mean(error)
 
     def loss(
-        self, parameters: Parameters, novelty: Novelty, seen: Any, value_coefficient: float
+        self, parameters: Parameters, novelty: Novelty, agent_inputs: Any, value_coefficient: float
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The terms added to PPO's loss over samples `[N]`; `seen [N, *obs]` are normalised observations."""
+        """Novelty's loss and its terms over samples `[N]`; `agent_inputs` are `[N, *obs]`."""
         predictor_loss = self.predictor_loss(
-            parameters.predictor, novelty.observation, novelty.features, novelty.trains
+            parameters.predictor, novelty.observation, novelty.target_features, novelty.trains
         )
-        value = self._value.apply(parameters.value, features_and_mask(seen)[0])[:, 0]
+        value = self._value.apply(parameters.value, features_and_mask(agent_inputs)[0])[:, 0]
         value_loss = value_error(value, novelty.value_target)
         terms = {"predictor_loss": predictor_loss, "novelty_value_loss": value_loss}
         return predictor_loss + value_coefficient * value_loss, terms
 
     def predictor_loss(
-        self, predictor: Any, inputs: Any, features: jax.Array, trains: jax.Array
+        self, predictor: Any, inputs: Any, target_features: jax.Array, trains: jax.Array
     ) -> jax.Array:
         """The mean error over the rows `[N]` that train the predictor."""
-        error = _error(self._predictor.apply(predictor, inputs), features)
+        error = _error(self._predictor.apply(predictor, inputs), target_features)
         weight = trains.astype(jnp.float32)
         return jnp.sum(error * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
@@ -286,11 +285,11 @@ class Distillation:
 
     @property
     def _target(self) -> Network:
-        return self._network(self.features, 2.0**0.5)
+        return self._network(self.num_features, 2.0**0.5)
 
     @property
     def _predictor(self) -> Network:
-        return self._network(self.features, 2.0**0.5, _EXTRA_LAYERS)
+        return self._network(self.num_features, 2.0**0.5, _EXTRA_LAYERS)
 
     @property
     def _value(self) -> Network:
@@ -305,7 +304,7 @@ class BonusState(NamedTuple):
 
     predictor: Any  # parameters
     optimizer_state: Any  # of Adam
-    known: NoveltyState
+    known: NoveltyState  # networks and statistics of novelty; the name is a key in checkpoints
     running: jax.Array  # [B] or [B, A] float32, the discounted novelty so far
     key: jax.Array  # to draw the samples that train the predictor
 
@@ -324,20 +323,22 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
         init_key = jax.random.fold_in(cast(jax.Array, key), _SALT)
         predictor_key, target_key, sampling_key = jax.random.split(init_key, 3)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(leading) :]), observation)
-        predictor, known = distillation.init(predictor_key, target_key, rows)
+        predictor, novelty_state = distillation.init(predictor_key, target_key, rows)
         running = jnp.zeros(leading, jnp.float32)
-        return BonusState(predictor, optimizer.init(predictor), known, running, sampling_key)
+        return BonusState(predictor, optimizer.init(predictor), novelty_state, running, sampling_key)
 
     def apply(state: BonusState, step: TimeStep) -> tuple[BonusState, jax.Array]:
-        predictor, optimizer_state, known, running, key = state
-        inputs, features, reward, known, running, _ = distillation.rewards(predictor, known, running, step)
+        results = distillation.rewards(state.predictor, state.known, state.running, step)
+        inputs, target_features, reward, novelty_state, running, _ = results
+        predictor, optimizer_state, key = state.predictor, state.optimizer_state, state.key
         key, share_key = jax.random.split(key)
         trains = jax.random.uniform(share_key, reward.shape) < distillation.share
-        rows = _rows(inputs, reward.shape), features, environment_major(trains).reshape(-1)
+        rows = _rows(inputs, reward.shape), target_features, environment_major(trains).reshape(-1)
         gradient = jax.grad(distillation.predictor_loss)(predictor, *rows)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state)
         predictor = optax.apply_updates(predictor, updates)
-        return BonusState(predictor, optimizer_state, known, running, key), distillation.coefficient * reward
+        state = BonusState(predictor, optimizer_state, novelty_state, running, key)
+        return state, distillation.coefficient * reward
 
     return Bonus(init, apply)
 
@@ -364,9 +365,9 @@ class _Embedding(nn.Module):
         return Trunk(self.layers, self.outputs, self.scale)(inputs)
 
 
-def _error(predicted: jax.Array, features: jax.Array) -> jax.Array:
+def _error(predicted: jax.Array, target: jax.Array) -> jax.Array:
     """Mean squared error of each row `[N, K]`: `[N]` (equation 1, divided by the number of features)."""
-    return jnp.mean(jnp.square(predicted - features), axis=-1)
+    return jnp.mean(jnp.square(predicted - target), axis=-1)
 
 
 def _normalize_and_clip(statistics: Any, observation: Any) -> Any:

@@ -7,7 +7,7 @@
     python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)
     python -m bench.costs search         times the choice of a policy among 245 candidates
 
-A cell is an algorithm, an environment, sizes, a policy, a number of host devices and a staleness. Cells of
+A cell is an algorithm, an environment, settings, a policy, a number of host devices and a staleness. Cells of
 `--of processes` have two processes with one device each. Cells of `--of streaming` have a lag, in
 micro-batches; there the choice is the smallest lag whose predicted time is within 5% of the shortest.
 `bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
@@ -49,14 +49,14 @@ class Cell(ReferenceJob):
     """A job to predict and measure."""
 
     @property
-    def group(self) -> str:
-        """The job without its policy: policies of one group compete."""
+    def job_name(self) -> str:
+        """The cell without its policy. Cells of the same job compete: the model chooses one policy."""
         return json.dumps([self.algorithm, self.env, self.fields, self.devices])
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the model is fitted to this cell; a hash chooses half of the groups."""
-        return hashlib.sha256(self.group.encode()).digest()[0] % 2 == 0
+        """Whether the model is fitted to this cell; a hash chooses half of the jobs."""
+        return hashlib.sha256(self.job_name.encode()).digest()[0] % 2 == 0
 
 
 class Machine:
@@ -116,7 +116,7 @@ def cells() -> list[Cell]:
     for job_list, counts in ((jobs, (1, 2, 4, 8)), (more_jobs, (1, 2, 4))):
         for job, devices in itertools.product(job_list, counts):
             placements = [*_COARSE, ("SingleLearnerFine", ()), ("Central", ())] if devices > 1 else []
-            result += [Cell(*job, policy, sizes, devices) for policy, sizes in [_GPU_ONLY, *placements]]
+            result += [Cell(*job, name, arguments, devices) for name, arguments in [_GPU_ONLY, *placements]]
     return result
 
 
@@ -127,14 +127,14 @@ def cells_of_processes() -> list[Cell]:
         ("PPO", "Pendulum-v1", (("num_envs", 128), ("num_steps", 64), ("hidden", (256, 256)))),
         ("PQN", "CartPole-v1", (("num_envs", 128), ("num_steps", 32))),
     ]
-    return [Cell(*job, policy, sizes, 2) for job in jobs for policy, sizes in (_GPU_ONLY, *_COARSE)]
+    return [Cell(*job, name, arguments, 2) for job in jobs for name, arguments in (_GPU_ONLY, *_COARSE)]
 
 
 def cells_of_lags() -> list[Cell]:
-    """Five lags for each of eight jobs, half of them language models; elsewhere a micro-batch is a step."""
-    sizes = (("group_size", 4), ("hidden_size", 32), ("num_layers", 2), ("num_heads", 4))
+    """Five lags for each of eight jobs: four language models, and four with one step per micro-batch."""
+    model = (("group_size", 4), ("hidden_size", 32), ("num_layers", 2), ("num_heads", 4))
     jobs: list[tuple] = [
-        ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", parts), *sizes), "Split", parts)
+        ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", parts), *model), "Split", parts)
         for task, prompts, parts in (
             ("sorting", 16, 4), ("sorting", 64, 8), ("addition", 32, 4), ("addition", 128, 8),
         )
@@ -234,13 +234,13 @@ def report(kind: str, half: str) -> None:
     from fdg.costs.prediction import predict
 
     processes = PROCESSES.get(kind, 1)
-    for measured_machine in machines():
-        print(f"{measured_machine.name}:")
-        rows, num_groups = [], {}  # rows: cells, with measured and predicted seconds per iteration
-        for cell, seconds in measured_machine.measured_cells(kind):
+    for host in machines():
+        print(f"{host.name}:")
+        rows, num_groups = [], {}  # (cell, measured seconds, predicted seconds); a plan's groups of devices
+        for cell, seconds in host.measured_cells(kind):
             if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
-                cluster = measured_machine.calibration.cluster(cell.devices // processes, processes)
+                cluster = host.calibration.cluster(cell.devices // processes, processes)
                 rows.append((cell, seconds, predict(plan, cluster).seconds))
                 num_groups[cell] = len(plan.groups)
         if len(rows) < 3:
@@ -253,17 +253,18 @@ def report(kind: str, half: str) -> None:
                 f"  {predicted / seconds:6.2f}  measured {seconds * 1e3:9.3f} ms"
                 f"  predicted {predicted * 1e3:9.3f} ms  {cell}"
             )
-        groups: dict[str, list[tuple[Cell, float, float]]] = {}
+        jobs: dict[str, list[tuple[Cell, float, float]]] = {}  # the rows of each job
         for row in rows:
             if dict(row[0].policy_fields).get("staleness", 0) == 0:
-                groups.setdefault(row[0].group, []).append(row)
+                jobs.setdefault(row[0].job_name, []).append(row)
         slowdowns = []
-        for group in (group for group in groups.values() if len(group) > 1):
+        for job_rows in (job_rows for job_rows in jobs.values() if len(job_rows) > 1):
             if kind == "streaming":
-                chosen = seconds_of_chosen_lag(group)
+                chosen = seconds_of_chosen_lag(job_rows)
             else:
-                chosen = group[break_ties([(p, num_groups[cell], cell.devices) for cell, _, p in group])][1]
-            slowdowns.append(chosen / min(row[1] for row in group))
+                ranks = [(p, num_groups[cell], cell.devices) for cell, _, p in job_rows]
+                chosen = job_rows[break_ties(ranks)][1]
+            slowdowns.append(chosen / min(row[1] for row in job_rows))
         if slowdowns:
             limit = TIE if kind == "streaming" else 1.1
             good, worst = sum(slowdown <= limit for slowdown in slowdowns) / len(slowdowns), max(slowdowns)
@@ -271,9 +272,9 @@ def report(kind: str, half: str) -> None:
                 f"{len(slowdowns)} choices: {good:.0%} within {limit - 1:.0%} of the best; the worst takes"
                 f" {worst:.2f} times as long as the best"
             )
-        stale = [row for row in rows if "staleness" in dict(row[0].policy_fields)]
-        if stale:
-            print(f"{len(stale)} cells of actors and learners: median error {median_error(stale)}")
+        coarse = [row for row in rows if "staleness" in dict(row[0].policy_fields)]  # also staleness 0
+        if coarse:
+            print(f"{len(coarse)} cells with actors and learners: median error {median_error(coarse)}")
 
 
 def seconds_of_chosen_lag(rows: Sequence[tuple[Cell, float, float]]) -> float:
@@ -290,7 +291,7 @@ def median_error(rows: Sequence[tuple[Any, float, float]]) -> str:
 
 
 def fit(half: str, with_calibrations: bool) -> None:
-    """Fits the model, and prints new values of `program_time.JOINED` and `overheads.OVERHEADS`.
+    """Fits the model, and prints new values of `program_time.SHARES_AFTER_FUSION` and `overheads.OVERHEADS`.
 
     A machine without a calibration uses these values, and a calibration starts from them.
 
@@ -303,23 +304,23 @@ def fit(half: str, with_calibrations: bool) -> None:
     from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs
 
     samples = [
-        JobSample(fdg.place(*cell.build(), cell.devices), source.calibration.cluster(cell.devices), seconds)
-        for source in machines()
-        for cell, seconds in source.measured_cells()
+        JobSample(fdg.place(*cell.build(), cell.devices), host.calibration.cluster(cell.devices), seconds)
+        for host in machines()
+        for cell, seconds in host.measured_cells()
         if is_in_half(half, cell)
     ]
     # `prior_weight` keeps a constant near a plausible value if few cells have its operation.
     fits = fit_overheads(samples, prior_weight=0.4)
     print(f"fitted to {len(samples)} cells: median error {fits.before:.1%} before, {fits.after:.1%} after")
-    print(f"fdg/costs/program_time.py: {json.dumps(fits.joined)}")
+    print(f"fdg/costs/program_time.py: {json.dumps(fits.shares_after_fusion)}")
     print(f"fdg/costs/overheads.py: {fits.overheads}")
-    for source in machines() if with_calibrations else ():
-        cells = {cell.key: seconds for cell, seconds in source.measured_cells()}
+    for host in machines() if with_calibrations else ():
+        cells = {cell.key: seconds for cell, seconds in host.measured_cells()}
         jobs = {job.key: cells[job.key] for job in REFERENCE_JOBS if job.key in cells}
-        old = source.calibration
+        old = host.calibration
         new = fit_to_jobs(old if old.jobs else dataclasses.replace(old, jobs=jobs))
-        source.calibration_file.write_text(json.dumps(new.as_json(), indent=1) + "\n")
-        print(f"{source.name}: fitted to {len(new.jobs)} jobs: {new.kind.joined}, {new.kind.overheads}")
+        host.calibration_file.write_text(json.dumps(new.as_json(), indent=1) + "\n")
+        print(f"{host.name}, {len(new.jobs)} jobs: {new.kind.shares_after_fusion}, {new.kind.overheads}")
 
 
 def search() -> None:

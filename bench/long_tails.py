@@ -1,7 +1,7 @@
-"""Compares the speed of streams and synchronous training if few responses are long: up to 10 times the mean.
+"""Compares streams with synchronous training if few responses are long: up to 10 times the mean length.
 
 A response's random key alone gives its length, from a lognormal distribution. There are as many slots as
-responses in a batch. All sides run on the same devices, in turns. Only tokens with non-zero weight in the
+responses in a batch. All `SIDES` run on the same devices, in turns. Only tokens with non-zero weight in the
 loss count. The ratios are of tokens per second, of tokens per second of CPU time (which other work on the
 machine affects less), and of tokens per tick (a decoding step), which ignore the time outside of generation.
 
@@ -36,8 +36,8 @@ from bench.harness import Spread, in_turns, parser, table
 
 SIDES = {
     "synchronous": {},
-    "wait": {"ahead": 4},
-    "mask": {"ahead": 4, "late": "mask"},
+    "wait": {"ahead": 4},  # a stream: generates 4 iterations ahead; a batch waits for its oldest responses
+    "mask": {"ahead": 4, "late": "mask"},  # a stream that never waits: tokens that are too old have no weight
     "padded": {"remove_padding": False, "micro_batch": 32},  # synchronous, with padded rows in learning
 }
 GROUP, PROMPTS, LONGEST = 8, 8, 10  # responses to a prompt, prompts, longest length over mean length
@@ -57,7 +57,7 @@ class CountedTokens(GRPO):
 def with_drawn_lengths(draw, mean):
     """Wraps `Answers.draw` so that each response ends at a lognormal length with this mean."""
 
-    def draw_and_end(self, logits, keys, position, now):
+    def draw_and_end(self, logits, keys, position, now):  # `now`: a `fdg.stream.Now`
         tokens, *rest = draw(self, logits, keys, position, now)
         normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 1 << 20)))(keys)
         length = jnp.clip(jnp.round(mean * jnp.exp(normal - 0.5)), 2, self.width).astype(jnp.int32)
@@ -71,7 +71,7 @@ def with_drawn_lengths(draw, mean):
 def generate(algorithm, state):
     """Runs an iteration without learning; returns the state, and metrics of the new responses."""
     rollout, stream, _ = rollouts(algorithm, state, PROMPTS, lambda rollout: rollout)
-    length = jnp.sum(rollout.responses.own, axis=1)
+    length = jnp.sum(rollout.responses.policy_mask, axis=1)
     metrics = {
         "num_weighted": jnp.sum(loss_mask(algorithm, rollout), dtype=jnp.int32),
         "response_length": jnp.mean(length),
@@ -105,9 +105,9 @@ class Side:
             self.state, self.run = engine.init(0), lambda state: engine.run(state, args.iterations)
 
     def __call__(self, _):
-        wall_seconds, cpu_seconds = time.perf_counter(), time.process_time()
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
         self.state, metrics = jax.block_until_ready(self.run(self.state))
-        wall_seconds, cpu_seconds = time.perf_counter() - wall_seconds, time.process_time() - cpu_seconds
+        wall_seconds, cpu_seconds = time.perf_counter() - wall_start, time.process_time() - cpu_start
         self.metrics_of_rounds.append({name: np.asarray(x) for name, x in metrics.items()})
         tokens = int(self.metrics_of_rounds[-1]["num_weighted"].sum())
         return (

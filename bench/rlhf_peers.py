@@ -100,7 +100,7 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
     _, _, target, _, further = PEERS[name]
     with (
         _task(rounds + 2, iterations) as (flags, driver_config),
-        ours(f"{flags} {further}", continues=True) as our_driver,
+        ours(f"{flags} {further}", keeps_state=True) as our_driver,
         _driver(name, driver_config) as driver,
     ):
         figures = in_turns({"ours": our_driver.round, "theirs": driver.round}, rounds)

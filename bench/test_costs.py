@@ -69,7 +69,7 @@ def _seconds_to_progress(directory, name):
 
 def test_costs_memory_over_a_thousand_iterations(benchmark, record):
     """Growth of a process's peak memory between 100 iterations and 1,100."""
-    with ours("--total-steps 51200", continues=True) as driver:
+    with ours("--total-steps 51200", keeps_state=True) as driver:
         driver.round(0)
         before = driver.round(1)["peak_bytes"]
         results = []

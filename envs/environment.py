@@ -294,7 +294,7 @@ class Vectorized(EnvironmentBase):
         if isinstance(self.action_space, Box) and not getattr(self.single, "masks_components", False):
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask, but its action space is"
-                f" {self.action_space}; only discrete actions can be masked"
+                f" {self.action_space}; only discrete actions can be masked: return no mask, or use Discrete"
             )
         expected = self._agents_axis + _mask_shape(self.action_space)
         if jnp.shape(mask) != expected:
@@ -465,9 +465,10 @@ def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
     before = _leaf_types(reset_state)
     after = _leaf_types(step_state)
     if before.keys() != after.keys():
-        only = sorted(before.keys() ^ after.keys())
+        only_reset, only_step = (sorted(a.keys() - b.keys()) for a, b in ((before, after), (after, before)))
         raise FdgError(
-            f"environment '{name}': reset and step give states of different structures; only in one: {only}"
+            f"environment '{name}': reset and step give states of different structures: only reset's has"
+            f" {only_reset}, only step's has {only_step}; return the same structure from both"
         )
     for path in before:
         if before[path] != after[path]:

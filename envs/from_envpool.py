@@ -119,11 +119,11 @@ class EnvPoolPool:
         self._source, self._size = source, size
         self._action_space = source.facts.library_action_space
         self._env: Any = None
-        self._thread = Deadline()
+        self._caller = Deadline()
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates all instances; `rows` always includes all."""
-        self._replace_thread()
+        self._replace_caller()
 
         def make_and_reset() -> tuple[Any, np.ndarray]:
             options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
@@ -133,7 +133,7 @@ class EnvPoolPool:
                 return env, self._source.encode(env.reset()[0])
 
         try:
-            self._env, observation = self._thread.call(make_and_reset, timeout)
+            self._env, observation = self._caller.call(make_and_reset, timeout)
         except TimeoutError:
             raise HostError(
                 f"environment '{self._source.name}': EnvPool has not started {self._size} instances in"
@@ -149,16 +149,16 @@ class EnvPoolPool:
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes the thread start a step."""
         env, action = self._env, gymnasium_spaces.decode(self._action_space, action)
-        self._thread.begin(lambda: self._step(env, action))
+        self._caller.begin(lambda: self._step(env, action))
 
     def ready(self) -> bool:
         """True if the step has finished."""
-        return self._thread.ready()
+        return self._caller.ready()
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step; if it failed, all instances are lost."""
         try:
-            return self._thread.finish(timeout)
+            return self._caller.finish(timeout)
         except TimeoutError:
             reason = f"a step was not done in {timeout:g} s"
         except Exception as error:
@@ -167,13 +167,13 @@ class EnvPoolPool:
 
     def close(self) -> None:
         """Releases the threads; one that hangs stays until the process ends."""
-        self._thread.close()
+        self._caller.close()
         self._env = None
 
-    def _replace_thread(self) -> None:
+    def _replace_caller(self) -> None:
         """Gives up a thread that may hang."""
         self.close()
-        self._thread = Deadline()
+        self._caller = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
         """Steps all instances of `env`, and resets those that ended; runs in the thread."""
@@ -211,7 +211,7 @@ def _make_vizdoom_folder(name: str) -> None:
     Raises:
       HostError: the folder cannot be made.
     """
-    if beyond(name) is None:
+    if beyond(name) is None:  # not ViZDoom
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)

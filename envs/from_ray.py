@@ -37,6 +37,7 @@ _START_SECONDS = 300.0  # until all workers of a fleet have started; each import
 _ROOM_SECONDS = 20.0  # wait for free CPUs before another worker takes over a share
 _COMPILE_SECONDS = 60.0  # additional time for a worker's first segment
 _LATE_SECONDS = 10.0  # additional time, beyond its own limit, for a worker's answer
+_REPLACED = "has replaced the worker that had these instances"
 
 
 ShareKey = tuple[int, int]  # (number of the pool, index of the share in the pool)
@@ -57,7 +58,8 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
     acts = overrides.pop("acts", False)
-    host = {"restarts": RESTARTS, **{k: overrides.pop(k) for k in HostEnvironment.FIELDS & overrides.keys()}}
+    limits = {name: overrides.pop(name) for name in HostEnvironment.FIELDS & overrides.keys()}
+    limits.setdefault("restarts", RESTARTS)
     check_options(
         f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
     )
@@ -68,7 +70,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
             " compiled for their shares: give workers=8 (--env-workers 8)"
         )
     if not 0 < cpus < float("inf"):
-        raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0")
+        raise FdgError(f"environment '{PREFIX}{name}': cpus={cpus!r} must be above 0 and finite")
     inner = make_one(name, **overrides)
     if not isinstance(inner, HostEnvironment):
         raise FdgError(
@@ -77,7 +79,7 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
         )
     if isinstance(inner.source, FleetSource):
         raise FdgError(f"environment '{PREFIX}{name}': write {PREFIX} once")
-    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **host)
+    return HostEnvironment(FleetSource(inner.source, workers, float(cpus), acts), **limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,22 +104,22 @@ class FleetSource(Forwarding):
 
     @property
     def wire_space(self) -> Space:
-        """As for one instance."""
+        """The space of the arrays that workers send: that of one instance."""
         return wire_space(self.source)
 
     @property
     def unpack(self) -> Any:
-        """As for one instance; None if observations have no parts."""
+        """The inverse of packing an observation's parts into one array; None if there are no parts."""
         return getattr(self.source, "unpack", None)
 
     @property
     def info(self) -> tuple[str, ...]:
-        """As for one instance."""
+        """The names of the source's episode metrics."""
         return getattr(self.source, "info", ())
 
     @property
     def native(self) -> Any:
-        """As for one instance; None if its library uses our spaces."""
+        """The source's `envs.native.Native`; None if its library uses our spaces."""
         return getattr(self.source, "native", None)
 
     @property
@@ -304,13 +306,13 @@ class FleetPool:
             chosen = np.isin(share, rows)
             if not chosen.any():
                 continue
-            start = (self._source, len(share)) if chosen.all() else None
-            if start is not None:
+            new_pool = (self._source, len(share)) if chosen.all() else None
+            if new_pool is not None:
                 self._actors[i] = self._fleet.worker(i)
             share_seeds = seeds[np.isin(rows, share)]
             actor = self._actors[i]
             pending.append(
-                (i, actor.reset.remote(self._key(i), start, np.flatnonzero(chosen), share_seeds, timeout))
+                (i, actor.reset.remote(self._key(i), new_pool, np.flatnonzero(chosen), share_seeds, timeout))
             )
         observations = []
         for observation, reason in self._answers(pending, timeout):
@@ -343,11 +345,9 @@ class FleetPool:
         for i, (part, reason) in enumerate(self._answers(self._pending, timeout)):
             share = self._shares[i]
             if part is None:
-                failures.append(Failure(share, reason or f"{self._fleet.where(i)} is new"))
+                failures.append(Failure(share, reason or f"{self._fleet.where(i)} {_REPLACED}"))
                 continue
-            for array, share_array in zip(
-                [*transition[:5], *transition.info], [*part[:5], *part.info], strict=True
-            ):
+            for array, share_array in zip(transition.arrays, part.arrays, strict=True):
                 array[share] = share_array
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")
@@ -367,8 +367,8 @@ class FleetPool:
         """T steps of some rows: the workers of their shares act and step.
 
         Args:
-          program: the actor, put into Ray's object store once.
-          operands: the actor's operands, put into the object store for each segment.
+          program: a `satellites.Program`, which computes the actions; put into Ray's object store once.
+          operands: the program's operands, put into the object store for each segment.
           keys: `[T, B, k]`.
           rows: `[n]` in order, whole shares.
           recreated: given if `rows` have just replaced lost instances.
@@ -390,7 +390,7 @@ class FleetPool:
         ):
             parts.append(part)
             if part is None:
-                failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} is new"))
+                failures.append(Failure(self._shares[i], reason or f"{self._fleet.where(i)} {_REPLACED}"))
         return Segment.concatenate(parts, [len(self._shares[i]) for i, _ in pending], failures)
 
     def close(self) -> None:

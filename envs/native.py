@@ -49,14 +49,14 @@ class Native(NamedTuple):
 
 
 def native(env: Any) -> Native:
-    """The `Native` of an environment.
+    """The `Native` of an environment: its own (`env.native`), or one derived from its spaces.
 
-    >>> from envs.spaces import Discrete
-    >>> describe("action", Discrete(2))["n"]
+    >>> import envs
+    >>> native(envs.make("CartPole-v1")).action["n"]
     2
     """
-    method = getattr(env, "native", None)
-    return of_spaces(env) if method is None else method
+    of_library: Native | None = getattr(env, "native", None)
+    return of_spaces(env) if of_library is None else of_library
 
 
 def of_spaces(env: Any) -> Native:
@@ -86,7 +86,8 @@ def of_spaces(env: Any) -> Native:
 def describe(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` names a single array, and is the prefix of a part's name if another array has the same name.
+    `root` is the name of a single array. Parts have their own names; `root` is the prefix of the names of an
+    action's parts, and of names that are taken or reserved.
 
     >>> describe("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'
@@ -151,7 +152,7 @@ def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
     entry = _describe_array("Box", shape, dtype, low=_json_bounds(low), high=_json_bounds(high))
     limits = np.iinfo(np.int32)
     if dtype.kind in "iu" and dtype.itemsize > 4 and (low.min() < limits.min or high.max() > limits.max):
-        entry["jax_dtype"] = "float32"  # out of int32's range, and programs convert amounts to float32 anyway
+        entry["jax_dtype"] = "float32"  # int32 is too small, and programs convert `Box`es to float32
     return entry
 
 

@@ -32,6 +32,8 @@ class Transition(NamedTuple):
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
     failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
+    arrays = property(lambda self: [*self[:5], *self.info])  # all arrays, those of `info` last
+
     @staticmethod
     def empty(size: int, space: Space, num_info: int = 0) -> "Transition":
         """Arrays of zeros for `size` rows."""
@@ -87,11 +89,11 @@ class Segment(NamedTuple):
         if example is None:
             no_rows = np.zeros((0, 0))
             return Segment((), Transition._make([*[no_rows] * 5, (), failures]))
-        shapes = [*example.extras, *example.steps[:5], *example.steps.info]
+        shapes = [*example.extras, *example.steps.arrays]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
-                return [*part.extras, *part.steps[:5], *part.steps.info]
+                return [*part.extras, *part.steps.arrays]
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
         worker_arrays = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
@@ -157,30 +159,30 @@ class SendRecv:
 
     def __init__(self, pool: Any):
         self._pool, self._pool_has_both = pool, hasattr(pool, "send") and hasattr(pool, "recv")
-        self._thread: Deadline | None = None
+        self._caller: Deadline | None = None
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Starts a step of every instance without waiting."""
         if self._pool_has_both:
             self._pool.send(action, timeout)
             return
-        self._thread = self._thread or Deadline()
-        self._thread.begin(lambda: self._pool.step(action, timeout))
+        self._caller = self._caller or Deadline()
+        self._caller.begin(lambda: self._pool.step(action, timeout))
 
     def recv(self, timeout: float) -> Transition:
         """Waits for the step; raises its error."""
         if self._pool_has_both:
             return self._pool.recv(timeout)
-        assert self._thread is not None
-        return self._thread.finish(None)  # the pool's `step` has its own time limit
+        assert self._caller is not None
+        return self._caller.finish(None)  # the pool's `step` has its own time limit
 
     def ready(self) -> bool:
         """Whether `recv` would return at once; True if unknown."""
         if self._pool_has_both:
             return not hasattr(self._pool, "ready") or self._pool.ready()
-        return self._thread is None or self._thread.ready()
+        return self._caller is None or self._caller.ready()
 
     def close(self) -> None:
         """Ends the thread."""
-        if self._thread is not None:
-            self._thread.close()
+        if self._caller is not None:
+            self._caller.close()

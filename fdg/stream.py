@@ -156,7 +156,7 @@ class Stream:
         return self.units + self.ahead * self.batch
 
     @property
-    def at_once(self) -> int:
+    def prefill_batch(self) -> int:
         """`F`, the number of responses that start at once."""
         if self.prefills is not None:
             return self.prefills
@@ -229,7 +229,7 @@ class Stream:
 
             def can_begin(carry: Any) -> jax.Array:
                 remaining, num_free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
-                return (remaining > 0) & (num_free >= jnp.minimum(self.at_once, remaining))
+                return (remaining > 0) & (num_free >= jnp.minimum(self.prefill_batch, remaining))
 
             def start_responses(carry: Any) -> Any:
                 return self._start_responses(parameters, version, limit, state.key, carry)
@@ -263,7 +263,7 @@ class Stream:
         if max_trips is None:
             return waits
         if not self._is_lockstep:  # until the last response starts, at least `min_busy` slots are busy
-            min_busy, max_trips = self.slots - self.at_once + 1, max(max_trips, 1)
+            min_busy, max_trips = self.slots - self.prefill_batch + 1, max(max_trips, 1)
             max_trips = min(-(-self.live * self.group * max_trips // min_busy) + max_trips, 2**31 - 1)
         return waits & (trip < max_trips)
 
@@ -326,16 +326,16 @@ class Stream:
     def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
         """Writes the rows of the first free slots, and starts the next responses in these slots."""
         clock, kept, cache, rows = carry
-        offsets, remaining = jnp.arange(self.at_once, dtype=jnp.int32), limit - clock.next
+        offsets, remaining = jnp.arange(self.prefill_batch, dtype=jnp.int32), limit - clock.next
         is_started = offsets < remaining
         index = clock.next + jnp.minimum(offsets, remaining - 1)
-        slot = jnp.argsort(clock.occupied, stable=True)[: self.at_once].astype(jnp.int32)
+        slot = jnp.argsort(clock.occupied, stable=True)[: self.prefill_batch].astype(jnp.int32)
         old_rows = jnp.where(is_started, clock.place[slot], self._no_row)
         rows = _write_rows(rows, old_rows, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         new_states = self.source.begin(parameters, key, index, Now(version, clock.tick))
         new_slot_states, new_cache = self._check("begin", new_states, (kept, cache), only_structure=True)
         new_slot_states = jax.tree.map(
-            _pad_to, new_slot_states, jax.tree.map(_without_weak_type, self.source.idle(self.at_once))
+            _pad_to, new_slot_states, jax.tree.map(_without_weak_type, self.source.idle(self.prefill_batch))
         )
         # New units get the first free places; other units keep their places.
         unit = index // self.group

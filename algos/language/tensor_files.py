@@ -63,12 +63,13 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     header.pop("__metadata__", None)
     entries = {name: _entry(str(path), name, entry) for name, entry in header.items()}
     end = 0
-    for name, (_, _, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
+    for name, (_, _, first, tensor_end) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if first != end:
             raise FdgError(
-                f"{path}: '{name:.{_NAME_LENGTH}}' begins at byte {first}, where {end} bytes are taken"
+                f"{path}: '{name:.{_NAME_LENGTH}}' begins at byte {first}, but the tensor before it ends at"
+                f" {end}: download or write the file again"
             )
-        end = last
+        end = tensor_end
     if end != total - 8 - length:
         raise FdgError(
             f"{path}: is truncated: its header says {end} bytes of tensors, and it holds {total - 8 - length}"
@@ -77,9 +78,9 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
         )
     return {
         name: StoredTensor(
-            str(path), shape, 8 + length + first, last - first, _decoder(str(path), name, dtype)
+            str(path), shape, 8 + length + first, tensor_end - first, _decoder(str(path), name, dtype)
         )
-        for name, (dtype, shape, first, last) in entries.items()
+        for name, (dtype, shape, first, tensor_end) in entries.items()
     }
 
 

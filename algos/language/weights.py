@@ -191,8 +191,8 @@ def _match_tensors(
     """For each name in `tensor_table`: the parameter's path, whether it is transposed, and the tensor."""
     if config.num_layers > len(tensors):  # before a table of all layers is made
         raise FdgError(
-            f"{where}: num_hidden_layers={config.num_layers} in its config.json, and it holds"
-            f" {len(tensors)} tensors in all"
+            f"{where}: num_hidden_layers={config.num_layers} in its config.json, but it holds only"
+            f" {len(tensors)} tensors, fewer than layers: correct config.json, or download all weights"
         )
     expected = tensor_table(config, scores)
     matched: dict[str, tuple[tuple[str, ...], bool, StoredTensor]] = {}

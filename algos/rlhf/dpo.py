@@ -84,7 +84,7 @@ class DPO(PreferenceAgent, presets="DPO"):
             response_metrics = self._response_metrics(responses, reward, has_reward(responses))
             response_metrics |= registry.option("stream").measures(self, state.stream, stream)
             if self.respondent == "policy":
-                response_metrics |= staleness(rollout.version, state.iteration, rollout.responses.own)
+                response_metrics |= staleness(rollout.version, state.iteration, rollout.responses.policy_mask)
         batch = pairs, reference_log_probs
         trained, optimizer_state, metrics = self.learn(
             state.parameters, state.optimizer_state, batch, self._iteration_key(state, 2)
@@ -108,7 +108,8 @@ class DPO(PreferenceAgent, presets="DPO"):
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and of the rejected responses under the reference."""
-        return map_micro_batches(lambda part: self._log_probs_of_pairs(parameters, part), pairs, self.at_once)
+        size = self.rows_per_micro_batch
+        return map_micro_batches(lambda part: self._log_probs_of_pairs(parameters, part), pairs, size)
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
@@ -141,9 +142,9 @@ class DPO(PreferenceAgent, presets="DPO"):
             strict=True,
         )
         for responses, log_prob, reference in responses_and_log_probs:
-            log_ratio = jnp.sum(jnp.where(responses.own, log_prob - reference, 0.0), axis=1)
+            log_ratio = jnp.sum(jnp.where(responses.policy_mask, log_prob - reference, 0.0), axis=1)
             if self.preference == "ipo":  # means over tokens, as the authors state for their experiments
-                log_ratio = log_ratio / jnp.maximum(jnp.sum(responses.own, axis=1, dtype=jnp.float32), 1)
+                log_ratio /= jnp.maximum(jnp.sum(responses.policy_mask, axis=1, dtype=jnp.float32), 1)
             log_ratios.append(log_ratio)
         return log_ratios
 

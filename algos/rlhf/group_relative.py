@@ -177,7 +177,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
         share, tokens = undivided_weights(mask, "token_mean", self.longest)
         gradient_of = functools.partial(self.gradient, parameters, jnp.bool(True))
         samples = samples._replace(weight=weight, share=share)
-        gradient, measures = accumulate_gradient(gradient_of, samples, self.at_once)
+        gradient, measures = accumulate_gradient(gradient_of, samples, self.rows_per_micro_batch)
         return jax.tree.map(jnp.add, sums, Sums(gradient, count, tokens)), measures
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
@@ -248,7 +248,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
         old = batch.sampled_log_prob  # if the learner's are not needed
         if self._needs_old:
             old = self._log_probs(parameters, batch.responses)
-        lengths = jnp.sum(batch.responses.own, axis=1, dtype=jnp.int32)
+        lengths = jnp.sum(batch.responses.policy_mask, axis=1, dtype=jnp.int32)
         reward = objective.reward(batch.reward.total, lengths, self.longest)
         rewarded = has_reward(batch.responses)
         advantage = objective.advantage(
@@ -282,14 +282,14 @@ class GRPO(LanguageAgent, presets="GRPO"):
         return {
             **self._response_metrics(batch.responses, reward, rewarded),
             "informative": jnp.mean(is_informative, dtype=jnp.float32),
-            **staleness(batch.version, iteration, batch.responses.own),
+            **staleness(batch.version, iteration, batch.responses.policy_mask),
         }
 
     def _log_prob_differences(self, samples: Minibatch) -> dict[str, jax.Array]:
         """Metrics of the differences between log-probabilities at sampling and the learner's old ones."""
         if not self._needs_old:
             return {}
-        mask = samples.batch.responses.own
+        mask = samples.batch.responses.policy_mask
         difference = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
         return {
             "log_prob_difference": masked_mean(difference, mask),

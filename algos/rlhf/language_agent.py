@@ -137,7 +137,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return self.env.response_length * getattr(self.env, "turns", 1)
 
     @property
-    def at_once(self) -> int | None:
+    def rows_per_micro_batch(self) -> int | None:
         """Rows of a micro-batch; None for no limit."""
         size = self.rows_of(vars(self)).size // self.num_minibatches
         return None if self.micro_batch is None or self.remove_padding else min(self.micro_batch, size)
@@ -311,10 +311,10 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return self._with_rewards(state, Rollout(responses, log_prob, versions[0], reward, None))
 
     def _with_rewards(self, state: Any, rollout: Rollout) -> Rollout:
-        """A rollout with the reward model's rewards, if any; `own` becomes False where there is no reward."""
+        """A rollout with the reward model's rewards, if any; without a reward, `policy_mask` is False."""
         responses, reward = rollout.responses, rollout.reward
         if reward.given is not None:
-            responses = responses._replace(own=responses.own & reward.given[:, None])
+            responses = responses._replace(policy_mask=responses.policy_mask & reward.given[:, None])
         if getattr(self, "reward_model", None) is not None:
             responses, reward = self.reward_settings.with_scores(self, state.reward_model, responses, reward)
         return rollout._replace(responses=responses, reward=reward)
@@ -323,7 +323,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         def log_probs(part: Responses) -> jax.Array:
             return scores(self.network, parameters, part, self.temperature)[0]
 
-        return map_micro_batches(log_probs, responses, self.at_once)
+        return map_micro_batches(log_probs, responses, self.rows_per_micro_batch)
 
     def _shares(self, mask: jax.Array) -> jax.Array:
         return token_weights(mask, "token_mean", self.longest)

@@ -142,11 +142,11 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         critic, critic_optimizer_state, critic_metrics = self.fit(
             state.critic, state.critic_optimizer_state, (responses, judgement), self._iteration_key(state, 3)
         )
-        difference = jnp.where(responses.own, jnp.abs(old - sampled), 0.0)
+        difference = jnp.where(responses.policy_mask, jnp.abs(old - sampled), 0.0)
         metrics = {
             **self._response_metrics(responses, reward, has_reward(responses)),
-            **staleness(version, state.iteration, responses.own),
-            "log_prob_difference": masked_mean(difference, responses.own),
+            **staleness(version, state.iteration, responses.policy_mask),
+            "log_prob_difference": masked_mean(difference, responses.policy_mask),
             "log_prob_difference_max": jnp.max(difference),
             **metrics,
             **critic_metrics,
@@ -165,11 +165,12 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     @fdg.fragment("critic", in_axes=(None, 0, 0, 0, 0))
     def judge(self, critic, responses, log_prob, reference_log_prob, reward):
         """A `Judgement [N]` of responses with rewards `[N]`."""
-        mask = responses.own
+        mask = responses.policy_mask
         kl = divergence(log_prob, reference_log_prob, self.kl_estimator)
         variants = registry.option("variants")
         rewards = variants.reward_at_end(reward, mask) - self.kl_coefficient * jnp.where(mask, kl, 0.0)
-        value = updates.map_micro_batches(lambda part: self._values(critic, part), responses, self.at_once)
+        size = self.rows_per_micro_batch
+        value = updates.map_micro_batches(lambda part: self._values(critic, part), responses, size)
         value = jnp.where(mask, value, 0.0)
         advantage, target = variants.token_advantages(rewards, value, mask, self.discount, self.gae_lambda)
         return Judgement(value, advantage, target)
@@ -198,14 +199,15 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
     def fit(self, critic, optimizer_state, batch, key):
         """All updates of the critic: its parameters, optimiser state, metrics."""
         responses, judgement = batch
-        mask = responses.own
+        mask = responses.policy_mask
         unused = jnp.zeros(mask.shape)
 
         def step(carry, minibatch, is_first):
             critic, optimizer_state = carry
-            minibatch = minibatch._replace(share=self._shares(minibatch.responses.own))
+            minibatch = minibatch._replace(share=self._shares(minibatch.responses.policy_mask))
             gradient_of = functools.partial(self.value_gradient, critic)
-            gradient, measures = updates.accumulate_gradient(gradient_of, minibatch, self.at_once)
+            size = self.rows_per_micro_batch
+            gradient, measures = updates.accumulate_gradient(gradient_of, minibatch, size)
             return self.value_update(gradient, optimizer_state, critic), measures
 
         samples = Minibatch(responses, unused, unused, judgement, unused)

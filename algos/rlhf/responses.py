@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from algos import registry
 from algos.rlhf.objective import masked_mean
-from algos.rlhf.updates import join_parts, parts_of
+from algos.rlhf.updates import join_micro_batches, split_micro_batches
 from envs.text import Prompts, Reward
 
 
@@ -26,13 +26,13 @@ class Responses(NamedTuple):
     prompts: Prompts  # tokens [N, P] int32, mask [N, P] bool
     tokens: jax.Array  # [N, R] int32
     mask: jax.Array  # [N, R] bool: False for padding
-    own: jax.Array  # [N, R] bool: the policy's tokens; others are a tool's, or a game's
+    policy_mask: jax.Array  # [N, R] bool: the policy's tokens; others are a tool's, or a game's
 
 
 class Rollout(NamedTuple):
     """Responses to some prompts; those to the same prompt are contiguous."""
 
-    responses: Responses  # [N]; responses without a reward have no `own` tokens
+    responses: Responses  # [N]; responses without a reward have no tokens in `policy_mask`
     log_prob: jax.Array  # [N, R] float32, at sampling, before top-k and top-p
     version: jax.Array  # int32, of the parameters at sampling: [N], in a stream [N, R]
     reward: Reward  # [N]
@@ -69,14 +69,14 @@ def scores(
 
 
 def has_reward(responses: Responses) -> jax.Array:
-    """True for responses with a reward, `[N]` bool; responses without one have no `own` tokens."""
-    return jnp.any(responses.own, axis=1)
+    """True for responses with a reward, `[N]` bool; responses without one have no tokens in `policy_mask`."""
+    return jnp.any(responses.policy_mask, axis=1)
 
 
 def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     """Whether each response ends with a stop token instead of being truncated: `[N]` bool."""
     stops = jnp.isin(responses.tokens, jnp.asarray(stop_tokens, jnp.int32)) if stop_tokens else False
-    return jnp.any(responses.own & stops, axis=1)
+    return jnp.any(responses.policy_mask & stops, axis=1)
 
 
 def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
@@ -84,7 +84,7 @@ def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = F
 
     `judged`: a function or a model gives rewards, so responses may have none; adds their `no_reward_rate`.
     """
-    own_tokens = jnp.sum(responses.own, axis=1, dtype=jnp.int32)
+    own_tokens = jnp.sum(responses.policy_mask, axis=1, dtype=jnp.int32)
     rewarded = has_reward(responses)
     tokens = jnp.sum(responses.mask, dtype=jnp.int32) + jnp.sum(responses.prompts.mask, dtype=jnp.int32)
     ended = finished(responses, stop_tokens)
@@ -127,7 +127,7 @@ def rollouts(
 
     def in_parts(x: jax.Array) -> jax.Array:
         by_iteration = x.reshape(agent.ahead + 1, count, *x.shape[1:])
-        return jax.vmap(lambda x: parts_of(x, size))(by_iteration)
+        return jax.vmap(lambda x: split_micro_batches(x, size))(by_iteration)
 
     def by_prompt(keys: jax.Array) -> jax.Array:
         return in_parts(keys.reshape(-1, agent.responses_per_prompt))
@@ -152,14 +152,14 @@ def rollouts(
 
     def join(x: jax.Array) -> jax.Array:
         by_prompt = x.reshape(len(x), size, -1, *x.shape[2:])
-        return join_parts(by_prompt).reshape(-1, *x.shape[2:])
+        return join_micro_batches(by_prompt).reshape(-1, *x.shape[2:])
 
     return jax.tree.map(join, rows), stream, (sums, measures)
 
 
 def loss_mask(agent: Any, rollout: Rollout) -> jax.Array:
     """Loss mask `[N, R]`: the policy's tokens; with `late="mask"`, without tokens that are too old."""
-    mask = rollout.responses.own
+    mask = rollout.responses.policy_mask
     if rollout.age is None or agent.late == "wait":
         return mask
     return mask & (rollout.age <= (agent.ahead if agent.max_age is None else agent.max_age))

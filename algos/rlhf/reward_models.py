@@ -78,14 +78,14 @@ class Judge(Part):
         if self.reward_model is None:
             return responses, reward
         if reward.given is not None:  # the task rewards only some responses, the model rewards all
-            responses = responses._replace(own=responses.mask)
+            responses = responses._replace(policy_mask=responses.mask)
         network = self.network(algorithm)
 
         @fdg.fragment("reward", in_axes=(None, 0))
         def rate(parameters, responses):
             """The reward model's rewards of `Responses [N]`: `[N]` float32."""
             score = functools.partial(model_reward, network, parameters)
-            return updates.map_micro_batches(score, responses, algorithm.at_once)
+            return updates.map_micro_batches(score, responses, algorithm.rows_per_micro_batch)
 
         total = rate(parameters, responses)
         return responses, Reward(total, {**reward.parts, "model": total})

@@ -112,10 +112,10 @@ class SFT(LanguageAgent, presets="SFT"):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: trained parameters, optimiser state, metrics."""
-        longest, zeros = self.env.response_length, jnp.zeros(responses.own.shape)
+        longest, zeros = self.env.response_length, jnp.zeros(responses.policy_mask.shape)
 
         def add_weights(minibatch):
-            imitated = minibatch.text.own
+            imitated = minibatch.text.policy_mask
             return minibatch._replace(
                 weight=token_weights(imitated, self.aggregation, longest, count_empty=False),
                 share=token_weights(imitated, "token_mean", longest),

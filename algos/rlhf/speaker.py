@@ -45,7 +45,7 @@ def prompt_up_to_policy(responses: Responses) -> Responses:
     A conversation is a response to its first token (`responses_of_transcript`), but readers want to see the
     question. Prompts become as wide as the whole sequence.
     """
-    opening = responses.mask & (jnp.cumsum(responses.own, axis=1) == 0)
+    opening = responses.mask & (jnp.cumsum(responses.policy_mask, axis=1) == 0)
     tokens = jnp.concatenate([responses.prompts.tokens, responses.tokens], axis=1)
     prompts = Prompts(tokens, jnp.concatenate([responses.prompts.mask, opening], axis=1))
     return responses._replace(prompts=prompts, mask=responses.mask & ~opening)
@@ -175,7 +175,7 @@ def return_metrics(responses: Responses, reward: Reward) -> dict[str, jax.Array]
     return {
         "return": masked_mean(reward.total, is_given),
         "returns": reward.total,
-        "lengths": jnp.sum(responses.own, axis=1, dtype=jnp.int32),
+        "lengths": jnp.sum(responses.policy_mask, axis=1, dtype=jnp.int32),
     }
 
 

@@ -24,35 +24,35 @@ class Rows(NamedTuple):
     what: str  # what a row is, for messages
 
 
-def parts_of(samples: Any, size: int) -> Any:
+def split_micro_batches(samples: Any, size: int) -> Any:
     """Divides samples `[n, ...]` into micro-batches of strided rows: `[n / size, size, ...]`.
 
     Because of the stride, a batch that is sharded over devices stays sharded: each device has rows of every
     micro-batch.
 
-    >>> parts_of(jnp.arange(6), 2).tolist()
+    >>> split_micro_batches(jnp.arange(6), 2).tolist()
     [[0, 3], [1, 4], [2, 5]]
     """
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(size, -1, *x.shape[1:]), 1, 0), samples)
 
 
-def join_parts(parts: Any) -> Any:
-    """The inverse of `parts_of`: `[n / size, size, ...]` to `[n, ...]`."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+def join_micro_batches(micro_batches: Any) -> Any:
+    """The inverse of `split_micro_batches`: `[n / size, size, ...]` to `[n, ...]`."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), micro_batches)
 
 
 def map_micro_batches(function: Callable[[Any], Any], samples: Any, size: int | None) -> Any:
-    """Applies `function` to samples `[n, ...]`, micro-batches of `size` at a time (None: all at once)."""
+    """Applies `function` to samples `[n, ...]` in micro-batches of gcd(n, `size`) (None: all n at once)."""
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return function(samples)
-    return join_parts(jax.lax.map(function, parts_of(samples, math.gcd(size, count))))
+    return join_micro_batches(jax.lax.map(function, split_micro_batches(samples, math.gcd(size, count))))
 
 
 def accumulate_gradient(
     gradient: Callable[[Any], tuple[Any, dict[str, jax.Array]]], samples: Any, size: int | None
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Gradient and measures of a minibatch `[n, ...]`, added up over its micro-batches of `size` samples.
+    """Gradient and measures of a minibatch `[n, ...]`, added up over micro-batches of gcd(n, `size`) samples.
 
     `gradient` maps samples to gradient and measures (summands of metrics). Of measures whose name ends in
     `_max`, the largest is taken instead of the sum. Without a `size`, the minibatch is one micro-batch.
@@ -60,20 +60,20 @@ def accumulate_gradient(
     count = len(jax.tree.leaves(samples)[0])
     if size is None or size >= count:
         return gradient(samples)
-    parts = parts_of(samples, math.gcd(size, count))
-    shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))[0]
+    micro_batches = split_micro_batches(samples, math.gcd(size, count))
+    shape = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], micro_batches))[0]
 
-    def add_part(total: Any, part: Any) -> tuple[Any, dict[str, jax.Array]]:
-        part_gradient, measures = gradient(part)
-        return jax.tree.map(jnp.add, total, part_gradient), measures
+    def add_gradient(total: Any, micro_batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        one_gradient, measures = gradient(micro_batch)
+        return jax.tree.map(jnp.add, total, one_gradient), measures
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-    total, measures = jax.lax.scan(add_part, zeros, parts)
+    total, measures = jax.lax.scan(add_gradient, zeros, micro_batches)
     return total, combine_measures(measures)
 
 
 def combine_measures(measures: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Combines measures `[parts]` of micro-batches: by sum, or by maximum if the name ends in `_max`."""
+    """Combines measures `[micro-batches]`: by sum, or by maximum if the name ends in `_max`."""
     return {
         name: jnp.max(x, axis=0) if name.endswith("_max") else jnp.sum(x, axis=0)
         for name, x in measures.items()
@@ -93,9 +93,10 @@ def epochs(
 
     `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update
     (without minibatches, in the first epoch). Samples `[n, ...]` of the same group (a prompt) are contiguous,
-    `n / groups` of them. Samples are shuffled within blocks: a block is one group, or as few groups as
-    possible such that every minibatch gets equally many samples of each block. Returns the carry after the
-    last update, and each measure's mean over updates, or its maximum if the name ends in `_max`.
+    `n / groups` of them. Samples are shuffled within blocks of equal size, and every minibatch has equally
+    many samples of each block. A block is one group if `num_minibatches` divides the group's size, otherwise
+    a few groups. Returns the carry after the last update, and each measure's mean over updates, or its
+    maximum if the name ends in `_max`.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:
@@ -139,7 +140,8 @@ def run_updates(
         trained, optimizer_state = carry
         current = agent._with_trained(parameters, trained)
         gradient_of = functools.partial(agent.gradient, current, is_first if marks_first else ())
-        gradient, measures = accumulate_gradient(gradient_of, add_weights(minibatch), agent.at_once)
+        weighted, size = add_weights(minibatch), agent.rows_per_micro_batch
+        gradient, measures = accumulate_gradient(gradient_of, weighted, size)
         trained, optimizer_state = agent.update(gradient, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 

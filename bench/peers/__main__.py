@@ -42,7 +42,7 @@ def main() -> None:
     chosen = [pair for pair in PAIRS.values() if any(_selects(name, pair) for name in names)]
     if args.list:
         for pair in chosen:
-            print(f"{pair.name:50} >= {pair.at_least:g}x  fdg.train {' '.join(pair.our_flags)}")
+            print(f"{pair.name:50} >= {pair.target_ratio:g}x  fdg.train {' '.join(pair.our_flags)}")
         return
     if not chosen:
         parser.error(f"no pair begins with {' or '.join(args.names)}: --list shows them")
@@ -66,7 +66,7 @@ def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> bool
     except DriverError as error:
         print(f"{pair.name}: failed\n{error}", flush=True)
         return False
-    print(line(pair.name, result, pair.at_least), flush=True)
+    print(line(pair.name, result, pair.target_ratio), flush=True)
     if not args.flags or args.out is not None:  # by default, only results without further flags are recorded
         keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
     return True
@@ -76,12 +76,12 @@ def _selects(name: str, pair: Pair) -> bool:
     return pair.name == name if name in PAIRS else pair.name.startswith(name)
 
 
-def line(name: str, result: dict[str, Any], at_least: float) -> str:
+def line(name: str, result: dict[str, Any], target_ratio: float) -> str:
     """A result as a line of text."""
     ours, theirs = result["ours"], result["theirs"]
     low, high = result["ratio_middle_half"]
     return (
-        f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {at_least:g}x; steps/s "
+        f"{name}: {result['ratio']:.2f}x [{low:.2f}, {high:.2f}] of >= {target_ratio:g}x; steps/s "
         f"{ours['steps_per_s']:,.0f} / {theirs['steps_per_s']:,.0f}; compile "
         f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f} s; start "
         f"{ours['start_seconds']:.1f} / {theirs['start_seconds']:.1f} s; return {returns_text(result)}; "

@@ -76,9 +76,10 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             file.close()
 
 
-def ours(flags: str, continues: bool = False, environment: Mapping[str, str] = ON_CPU) -> Driver:
-    """fdg's driver, with flags of `fdg.train`; `continues`: a round starts where the last one ended."""
-    return Driver(Path(sys.executable), "ours", {"flags": flags.split(), "continues": continues}, environment)
+def ours(flags: str, keeps_state: bool = False, environment: Mapping[str, str] = ON_CPU) -> Driver:
+    """fdg's driver, with flags of `fdg.train`; `keeps_state`: a round starts where the last one ended."""
+    config = {"flags": flags.split(), "keeps_state": keeps_state}
+    return Driver(Path(sys.executable), "ours", config, environment)
 
 
 def compare(
@@ -105,7 +106,7 @@ def compare(
     config = {**pair.config, **({"checkout": checkout} if checkout else {})}
     peer = PEERS[pair.peer]
     with (
-        ours(f"{' '.join(pair.our_flags)} {more_flags}", pair.continues, environment) as mine,
+        ours(f"{' '.join(pair.our_flags)} {more_flags}", pair.keeps_state, environment) as mine,
         Driver(python or peer.python, pair.driver or pair.peer, config, environment) as theirs,
     ):
         figures = in_turns({"ours": mine.round, "theirs": theirs.round}, rounds)

@@ -13,17 +13,16 @@ def _pair(
     flags: str,
     config: dict[str, Any],
     steps: int,
-    at_least: float,
+    target_ratio: float,
     equal: str,
 ) -> Pair:
     """A pair with a peer's script; `config` has the script's settings, with the number of environments."""
     config["TOTAL_TIMESTEPS"] = steps
-    return Pair(
-        peer, task, config["NUM_ENVS"], flags, {"script": script, "config": config}, steps, at_least, equal
-    )
+    size, config = config["NUM_ENVS"], {"script": script, "config": config}
+    return Pair(peer, task, size, flags, config, steps, target_ratio, equal)
 
 
-def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
+def purejaxrl(env: str, size: int, steps: int, target_ratio: float) -> Pair:
     """PureJaxRL's PPO in one of gymnax's environments; `size` is the number of environments."""
     minatar = env.endswith("MinAtar")
     changes = "LR=5e-3 NUM_MINIBATCHES=8 ACTIVATION=relu" if minatar else ""
@@ -34,7 +33,7 @@ def purejaxrl(env: str, size: int, steps: int, at_least: float) -> Pair:
         f"--env {env}{' --hidden 64 64' * minatar}",
         settings(PPO, changes, DEBUG=False, ENV_NAME=env, NUM_ENVS=size),
         steps,
-        at_least,
+        target_ratio,
         f"128 steps, 4 epochs, {8 if minatar else 4} minibatches, two towers of 64x64, Adam, "
         f"{'flat observations, ReLU' if minatar else 'tanh'}; all other settings fdg's defaults",
     )
@@ -72,13 +71,13 @@ def _pqn(env: str, script: str, flags: str, changes: str, steps: int, equal: str
 
 
 def _jaxmarl(
-    algo: str, script: str, flags: str, changes: str, steps: int, at_least: float, equal: str
+    algo: str, script: str, flags: str, changes: str, steps: int, target_ratio: float, equal: str
 ) -> Pair:
     env = "MPE_simple_spread_v3"
     config = settings(PPO, changes, SCALE_CLIP_EPS=False, NUM_ENVS=16, ENV_NAME=env, ENV_KWARGS={}, SEED=0)
     flags, task = f"--algo {algo.lower()} --env {env}{flags}", f"{algo} {env}"
     equal = f"128 steps, 4 epochs, 4 minibatches, {equal}, one seed; the rest is each one's own"
-    return _pair("jaxmarl", script, task, flags, config, steps, at_least, equal)
+    return _pair("jaxmarl", script, task, flags, config, steps, target_ratio, equal)
 
 
 PAIRS = (

@@ -1,4 +1,4 @@
-"""The pairs with libraries: brax's trainer, rejax, sbx, Stable-Baselines3, RLlib, Sample Factory."""
+"""Compares fdg with libraries: brax, rejax, sbx, Stable-Baselines3, RLlib, Sample Factory; a `Pair` each."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ def brax(size: int, num_steps: int, steps: int, env: str = "inverted_pendulum") 
         batch_size=size // 8,
     )
     return Pair(
-        "brax",
-        f"PPO brax:{env}",
-        size,
-        f"--env brax:{env} --hidden 64 64 --num-steps {num_steps} --num-epochs 4 --num-minibatches 8"
+        peer="brax",
+        task=f"PPO brax:{env}",
+        size=size,
+        flags=f"--env brax:{env} --hidden 64 64 --num-steps {num_steps} --num-epochs 4 --num-minibatches 8"
         " --activation silu",
-        {"env": env, "hidden": [64, 64], "steps": steps, "train": train},
-        steps,
-        1.5,
-        f"{num_steps} steps, 4 epochs, 8 minibatches, two towers of 64x64 SiLU, observations scaled",
-        continues=True,
+        config={"env": env, "hidden": [64, 64], "steps": steps, "train": train},
+        steps=steps,
+        target_ratio=1.5,
+        equal=f"{num_steps} steps, 4 epochs, 8 minibatches, two towers of 64x64 SiLU, observations scaled",
+        keeps_state=True,
     )
 
 
@@ -36,12 +36,12 @@ def _rejax(
     further |= {"env": env, "num_envs": size, "total_timesteps": steps}
     driver_config = {"algo": algo, "config": settings("learning_rate=2.5e-4", config, **further)}
     flags = f"--algo {algo.lower()} --env {env} {flags}"
-    return Pair("rejax", f"{algo} {env}", size, flags, driver_config, steps, 2.0, equal)
+    return Pair("rejax", f"{algo} {env}", size, flags, driver_config, steps, target_ratio=2.0, equal=equal)
 
 
 def _baselines(
     peer: str, algo: str, env: str, size: int, flags: str, config: str, width: int, steps: tuple[int, int],
-    at_least: float, equal: str,
+    target_ratio: float, equal: str,
 ) -> Pair:  # fmt: skip
     """A pair with Stable-Baselines3 or sbx; `steps`: per round of fdg, and per round of the slower peer."""
     driver_config = {
@@ -55,16 +55,16 @@ def _baselines(
     }
     flags = f"--algo {algo.lower()} --env {env} {flags}"
     return Pair(
-        peer,
-        f"{algo} {env}",
-        size,
-        flags,
-        driver_config,
-        steps[0],
-        at_least,
-        equal,
-        "stable_baselines3",
-        True,
+        peer=peer,
+        task=f"{algo} {env}",
+        size=size,
+        flags=flags,
+        config=driver_config,
+        steps=steps[0],
+        target_ratio=target_ratio,
+        equal=equal,
+        driver="stable_baselines3",  # runs sbx, too
+        keeps_state=True,
     )
 
 
@@ -100,7 +100,7 @@ _TANH = {"activation": "tanh"}
 
 
 def _asynchronous_pairs(
-    peer: str, algo: str, at_least: float, our_flags: str, equal: str, config: dict[str, Any]
+    peer: str, algo: str, our_flags: str, equal: str, config: dict[str, Any], target_ratio: float
 ) -> tuple[Pair, ...]:
     """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole with steps that sleep.
 
@@ -117,16 +117,16 @@ def _asynchronous_pairs(
     )
     return tuple(
         Pair(
-            peer,
-            f"{algo} {env.rpartition(':')[2]}",
-            16,
-            f"--env gymnasium:{env}{query} {flags}{placement}",
-            {"algo": algo, "env": env, "options": options, "num_envs": 16, "steps": steps, **config},
-            steps,
-            at_least,
-            equal,
-            peer.replace("-", "_"),
-            continues=True,
+            peer=peer,
+            task=f"{algo} {env.rpartition(':')[2]}",
+            size=16,
+            flags=f"--env gymnasium:{env}{query} {flags}{placement}",
+            config={"algo": algo, "env": env, "options": options, "num_envs": 16, "steps": steps, **config},
+            steps=steps,
+            target_ratio=target_ratio,
+            equal=equal,
+            driver=peer.replace("-", "_"),
+            keeps_state=True,
         )
         for env, query, options, steps, placement in (
             ("CartPole-v1", "", {}, 20_480, synchronous),
@@ -148,9 +148,15 @@ _SAMPLE_FACTORY = (
 def _rllib(algo: str, **further: Any) -> tuple[Pair, ...]:
     config = settings("lr=1e-3 entropy_coeff=0.01 vf_loss_coeff=0.5 grad_clip=40.0 gamma=0.99", **further)
     config = {"num_steps": 32, "workers": 2, "hidden": [64, 64], "config": config}
-    return _asynchronous_pairs("rllib", algo, 4.0, "--algo impala", "V-trace", config)
+    return _asynchronous_pairs("rllib", algo, "--algo impala", "V-trace", config, target_ratio=4.0)
 
 
+_PPO_BASELINES = (
+    _baselines(peer, "PPO", "CartPole-v1", 64, "", _PPO, 64, (507_904, 24_576), target_ratio=10.0,
+               equal=_PPO_EQUAL) for peer in ("stable-baselines3", "sbx")
+)  # fmt: skip
+_RLLIB_PPO = Pair("rllib", "PPO CartPole-v1", 64, "--env CartPole-v1", _RLLIB, 507_904, target_ratio=25.0,
+                  equal=_PPO_EQUAL, keeps_state=True)  # fmt: skip
 PAIRS = (
     brax(64, 64, 65_536),
     brax(1024, 16, 131_072),
@@ -184,10 +190,7 @@ PAIRS = (
         _SAC_EQUAL,
         hidden_layer_sizes=[256, 256],
     ),
-    *(
-        _baselines(peer, "PPO", "CartPole-v1", 64, "", _PPO, 64, (507_904, 24_576), 10.0, _PPO_EQUAL)
-        for peer in ("stable-baselines3", "sbx")
-    ),
+    *_PPO_BASELINES,
     _baselines(
         "sbx",
         "SAC",
@@ -197,8 +200,8 @@ PAIRS = (
         "train_freq=1 gradient_steps=4 batch_size=256 learning_starts=512 buffer_size=100000",
         256,
         (2_048, 2_048),
-        3.0,
-        _SAC_EQUAL,
+        target_ratio=3.0,
+        equal=_SAC_EQUAL,
     ),
     _baselines(
         "sbx",
@@ -210,20 +213,18 @@ PAIRS = (
         " learning_rate=2.5e-4",
         64,
         (163_840, 16_384),
-        3.0,
-        f"{_DQN_EQUAL}, 8 environments",
+        target_ratio=3.0,
+        equal=f"{_DQN_EQUAL}, 8 environments",
     ),
     *_asynchronous_pairs(
         "sample-factory",
         "APPO",
-        1.2,
         "--algo ppo --num-epochs 1 --num-minibatches 1",
         "clipped ratios, GAE",
         {"flags": _SAMPLE_FACTORY.split()},
+        target_ratio=1.2,
     ),
     *_rllib("APPO", use_circular_buffer=False),
     *_rllib("IMPALA"),
-    Pair(
-        "rllib", "PPO CartPole-v1", 64, "--env CartPole-v1", _RLLIB, 507_904, 25.0, _PPO_EQUAL, continues=True
-    ),
+    _RLLIB_PPO,
 )

@@ -16,10 +16,10 @@ class Pair:
       flags: flags of `python -m fdg.train`, without `--num-envs` and `--total-steps`.
       config: the configuration of the peer's driver.
       steps: environment steps per round; a round takes some seconds.
-      at_least: the target of the ratio of fdg's speed to the peer's.
-      equal: settings that are equal on both sides.
+      target_ratio: the target for fdg's speed divided by the peer's.
+      equal: the settings that are equal on both sides, as text.
       driver: a module in `bench/peers/drivers/`; the peer's name if empty.
-      continues: whether a round starts where the last one ended; otherwise it is a whole training.
+      keeps_state: whether a round starts where the last one ended; otherwise it is a whole training.
     """
 
     peer: str
@@ -28,10 +28,10 @@ class Pair:
     flags: str
     config: Mapping[str, Any]
     steps: int
-    at_least: float
+    target_ratio: float
     equal: str
     driver: str = ""
-    continues: bool = False
+    keeps_state: bool = False
 
     @property
     def name(self) -> str:
@@ -46,5 +46,5 @@ class Pair:
     @property
     def figures(self) -> dict[str, Any]:
         """The entries of the pair in the results, without measurements."""
-        fields = {name: getattr(self, name) for name in ("peer", "task", "size", "equal", "at_least")}
-        return {**fields, "flags": " ".join(self.our_flags)}
+        fields = {name: getattr(self, name) for name in ("peer", "task", "size", "equal")}
+        return {**fields, "at_least": self.target_ratio, "flags": " ".join(self.our_flags)}

@@ -40,7 +40,8 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
         raise
     except Exception as error:
         shapes = ", ".join(str(list(x.shape)) for x in inputs)
-        raise FdgError(f"tracing it with inputs {shapes} fails: {one_line(error)[:300]}") from error
+        problem = f"tracing the network with inputs {shapes} fails: {one_line(error)[:300]}"
+        raise FdgError(f"{problem}: correct the function, or its input shape (a batch of 1)") from error
     reader = _Reader()
     num_weights = len(jax.tree.leaves(weights))
     reader.run(jaxpr, [graph.CONSTANT] * num_weights + [graph.INPUT] * (len(jaxpr.invars) - num_weights))

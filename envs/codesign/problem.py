@@ -90,9 +90,9 @@ class Problem:
 def mask(problem: Problem, chosen: jax.Array, at: jax.Array | int) -> jax.Array:
     """Which options of decision `at` are within the budgets, bool [largest number of options].
 
-    Earlier choices use up PEs and bandwidth, and the minimum for later sub-accelerators is reserved. The last
-    sub-accelerator must exist if no other does. An absent one has one option per decision. `chosen`
-    [decisions] int32 are indices of options; those from `at` on are not read.
+    Earlier choices use up PEs and bandwidth, and the minimum for later sub-accelerators is reserved. A
+    sub-accelerator with 0 PEs is absent; it has one option per decision. If all others are absent, the last
+    one needs PEs. `chosen` [decisions] int32 are indices of options; those from `at` on are not read.
     """
     decisions, chips = problem.decisions(), problem.chips
     max_options = max(len(decision.options) for decision in decisions)

@@ -47,8 +47,8 @@ def get(name: str, modules: Sequence[str] = (), copy: str = "") -> Problem:
 
     Args:
       name: `w1`, `w2`, `w3`, or a path that ends in `.toml`.
-      modules: as in `from_dict`.
-      copy: path of the file's copy, as in `read`.
+      modules: values of `module = "MODULE:NAME"` in the file that may be imported.
+      copy: path of a copy of the file, which is read in its place; "" if there is none.
 
     Raises:
       FdgError: there is no such problem, or the file cannot be read or has a mistake.

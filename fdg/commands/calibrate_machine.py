@@ -17,7 +17,7 @@ from fdg.costs.calibration import calibrate
 from fdg.costs.hardware import RATES, TIMES
 from fdg.costs.machine import Calibration
 from fdg.costs.overheads import OVERHEADS
-from fdg.costs.program_time import JOINED
+from fdg.costs.program_time import SHARES_AFTER_FUSION
 from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
@@ -100,13 +100,13 @@ def calibration_table(calibration: Calibration) -> str:
         rows.append((name, value, f"{figure.spread:.0%}", figure.source))
     lines = table(["rate", "value", "spread", "source"], rows, numeric=(1, 2))
     kind = calibration.kind
-    if kind.joined is None or kind.overheads is None:
+    if kind.shares_after_fusion is None or kind.overheads is None:
         return "\n".join(lines)
     default_overheads = dataclasses.asdict(OVERHEADS[kind.platform])
     fitted_rows = [
         (f"{group}: {name}", f"{value:.3g}", f"{defaults[name]:.3g}")
         for group, defaults, values in (
-            ("after fusion", JOINED[kind.platform], kind.joined),
+            ("after fusion", SHARES_AFTER_FUSION[kind.platform], kind.shares_after_fusion),
             ("overhead", default_overheads, dataclasses.asdict(kind.overheads)),
         )
         for name, value in values.items()

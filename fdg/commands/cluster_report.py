@@ -189,7 +189,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
                 ", ".join(f"{group} {share:.0%}" for group, share in point.prediction.idle.items()),
                 quantity(point.prediction.between, "B"),
                 quantity(max(size for _, size in point.plan.memory), "B"),
-                point.prediction.largest_part,
+                point.prediction.largest_part_text,
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))

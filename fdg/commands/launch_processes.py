@@ -103,7 +103,7 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     if values.get("restarts", 0) < 0:
         raise FdgError(f"--restarts {values['restarts']}: it must be 0 or more")
     if not 0 < values.get("cpus_per_node", 1.0) < float("inf"):
-        raise FdgError(f"--cpus-per-node {values['cpus_per_node']}: it must be above 0")
+        raise FdgError(f"--cpus-per-node {values['cpus_per_node']}: it must be above 0 and finite")
     return {flag.name: values.get(flag.name, flag.default) for flag in FLAGS}, train_words
 
 

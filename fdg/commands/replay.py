@@ -351,5 +351,5 @@ def idle_line(plan: Plan, cluster: Cluster) -> str:
     shares = ", ".join(f"{group} {share:.0%}" for group, share in prediction.idle.items())
     return (
         f"idle: {shares} of an iteration, predicted for responses of the longest length;"
-        f" the largest part is {prediction.bound}"
+        f" the largest part is {prediction.largest_part}"
     )

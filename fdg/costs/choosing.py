@@ -47,16 +47,16 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A candidate with its prediction, or the reason why it is not feasible."""
+    """A candidate with its prediction, or the reason why it has none."""
 
     candidate: Candidate
-    prediction: Prediction | None  # None if it is not feasible
-    refused: str = ""  # the reason why it is not feasible, in one line; "" if it is feasible
+    prediction: Prediction | None  # None if it is not feasible, or was skipped
+    refused: str = ""  # why there is no prediction, in one line: infeasible, or skipped (`_SKIPPED`); else ""
     measured: float | None = None  # measured seconds per iteration; None if it was not timed
 
     @property
     def seconds(self) -> float:
-        """Seconds per iteration, measured or else predicted; infinite if it is not feasible."""
+        """Seconds per iteration, measured or else predicted; infinite if neither."""
         if self.measured is not None:
             return self.measured
         return self.prediction.seconds if self.prediction is not None else float("inf")
@@ -124,7 +124,7 @@ class Choice:
         basis = "measured" if best.measured is not None else "predicted"
         return (
             f"{best.candidate} on {_size(best)}: {duration(best.seconds)} per iteration {basis}{comparison};"
-            f" the largest part is {self.prediction.bound}"
+            f" the largest part is {self.prediction.largest_part}"
         )
 
     @property
@@ -159,8 +159,8 @@ def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
     times = [duration(row.prediction.seconds)]
     if has_measured:
         times.append("" if row.measured is None else duration(row.measured))
-    candidate, bound = row.candidate, row.prediction.largest_part
-    return (str(candidate), str(candidate.devices), *times, f"{idle:.0%}", bound, candidate.required_flag)
+    candidate, part = row.candidate, row.prediction.largest_part_text
+    return (str(candidate), str(candidate.devices), *times, f"{idle:.0%}", part, candidate.required_flag)
 
 
 def feasible_rows(rows: Iterable[Row]) -> list[Any]:
@@ -206,8 +206,8 @@ def choose(
     if not feasible:
         reason = next((row.refused for row in rows if row.refused), "there is no candidate")
         raise PlanError(f"no policy is feasible: {reason}")
-    complete = [row for row in feasible if row.prediction.complete] or feasible
-    best = complete[break_ties([row.rank for row in complete])]
+    reliable = [row for row in feasible if row.prediction.has_known_collectives] or feasible
+    best = reliable[break_ties([row.rank for row in reliable])]  # estimated collectives lose to known ones
     rows = [best, *(row for row in rows if row is not best)]
     return Choice(*graph_of(best.candidate.variant), tuple(rows), time.perf_counter() - start_time, cluster)
 
@@ -230,48 +230,50 @@ def _predict_rows(candidates: Iterable[Candidate], predict_row: Callable[[Candid
     sizes are predicted until both neighbours of the best size are slower. Lags of a kind are bisected.
     """
     kinds: dict[Any, _KindRows] = collections.defaultdict(lambda: _KindRows(predict_row))
-    for option in sorted(candidates, key=lambda option: _staleness_and_lag(option.policy)[1]):
-        kind = type(option.policy), _staleness_and_lag(option.policy)[0], option.devices, option.variant
-        kinds[kind].options.append(option)
+    for candidate in sorted(candidates, key=lambda candidate: _staleness_and_lag(candidate.policy)[1]):
+        policy = candidate.policy
+        kind = type(policy), _staleness_and_lag(policy)[0], candidate.devices, candidate.variant
+        kinds[kind].candidates.append(candidate)
     for rows in kinds.values():
-        size = len(rows.options)
+        size = len(rows.candidates)
         for i in dict.fromkeys([0, size // 2, size - 1, *range(size)]):
             if sum(row.prediction is not None for row in rows.values()) < _FIRST_TRIALS:
                 rows.predict(i)
     predicted = [row for rows in kinds.values() for row in rows.values()]
     best = min((row.seconds for row in feasible_rows(predicted)), default=float("inf"))
     for rows in kinds.values():
-        if len({_staleness_and_lag(option.policy) for option in rows.options}) > 1:
-            # The smallest lag within `TIE` of the best, given that a longer lag is never slower.
-            size = len(rows.options)
+        if len({_staleness_and_lag(candidate.policy) for candidate in rows.candidates}) > 1:
+            # Bisects for the smallest lag within `TIE` of the best (a longer lag is never slower), to predict
+            # the lags on the way: `rows` keeps them, and the index is not needed.
+            size = len(rows.candidates)
             limit = TIE * min(rows.predict(i).seconds for i in (0, size // 2, size - 1))
             bisect.bisect_left(range(size), True, key=lambda i: rows.predict(i).seconds <= limit)
         while min(row.seconds for row in rows.values()) <= _FAR_RATIO * best and _try_neighbours(rows):
             pass
-        for i, option in enumerate(rows.options):
-            rows.setdefault(i, Row(option, None, _SKIPPED))
+        for i, candidate in enumerate(rows.candidates):
+            rows.setdefault(i, Row(candidate, None, _SKIPPED))
     return [row for rows in kinds.values() for row in rows.values()]
 
 
 class _KindRows(dict[int, Row]):
-    """The rows of a kind's predicted candidates, by the position of the candidate in `options`."""
+    """The rows of a kind's predicted candidates, by the position of the candidate in `candidates`."""
 
     def __init__(self, predict_row: Callable[[Candidate], Row]):
-        self.options: list[Candidate] = []  # all candidates of the kind
+        self.candidates: list[Candidate] = []  # all candidates of the kind
         self._predict_row = predict_row
 
     def predict(self, i: int) -> Row:
-        """The row of `options[i]`, predicted at the first call."""
+        """The row of `candidates[i]`, predicted at the first call."""
         if i not in self:
-            self[i] = self._predict_row(self.options[i])
+            self[i] = self._predict_row(self.candidates[i])
         return self[i]
 
 
 def _try_neighbours(rows: _KindRows) -> bool:
-    """Predicts the next feasible option on each side of the best; returns whether any option was new."""
+    """Predicts the next feasible candidate on each side of the best; returns whether any was new."""
     nearest = min(rows, key=lambda i: rows[i].seconds)
     count_before = len(rows)
-    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.options))):
+    for side in (range(nearest - 1, -1, -1), range(nearest + 1, len(rows.candidates))):
         any(rows.predict(i).prediction is not None for i in side)  # up to the first feasible one
     return len(rows) > count_before
 
@@ -315,7 +317,7 @@ _PLANS: IdentityCache[Plan] = IdentityCache(max_entries=512)
 
 
 def _cached_plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
-    """Places a graph. The plan is cached, because `sensitivity` predicts it again with other rates."""
+    """Places a graph. The plan is cached: `fdg plan --sensitivity` predicts it again with other rates."""
     if not isinstance(devices, int):
         return place(graph, policy, devices)
     return _PLANS(graph.jaxpr, (graph.agents, policy, devices), lambda: place(graph, policy, devices))

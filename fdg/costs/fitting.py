@@ -1,9 +1,9 @@
 """Fits, to timed jobs, the parameters of the cost model that no microbenchmark measures.
 
 These are the overheads (`overheads`) and the share of time that remains after XLA's fusion
-(`program_time.JOINED`). They are fitted together, because each can explain the other's errors. The residual
-of a job is the logarithm of predicted divided by measured time, and the loss is a soft L1. A weak prior at
-known values constrains parameters that few jobs depend on.
+(`program_time.SHARES_AFTER_FUSION`). They are fitted together, because each can explain the other's errors.
+The residual of a job is the logarithm of predicted divided by measured time; the loss is a soft L1. A weak
+prior at known values constrains parameters that few jobs depend on.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 from fdg.costs.hardware import Cluster
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
-from fdg.costs.program_time import CLASSES, JOINED, seconds_of
+from fdg.costs.program_time import CLASSES, SHARES_AFTER_FUSION, seconds_of
 from fdg.costs.program_work import program_works
 from fdg.placing.plans import Plan
 
@@ -35,9 +35,9 @@ class JobSample(NamedTuple):
     cluster: Cluster
     seconds: float
 
-    def cluster_with(self, joined: Mapping[str, float], overheads: Overheads) -> Cluster:
-        """The cluster, with these values of the fitted parameters."""
-        kind = dataclasses.replace(self.cluster.kind, joined=joined, overheads=overheads)
+    def cluster_with(self, shares: Mapping[str, float], overheads: Overheads) -> Cluster:
+        """The cluster, with fitted shares after fusion and overheads."""
+        kind = dataclasses.replace(self.cluster.kind, shares_after_fusion=shares, overheads=overheads)
         return dataclasses.replace(self.cluster, kind=kind)
 
     @property
@@ -51,7 +51,7 @@ class JobSample(NamedTuple):
 class Fitted:
     """The result of a fit."""
 
-    joined: Mapping[str, float]  # by class of operation, as `program_time.JOINED`
+    shares_after_fusion: Mapping[str, float]  # by class of operation, as `program_time.SHARES_AFTER_FUSION`
     overheads: Overheads  # as `overheads.OVERHEADS`
     before: float  # the median relative error of predictions with the prior values
     after: float  # the median relative error with the fitted parameters
@@ -60,7 +60,7 @@ class Fitted:
 def fit_overheads(
     samples: Sequence[JobSample], overheads: Overheads | None = None, prior_weight: float = _PRIOR_WEIGHT
 ) -> Fitted:
-    """Fits `joined` and `overheads` to samples of one platform.
+    """Fits `shares_after_fusion` and `overheads` to samples of one platform.
 
     `samples` are jobs of one machine or several, each with its machine's rates. The prior values are those of
     the platform; `overheads`, if given, replaces the platform's overheads. Parameters whose prior value is
@@ -69,18 +69,18 @@ def fit_overheads(
     from scipy.optimize import least_squares  # imported here, since it is slow
 
     platform = samples[0].cluster.kind.platform
-    joined = JOINED[platform]
+    shares = SHARES_AFTER_FUSION[platform]
     overheads = OVERHEADS[platform] if overheads is None else overheads
     used_classes = set().union(*(sample.classes for sample in samples))
-    classes = [name for name in CLASSES if name in used_classes and joined[name] > 0]
+    classes = [name for name in CLASSES if name in used_classes and shares[name] > 0]
     fields = [field.name for field in dataclasses.fields(overheads) if getattr(overheads, field.name) > 0]
-    prior_logs = np.log([joined[name] for name in classes] + [getattr(overheads, name) for name in fields])
+    prior_logs = np.log([shares[name] for name in classes] + [getattr(overheads, name) for name in fields])
     measured = np.array([sample.seconds for sample in samples])
 
     def parameters(logs: Any) -> tuple[Mapping[str, float], Overheads]:
         values = [float(x) for x in np.exp(logs)]
         return (
-            {**joined, **dict(zip(classes, values[: len(classes)], strict=True))},
+            {**shares, **dict(zip(classes, values[: len(classes)], strict=True))},
             dataclasses.replace(overheads, **dict(zip(fields, values[len(classes) :], strict=True))),
         )
 

@@ -71,8 +71,8 @@ class DeviceKind:
     # figures by their names in `RATES`; `rate` derives missing ones from others
     figures: Mapping[str, Figure]
     # for each class of operations, the time after XLA's fusion as a fraction of the time without it; None for
-    # the values of the platform (`program_time.JOINED`)
-    joined: Mapping[str, float] | None = None
+    # the values of the platform (`program_time.SHARES_AFTER_FUSION`)
+    shares_after_fusion: Mapping[str, float] | None = None
     # overheads of programs and transfers; None for those of the platform (`effective_overheads`)
     overheads: Overheads | None = None
 
@@ -89,8 +89,8 @@ class DeviceKind:
         for name, value in vars(self.overheads).items() if self.overheads else ():
             where = f"device kind {self.name}: overhead {name}"
             _check_number(where, value, may_be_zero=name not in ("shared", "meetings"))
-        for name, value in (self.joined or {}).items():
-            _check_number(f"device kind {self.name}: joined {name}", value)
+        for name, value in (self.shares_after_fusion or {}).items():
+            _check_number(f"device kind {self.name}: share of {name} after fusion ('joined')", value)
         if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
             raise FdgError(
                 f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory']}) and at least one"

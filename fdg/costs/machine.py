@@ -86,8 +86,8 @@ class Calibration:
     cores: int | None  # shared by the devices; None for accelerators
     date: str = ""  # when it was measured, in ISO format
     seconds: float = 0.0  # how long it took
-    # seconds per iteration of the jobs to which `kind.joined` and `kind.overheads` were fitted, by
-    # `reference_jobs.ReferenceJob.key`
+    # seconds per iteration, by `reference_jobs.ReferenceJob.key`, of the jobs to which
+    # `kind.shares_after_fusion` and `kind.overheads` were fitted
     jobs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def cluster(self, devices: int, processes: int = 1) -> Cluster:
@@ -112,6 +112,7 @@ class Calibration:
 
     def as_json(self) -> dict[str, Any]:
         """This calibration as JSON types."""
+        shares = self.kind.shares_after_fusion
         return {
             "version": VERSION,
             "machine": dict(self.machine),
@@ -119,7 +120,7 @@ class Calibration:
             "seconds": self.seconds,
             "cores": self.cores,
             "kind": {"name": self.kind.name, "platform": self.kind.platform},
-            "joined": None if self.kind.joined is None else dict(self.kind.joined),
+            "joined": None if shares is None else dict(shares),  # an older name, kept in files
             "overheads": None if self.kind.overheads is None else dataclasses.asdict(self.kind.overheads),
             "jobs": dict(self.jobs),
             "figures": {name: figure._asdict() for name, figure in self.kind.figures.items()},

@@ -6,7 +6,7 @@
     a program whose inputs are ready     starts after `start` seconds
     each array of a transfer             adds `array` seconds on the host, and `arrival` seconds
 
-Overheads and the fractions of `program_time.JOINED` were fitted together; use both together.
+Overheads and the fractions of `program_time.SHARES_AFTER_FUSION` were fitted together; use both together.
 """
 
 import dataclasses

@@ -43,17 +43,18 @@ class Prediction:
     routes: Mapping[str, float]  # bytes by route: "collectives of all", "actors -> learners"
     devices: int  # number of used devices
     notes: tuple[str, ...] = ()  # assumptions behind the figures, as sentences
-    complete: bool = True  # False if collectives are estimated, since only the compiler inserts them
+    has_known_collectives: bool = True  # False if they are estimated, since only the compiler inserts them
 
     @property
-    def bound(self) -> str:
+    def largest_part(self) -> str:
         """The name of the largest part of the time."""
         return max(self.shares, key=lambda name: self.shares[name], default="nothing")
 
     @property
-    def largest_part(self) -> str:
+    def largest_part_text(self) -> str:
         """The largest part of the time with its share, such as "product on actors (40%)"."""
-        return f"{self.bound} ({self.shares.get(self.bound, 0.0) / (self.seconds or 1.0):.0%})"
+        name = self.largest_part
+        return f"{name} ({self.shares.get(name, 0.0) / (self.seconds or 1.0):.0%})"
 
     @property
     def idle(self) -> Mapping[str, float]:
@@ -143,7 +144,7 @@ class _CostModel:
             for name, seconds in self.seconds[program.name].by_class.items()
         }
         for cost, calls in self.collective_costs[program.name]:
-            name = f"{cost.bound} among {program.group.name}"
+            name = f"{cost.largest_part} among {program.group.name}"
             parts[name] = parts.get(name, 0.0) + cost.seconds * calls
         return parts
 
@@ -206,7 +207,7 @@ class _CostModel:
             "host" in program.work.flops or "host" in program.work.bytes for program in self.program_works
         ):
             notes.append("functions on the host are assumed to take no time in addition to their calls")
-        if self.plan.unpredicted:
+        if self.plan.unpredicted:  # names of groups
             groups = ", ".join(self.plan.unpredicted)
             notes.append(
                 f"collectives of {groups} are estimated: parameters gathered per pass, gradients scattered"

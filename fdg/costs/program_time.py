@@ -1,9 +1,9 @@
 """Seconds of a program's run on one device, by class of operation: work divided by rates.
 
 Without fusion, each operation would take its bytes divided by the rate of its class, plus a start-up time.
-XLA's fusion removes a part of this time. `JOINED` has the share that remains, by class of operation. A share
-above 1 means that the class is slower within programs than in its microbenchmark. The shares differ between
-machines, so a calibration fits them (`fitting`).
+XLA's fusion removes a part of this time. `SHARES_AFTER_FUSION` has the share that remains, by class of
+operation. A share above 1 means that the class is slower within programs than in its microbenchmark. The
+shares differ between machines, so a calibration fits them (`fitting`).
 """
 
 import collections
@@ -29,7 +29,7 @@ _ACCELERATOR_SHARES: Mapping[str, float] = {
     "copy": 0.5,
     "operation": 0.1,
 }
-JOINED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+SHARES_AFTER_FUSION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         # Fitted together with `overheads.OVERHEADS` to one half of the cells of `bench.costs`, on two
         # machines (docs/scale.md). A machine's calibration replaces these values.
@@ -65,7 +65,7 @@ def seconds_of(work: Work, kind: DeviceKind, cores: float = 1.0) -> Seconds:
 
     `cores` is the number of the host's cores that the device can use; 1 for an accelerator.
     """
-    remaining = kind.joined or JOINED[kind.platform]
+    remaining = kind.shares_after_fusion or SHARES_AFTER_FUSION[kind.platform]
     parallel, sequential = seconds_without_fusion(work, kind)
     speedup = 1 + kind.rate("parallel") * (max(1.0, cores) - 1)
     by_class = {

@@ -69,7 +69,7 @@ def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ..
     parameters are gathered for the forward and the backward pass, and gradients are scattered. Both have the
     size of the gradients that `update` reads; a fragment whose border has fewer bytes reads no parameters.
     """
-    if program.collectives or program.group not in plan.unpredicted:
+    if program.collectives or program.group not in plan.unpredicted:  # groups with sharded parameters
         return program.collectives
     graph = plan.graph
     roles = {fragment.name: fragment.role for fragment in graph.fragments}
@@ -108,7 +108,7 @@ def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Wor
         return
     single_jaxpr = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
     agents = plan.agents_here
-    yield group, work_of(single_jaxpr) if agents == 1 else _vmapped_work(single_jaxpr, agents, plan.together)
+    yield group, _vmapped_work(single_jaxpr, agents, plan.together) if agents > 1 else work_of(single_jaxpr)
 
 
 @functools.lru_cache(maxsize=64)

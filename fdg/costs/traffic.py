@@ -28,7 +28,7 @@ class CommunicationCost:
     seconds: float
     inside: float  # bytes on links within hosts, in total
     between: float  # bytes on links between hosts, in total
-    bound: str  # the largest part: the link's name, and "latency" or "bandwidth"
+    largest_part: str  # of the seconds: the link's name, and "latency" or "bandwidth"
 
 
 def count_hosts(devices: Sequence[int], cluster: Cluster) -> int:
@@ -58,8 +58,8 @@ def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) 
     if cluster.cores is not None:  # all devices of a machine take turns on its cores
         devices_per_machine = per_host * min(hosts, cluster.hosts_per_machine)
         parts[f"{link.name} latency"] *= max(1.0, devices_per_machine / cluster.cores)
-    bound = max(parts, key=lambda name: parts[name])
-    return CommunicationCost(sum(parts.values()), inside * count, between * hosts, bound)
+    largest_part = max(parts, key=lambda name: parts[name])
+    return CommunicationCost(sum(parts.values()), inside * count, between * hosts, largest_part)
 
 
 def _add_link_seconds(parts: dict[str, float], link: Link, messages: int, size: float) -> None:
@@ -84,8 +84,8 @@ def transfer_cost(
     latency, bandwidth = link.latency.value, total / num_links / link.bandwidth.value
     if between:  # between processes, a transfer is a collective
         latency += link.call.value
-    bound = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
-    return CommunicationCost(latency + bandwidth, inside, between, bound)
+    largest_part = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
+    return CommunicationCost(latency + bandwidth, inside, between, largest_part)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ class OnRay:
             )
         if not usable:
             raise FdgError(
-                f"no node of the Ray cluster at {self.address} has {cpus:g} CPUs: see `ray status`"
+                f"no node of the Ray cluster at {self.address} has {cpus:g} CPUs: give fewer --cpus-per-node"
             )
         self._max_nodes = nodes or len(usable)
 

@@ -98,22 +98,22 @@ class Exchange(Transfer):
         """Runs the collective on the result of `cut`; returns the arrays on the target."""
         self._collectives.wait()
         outgoing = []
-        for k, block in enumerate(self._sent_blocks):
+        for k, shape in enumerate(self._sent_blocks):
             blocks = {} if sent is None else {x.device: x.data for x in sent[k].addressable_shards}
-            local = [blocks[d] if d in blocks else self._zero_block(block, d) for d in self._local_devices]
-            outgoing.append(self._assemble(self.union, block, local))
+            local = [blocks[d] if d in blocks else self._zero_block(shape, d) for d in self._local_devices]
+            outgoing.append(self._assemble(self.union, shape, local))
         incoming = self.programs["exchange"].compiled(outgoing)
         self._collectives.register(incoming)
         if not self._local_targets:
             return [None] * len(self.layouts)
         received = []
-        for x, block in zip(incoming, self._received_blocks, strict=True):
+        for x, shape in zip(incoming, self._received_blocks, strict=True):
             blocks = {shard.device: shard.data for shard in x.addressable_shards}
-            received.append(self._assemble(self.target, block, [blocks[d] for d in self._local_targets]))
+            received.append(self._assemble(self.target, shape, [blocks[d] for d in self._local_targets]))
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
             jaxprs.bytes_of(x) * len(self._local_targets) // layout.number
-            for x, (_, layout) in zip(joined, self.layouts, strict=True)  # a device gets one part of `number`
+            for x, (_, layout) in zip(joined, self.layouts, strict=True)  # each device gets one of the parts
         )
         return joined
 
@@ -123,16 +123,16 @@ class Exchange(Transfer):
         sharding = self._sharding[mesh]
         return [jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding) for x in blocks]
 
-    def _assemble(self, mesh: Mesh, block: jax.ShapeDtypeStruct, local_blocks: list[jax.Array]) -> jax.Array:
-        """An array on the mesh, assembled from this process's blocks."""
-        shape = mesh.size, *block.shape
-        return jax.make_array_from_single_device_arrays(shape, self._sharding[mesh], local_blocks)
+    def _assemble(self, mesh: Mesh, shape: jax.ShapeDtypeStruct, local_blocks: list[jax.Array]) -> jax.Array:
+        """An array on the mesh, assembled from this process's blocks, each of this shape."""
+        global_shape = mesh.size, *shape.shape
+        return jax.make_array_from_single_device_arrays(global_shape, self._sharding[mesh], local_blocks)
 
-    def _zero_block(self, block: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
+    def _zero_block(self, shape: jax.ShapeDtypeStruct, device: jax.Device) -> jax.Array:
         """The zeros that a device sends if it has no chunk to send."""
-        key = block.shape, block.dtype, device
+        key = shape.shape, shape.dtype, device
         if key not in self._zero_blocks:
-            self._zero_blocks[key] = jax.device_put(np.zeros((1, *block.shape), block.dtype), device)
+            self._zero_blocks[key] = jax.device_put(np.zeros((1, *shape.shape), shape.dtype), device)
         return self._zero_blocks[key]
 
     # --- programs ---
@@ -153,13 +153,13 @@ class Exchange(Transfer):
         sources = [self._device_index[d] for d in self.source.devices.flat]
         targets = [self._device_index[d] for d in self.target.devices.flat]
         # (round, device pairs) -> for each chunk: the index of its array, the slot that receives it, and its
-        # index (rank) among the source's chunks.
+        # index among the source's chunks.
         packets: dict[tuple[int, _Pairs], list[tuple[int, int, int]]] = {}
         for k, route in enumerate(self._routes):
-            for slot, chunk in enumerate(route.chunks):
-                requests = [(sources[i], rank, targets[j]) for j, (i, rank) in enumerate(chunk)]
-                for round_index, rank, pairs in broadcast_rounds(requests, frozenset(sources)):
-                    packets.setdefault((round_index, pairs), []).append((k, slot, rank))
+            for slot, senders in enumerate(route.chunks):  # for each target device: (source, index of chunk)
+                requests = [(sources[i], index, targets[j]) for j, (i, index) in enumerate(senders)]
+                for round_index, index, pairs in broadcast_rounds(requests, frozenset(sources)):
+                    packets.setdefault((round_index, pairs), []).append((k, slot, index))
 
         def exchange_local(blocks):
             device = jax.lax.axis_index(_DEVICE_AXIS)
@@ -168,7 +168,7 @@ class Exchange(Transfer):
                 for x, route in zip(blocks, self._routes, strict=True)
             ]
             for (_, pairs), packet in sorted(packets.items(), key=lambda item: item[0][0]):
-                sent = [blocks[k][0, rank] for k, _, rank in packet]
+                sent = [blocks[k][0, index] for k, _, index in packet]
                 # A sender that is not a source forwards what it received in an earlier round.
                 if forwarders := sorted({sender for sender, _ in pairs} - set(sources)):
                     is_forwarder = jnp.isin(device, jnp.array(forwarders))
@@ -211,17 +211,17 @@ def broadcast_rounds(
     [(0, 0, ((0, 1),)), (1, 0, ((0, 2), (1, 3))), (2, 0, ((0, 4),))]
     """
     receivers: dict[tuple[int, int], list[int]] = {}
-    for source, chunk, target in requests:
-        receivers.setdefault((source, chunk), []).append(target)
+    for source, index, target in requests:
+        receivers.setdefault((source, index), []).append(target)
     pairs_by_round: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for (source, chunk), targets in receivers.items():
+    for (source, index), targets in receivers.items():
         holders, round_index, num_reached = [source], 0, 0
         while num_reached < len(targets):
             pairs = list(zip(holders, targets[num_reached:], strict=False))
-            pairs_by_round.setdefault((round_index, chunk), []).extend(pairs)
+            pairs_by_round.setdefault((round_index, index), []).extend(pairs)
             holders += [target for _, target in pairs if target not in sources]
             round_index, num_reached = round_index + 1, num_reached + len(pairs)
-    return [(index, chunk, tuple(pairs)) for (index, chunk), pairs in pairs_by_round.items()]
+    return [(*round_and_index, tuple(pairs)) for round_and_index, pairs in pairs_by_round.items()]
 
 
 def _permute(arrays: Sequence[jax.Array], pairs: _Pairs) -> list[jax.Array]:

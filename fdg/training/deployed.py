@@ -87,21 +87,22 @@ class Deployed:
             if self._has_mask:
                 observation, mask = {**observation, _MASK[0]: mask}, None
         arrays: list[np.ndarray] = []
-        single: bool | None = None
+        sizes: list[str] = []  # the batch size of each part, as text
         for part in self._inputs:
             try:
                 array, is_single = part.extract_array(observation, self._env_name)
             except FdgError as error:
                 fix = _result_fix(observation, part.path)
                 raise (FdgError(fix) if fix else error) from None
-            if single is not None and (is_single is not single or len(array) != len(arrays[0])):
-                raise FdgError(f"the parts of an observation of {self._env_name} have different batch sizes")
+            sizes.append("no batch axis" if is_single else f"{len(array)} rows")
+            if sizes[-1] != sizes[0]:
+                given = f"parts of an observation of {self._env_name} have {sizes[0]} and {sizes[-1]}"
+                raise FdgError(f"{given}: give all parts the same batch size, or none")
             arrays.append(array)
-            single = is_single
+        single = sizes[:1] == ["no batch axis"]
         if mask is not None:
-            mask = np.asarray(mask, bool)
-            mask = mask[None] if single else mask
-        return arrays, mask, bool(single)
+            mask = np.asarray(mask, bool)[None] if single else np.asarray(mask, bool)
+        return arrays, mask, single
 
 
 def _result_fix(value: Any, path: tuple[Any, ...]) -> str:

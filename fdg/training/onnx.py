@@ -68,7 +68,7 @@ def to_onnx(
                 importlib.import_module("onnx").helper.set_model_props(model, dict(metadata))
                 content = model.SerializeToString()
         except Exception as error:  # the converter may raise anything for unknown operations
-            raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}") from error
+            raise FdgError(f"{name} cannot be written as ONNX: {one_line(error)}: use a .jax file") from error
     return content
 
 

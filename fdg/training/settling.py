@@ -96,8 +96,8 @@ def available_devices(count: int | None) -> list[jax.Device]:
     groups = [[d for d in devices if d.process_index == i][: count // processes] for i in range(processes)]
     if min(map(len, groups)) < count // processes:
         raise FdgError(
-            f"--devices {count}: each of {processes} processes needs {count // processes}, but one has only"
-            f" {min(map(len, groups))}"
+            f"--devices {count}: each of {processes} processes needs {count // processes} devices, but one"
+            f" has only {min(map(len, groups))}: use --devices {processes * min(map(len, groups))}"
         )
     return [device for group in groups for device in group]
 

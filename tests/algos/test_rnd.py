@@ -38,13 +38,13 @@ def rollout(seed):
 def evaluate(distillation, step, running):
     """Results of `evaluate_rollout`, values, loss with gradient, predicted and target features."""
     obs = jax.random.uniform(jax.random.key(1), (T, B, 2))
-    parameters, known, _ = distillation.begin(jax.random.key(0), (), obs[0])
-    found = distillation.evaluate_rollout(parameters, known, running, (obs, obs[0]), step, jax.random.key(2))
+    parameters, state, _ = distillation.begin(jax.random.key(0), (), obs[0])
+    found = distillation.evaluate_rollout(parameters, state, running, (obs, obs[0]), step, jax.random.key(2))
     rows = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), found[1])
     value = distillation._value.apply(parameters.value, obs.reshape(T * B, 2)).reshape(T, B)
     loss = jax.value_and_grad(distillation.loss, has_aux=True)(parameters, rows, obs.reshape(T * B, 2), 0.5)
     predicted = distillation._predictor.apply(parameters.predictor, rows.observation)
-    target = distillation._target.apply(known.target, rows.observation)
+    target = distillation._target.apply(state.target, rows.observation)
     return found, value, loss, (predicted.reshape(T, B, 3), target.reshape(T, B, 3))
 
 
@@ -71,14 +71,14 @@ def test_novelty_by_hand(distillation):
     """Scaled prediction errors, returns that ignore the end of episodes, and advantages in NumPy."""
     step, before = rollout(0), jnp.array([0.0, 1.0, 2.0])
     found, value, ((loss, parts), _), (predicted, target) = evaluate(distillation, step, before)
-    advantage, samples, known, running, metrics = found
+    advantage, samples, state, running, metrics = found
     # Observations are normalised by this rollout's statistics and clipped to five deviations.
     obs = step.final_observation
     statistics = normalize.update(normalize.init((2,)), obs)
     np.testing.assert_allclose(
         samples.observation, np.clip(normalize.normalize(statistics, obs), -5, 5), rtol=1e-5
     )
-    np.testing.assert_allclose(samples.features, target, rtol=1e-5)
+    np.testing.assert_allclose(samples.target_features, target, rtol=1e-5)
     novelty = np.mean(np.square(predicted - target), axis=-1)
     assert float(metrics["novelty"]) == pytest.approx(novelty.mean(), rel=1e-5)
     returns, carry = [], np.asarray(before)
@@ -86,7 +86,7 @@ def test_novelty_by_hand(distillation):
         carry = 0.5 * carry + row
         returns.append(carry)
     np.testing.assert_allclose(running, carry, rtol=1e-5)
-    assert float(known.return_statistics.var) == pytest.approx(np.var(returns), rel=1e-4)
+    assert float(state.return_statistics.var) == pytest.approx(np.var(returns), rel=1e-4)
     reward = novelty / np.std(returns)
     after = np.concatenate([value[1:], value[:1]])  # the last step's next observation is the first one
     expected = np.zeros((T + 1, B))

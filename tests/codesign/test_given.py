@@ -102,7 +102,7 @@ def test_from_module(tmp_path, monkeypatch):
     assert given.from_module("nets_of_mine:made") == given.from_module("nets_of_mine:dense", (1, 8))
     for name, shape, message in (
         ("nets_of_mine:dense", (), "the shape of its input is missing: input = [1, 224, 224, 3]"),
-        ("nets_of_mine:dense", (1, 9), "tracing it with inputs [1, 9] fails"),
+        ("nets_of_mine:dense", (1, 9), "tracing the network with inputs [1, 9] fails"),
         ("nets_of_mine:dence", (1, 8), "did you mean 'dense'?"),
         ("nets_of_mine:number", (1, 8), "3 is not a network: give a function of arrays, or a module"),
         ("nets_of_mine:fails", (1, 8), "calling it fails: ValueError: no weights"),
@@ -127,7 +127,7 @@ def three_axes(x):
         (nn.ConvTranspose(4, (3, 3), (1, 2)), (1, 8, 8, 3), "square ones of one group are supported"),
         (lambda x: jax.lax.cond(x.sum() > 0, lambda: x @ x.T, lambda: x @ x.T), (8, 8), "run in a branch"),
         (lambda x: jax.lax.fori_loop(0, 3000, lambda _, y: y @ y, x), (8, 8), "more than 2,000 layers"),
-        (lambda x: x @ np.zeros((3, 2)), (1, 8), "tracing it with inputs [1, 8] fails: TypeError"),
+        (lambda x: x @ np.zeros((3, 2)), (1, 8), "tracing the network with inputs [1, 8] fails: TypeError"),
     ],
 )  # fmt: skip
 def test_unsupported_functions_are_refused(network, shape, message):

@@ -27,7 +27,7 @@ def figures() -> dict[str, Any]:
     found = {
         "kinds": {name: _kind_figures(kind) for name, kind in kinds.items()},
         "links": {name: _link_figures(link) for name, link in links.items()},
-        "joined": {name: dict(shares) for name, shares in program_time.JOINED.items()},
+        "joined": {name: dict(shares) for name, shares in program_time.SHARES_AFTER_FUSION.items()},
         "needs": {name: _peak_bytes(*program) for name, program in PROGRAMS.items()},
     }
     return json.loads(json.dumps(found))

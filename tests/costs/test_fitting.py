@@ -13,7 +13,7 @@ from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
-from fdg.costs.program_time import JOINED
+from fdg.costs.program_time import SHARES_AFTER_FUSION
 from fdg.training import reference_jobs as jobs
 from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fit_to_jobs
 
@@ -27,7 +27,7 @@ SMALL = tuple(
     )
 )
 UNSEEN = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 16)), "GPUOnly", (), 1)
-FRACTIONS = {**JOINED["cpu"], "elementwise": 1.5, "product": 0.9}
+FRACTIONS = {**SHARES_AFTER_FUSION["cpu"], "elementwise": 1.5, "product": 0.9}
 SLOW_START = dataclasses.replace(OVERHEADS["cpu"], start=4e-4)
 
 
@@ -48,24 +48,25 @@ def samples(plans, some=SMALL, scale=1.0):
     ]
 
 
-def seconds(sample, joined, overheads):
-    return predict(sample.plan, sample.cluster_with(joined, overheads)).seconds
+def seconds(sample, shares, overheads):
+    return predict(sample.plan, sample.cluster_with(shares, overheads)).seconds
 
 
 def test_fit_predicts_an_unseen_job(plans):
     found = fit_overheads(samples(plans), prior_weight=1e-3)
     assert found.after < 0.02 < 0.2 < found.before
     (other,) = samples(plans, [UNSEEN])
-    new = seconds(other, found.joined, found.overheads)
-    old = seconds(other, JOINED["cpu"], OVERHEADS["cpu"])
+    new = seconds(other, found.shares_after_fusion, found.overheads)
+    old = seconds(other, SHARES_AFTER_FUSION["cpu"], OVERHEADS["cpu"])
     assert new == pytest.approx(other.seconds, rel=0.05) and old < 0.8 * other.seconds
 
 
 def test_parameters_without_data_keep_their_values(plans):
     """No job has convolutions or sorts, and on one device there is no communication."""
     found = fit_overheads(samples(plans, SMALL[:2]))
-    same = {name: found.joined[name] for name in ("convolution", "sort", "linear algebra", "host")}
-    assert same == {name: JOINED["cpu"][name] for name in same}
+    unused = ("convolution", "sort", "linear algebra", "host")
+    same = {name: found.shares_after_fusion[name] for name in unused}
+    assert same == {name: SHARES_AFTER_FUSION["cpu"][name] for name in same}
     kept = [getattr(found.overheads, name) for name in ("meetings", "array", "arrival", "start")]
     before = [getattr(OVERHEADS["cpu"], name) for name in ("meetings", "array", "arrival", "start")]
     assert kept == pytest.approx(before, rel=0.01)
@@ -82,7 +83,7 @@ def test_fit_is_robust_to_an_outlier(plans):
     measured = samples(plans)
     measured[0] = measured[0]._replace(seconds=5 * measured[0].seconds)
     found = fit_overheads(measured, known=1e-3)
-    predicted = [seconds(s, found.joined, found.overheads) for s in measured[1:]]
+    predicted = [seconds(s, found.shares_after_fusion, found.overheads) for s in measured[1:]]
     assert predicted == pytest.approx([s.seconds for s in measured[1:]], rel=0.3)
 
 

@@ -38,7 +38,8 @@ def write(found):
 
 def test_write_and_read(cache_home):
     assert machine.read(write(calibration())) == calibration()
-    kind = dataclasses.replace(calibration().kind, joined={"elementwise": 0.5}, overheads=Overheads(slowed=1))
+    fitted = {"shares_after_fusion": {"elementwise": 0.5}, "overheads": Overheads(slowed=1)}
+    kind = dataclasses.replace(calibration().kind, **fitted)
     fitted = dataclasses.replace(calibration(), kind=kind, jobs={"a": 1.0})
     machine.path_of("cpu").write_text(json.dumps(fitted.as_json()))
     assert machine.read(machine.path_of("cpu")) == fitted

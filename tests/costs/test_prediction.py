@@ -30,7 +30,7 @@ def graph():
 
 def test_time_of_one_program(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
-    slow = cluster(4, figures={"joined": UNFUSED}, inside=link("inside", call=1e-3))
+    slow = cluster(4, figures={"shares_after_fusion": UNFUSED}, inside=link("inside", call=1e-3))
     found = predict(plan, slow)
     (load,) = program_works(plan, slow.target)
     calls = sum(c.calls for c in plan.programs[0].collectives)
@@ -39,7 +39,7 @@ def test_time_of_one_program(graph):
     transferring = sum(c.calls * 1.5 * c.bytes / 1e9 for c in load.collectives)
     assert found.seconds == pytest.approx(computing + calls * 1e-3 + transferring)
     assert sum(found.shares.values()) == pytest.approx(found.seconds)
-    assert found.bound == "inside latency among all"
+    assert found.largest_part == "inside latency among all"
 
 
 def test_work_per_device_shrinks_with_devices(graph):
@@ -58,7 +58,7 @@ def test_dispatch_bound_iteration(graph):
     programs = sum(times for _, times in plan.schedule.calls())
     moves = sum(times for _, times in plan.schedule.moves())
     assert found.seconds == pytest.approx(programs * 1e-3 + moves * (1e-4 + 1e-3))
-    assert found.bound == "starting programs on the host"
+    assert found.largest_part == "starting programs on the host"
 
 
 def test_staleness_overlaps_groups(graph):

@@ -34,7 +34,7 @@ def test_all_gather_in_a_ring():
 def test_latency_grows_with_log_devices():
     slow = link("inside", latency=1e-3, call=5e-3)
     assert all_reduce(1, 8, inside=slow).seconds == pytest.approx(5e-3 + 2 * 3 * 1e-3, rel=1e-3)
-    assert all_reduce(1, 8, inside=slow).bound == "inside latency"
+    assert all_reduce(1, 8, inside=slow).largest_part == "inside latency"
 
 
 def test_all_reduce_between_hosts():

@@ -236,7 +236,7 @@ class StateThatGrows(Counting):
         (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
         (RewardWithAnAxis(), r"reward of shape \(1,\), expected a scalar"),
         (StateThatChangesDtype(), r"state\['count'\] as int32\[\], but step as float32\[\]"),
-        (StateThatGrows(), r"different structures; only in one: \[\"\['more'\]\"\]"),
+        (StateThatGrows(), r"only reset's has \[\], only step's has \[\"\['more'\]\"\]"),
         (OneRewardForAll(), r"reward of shape \(\), expected \(3,\), one an agent"),
         (OneObservationForAll(), r"of shape \(1,\), but its observation_space of 3 agents has \(3, 1\)"),
     ],

@@ -27,7 +27,7 @@ ERRORS = {
     "ray:ray:gymnasium:CartPole-v1": "write ray: once",
     "ray:envpool:CartPol-v1": "unknown environment of EnvPool 'CartPol-v1'",
     "ray:gymnasium:CartPole-v1?workers=0": "workers=0 must be an integer of at least 1",
-    "ray:gymnasium:CartPole-v1?cpus=0": "cpus=0 must be above 0",
+    "ray:gymnasium:CartPole-v1?cpus=0": "cpus=0 must be above 0 and finite",
     "ray:gymnasium:CartPole-v1?restarts=-1": "restarts=-1 must be 0 or more",
 }
 

@@ -203,7 +203,7 @@ def assert_refused(folder, message, *reads):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in its config.json, and it holds 20"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in its config.json, but it holds only"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000: it must be a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads=0: it must be a whole number above zero"),
         ({"hidden_size": "16"}, "hidden_size='16': it must be a whole number above zero"),

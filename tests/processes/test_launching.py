@@ -165,7 +165,7 @@ ERRORS = {
     "--ray --nodes two": "--nodes: 'two' is not an integer or none",
     "--num-processes 2 --process-id=1": "--process-id is set for each process by the launcher: leave it out",
     "--ray --num-processes 2": "--num-processes is for one machine: with --ray, give --nodes",
-    "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0",
+    "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0 and finite",
     "--nods 2 -- --seed 1": "unknown flag '--nods': did you mean '--nodes'?",
     "--ray --ray-address ray://there:10001": "--ray-address ray://there:10001: addresses of Ray Client",
     "--ray --ray-address there": "--ray-address there: write HOST:PORT, such as 10.0.0.1:6379",

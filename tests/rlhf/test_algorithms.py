@@ -134,7 +134,7 @@ def test_games_train_on_model_tokens_only(name):
         state = jax.jit(algorithm.init)(jax.random.key(0))
         responses, log_prob, _, reward, _ = jax.jit(lambda state: algorithm._rollout(state, 4))(state)
         assert responses.tokens.shape == (8, 13) and reward.total.shape == (8,)
-        own, mask = np.asarray(responses.own), np.asarray(responses.mask)
+        own, mask = np.asarray(responses.policy_mask), np.asarray(responses.mask)
         # The game repeats the first response, and these tokens are not the model's own.
         assert np.all(own <= mask) and np.all((log_prob < 0) == own)
         echoed = mask.sum(1) - own.sum(1)

@@ -49,7 +49,7 @@ def sizes_divide(algorithm):
     """Whether micro-batches divide minibatches, and minibatches divide iterations."""
     count, groups, _ = algorithm.rows_of(vars(algorithm))
     number = algorithm.num_minibatches
-    size, part = count // number, algorithm.at_once or count // number
+    size, part = count // number, algorithm.rows_per_micro_batch or count // number
     return count % number == 0 and requirements.divides(count, groups, number) and size % part == 0
 
 
@@ -133,7 +133,7 @@ def test_micro_batch_larger_than_a_minibatch():
     sizes = {"num_prompts": 3, "group_size": 4, "num_minibatches": 3, "micro_batch": 8}
     small = {"hidden_size": 8, "num_layers": 1, "num_heads": 2}
     algorithm = algos.GRPO(env=ENV, **sizes, **small, kl_coefficient=0.1)
-    assert algorithm.at_once == 4
+    assert algorithm.rows_per_micro_batch == 4
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     assert jax.tree.structure(jax.eval_shape(algorithm.iterate, state)[0]) == jax.tree.structure(state)
 

@@ -178,30 +178,29 @@ def test_loss_with_interpolated_policy():
     now = jax.jit(lambda p: scores(algorithm.network, p, responses, 1.0)[0])(state.parameters)
     sampled, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
     reward = Reward(jnp.arange(8.0), {})
-    batch = Batch(responses, responses.own, sampled, version, jnp.zeros(now.shape), reward)
+    batch = Batch(responses, responses.policy_mask, sampled, version, jnp.zeros(now.shape), reward)
     samples = algorithm._samples(state.parameters, batch)._replace(age=2 - version)
     advantage = jnp.broadcast_to(jnp.arange(-2.0, 6.0)[:, None], now.shape)
     samples = samples._replace(
-        weight=algorithm._weights(responses.own),
-        share=algorithm._shares(responses.own),
+        weight=algorithm._weights(responses.policy_mask),
+        share=algorithm._shares(responses.policy_mask),
         advantage=advantage,
     )
     measures = jax.jit(lambda *x: algorithm._loss(*x))(state.parameters, jnp.bool(True), samples)[1]
     # The proximal policy is 2/3 of the way from the actor's: ratios exp(0.1), weights exp(0.2).
     cost = -np.exp(0.2) * np.minimum(np.exp(0.1) * advantage, np.clip(np.exp(0.1), 0.8, 1.2) * advantage)
-    expected = np.sum(np.where(responses.own, np.asarray(samples.weight) * cost, 0))
+    expected = np.sum(np.where(responses.policy_mask, np.asarray(samples.weight) * cost, 0))
     np.testing.assert_allclose(measures["policy_loss"], expected, rtol=1e-4)
 
 
 def test_old_tokens_are_masked():
     algorithm = make("grpo", group_size=2, slots=4, ahead=2, late="mask", max_age=1)
     found = rollout("grpo")
-    age = jnp.broadcast_to(
-        jnp.array([2, 1, 0])[jnp.arange(found.responses.own.shape[1]) % 3], found.responses.own.shape
-    )
+    mask = found.responses.policy_mask
+    age = jnp.broadcast_to(jnp.array([2, 1, 0])[jnp.arange(mask.shape[1]) % 3], mask.shape)
     counted = loss_mask(algorithm, found._replace(age=age))
-    assert (counted == (found.responses.own & (age < 2))).all()
-    assert (loss_mask(algorithm, found) == found.responses.own).all()
+    assert (counted == (mask & (age < 2))).all()
+    assert (loss_mask(algorithm, found) == mask).all()
 
 
 def test_gradients_of_micro_batches_add_up():
@@ -211,8 +210,8 @@ def test_gradients_of_micro_batches_add_up():
     assert split._learns_by_parts and not full._learns_by_parts
     found, state = rollout("grpo"), jax.jit(full.init)(jax.random.key(1))
     reward = Reward(jnp.arange(8.0) ** 2, {})
-    own, sampled = found.responses.own, found.log_prob
-    batch = Batch(found.responses, own, sampled, found.version, 0 * sampled, reward)
+    policy_mask, sampled = found.responses.policy_mask, found.log_prob
+    batch = Batch(found.responses, policy_mask, sampled, found.version, 0 * sampled, reward)
 
     @jax.jit
     def by_parts(state):

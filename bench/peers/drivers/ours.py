@@ -1,7 +1,7 @@
 """Drives fdg with the flags, presets and devices of `python -m fdg.train`, without a run directory.
 
-Configuration: `{"flags": [...], "continues": bool}`; `--total-steps` is the length of a round. A round starts
-with new parameters, or where the last round ended.
+Configuration: `{"flags": [...], "keeps_state": bool}`; `--total-steps` is the length of a round. A round
+starts with new parameters, or where the last round ended (`keeps_state`).
 """
 
 import resource
@@ -43,7 +43,7 @@ def prepare(config: dict[str, Any]):
     def one_round(seed: int) -> dict[str, Any]:
         with Stopwatch() as watch:
             cpu_before = time.process_time()
-            state_before = states.pop() if config["continues"] else engine.init(seed)
+            state_before = states.pop() if config["keeps_state"] else engine.init(seed)
             state, metrics = engine.run(state_before, job.num_iterations)
             jax.block_until_ready((state, metrics))
             cpu_seconds = time.process_time() - cpu_before

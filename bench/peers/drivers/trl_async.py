@@ -21,7 +21,7 @@ from bench.peers.drivers.characters import tokenizer_of
 def attend(
     module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **options
 ):
-    """Attention over packed responses: each token sees earlier tokens on its own path."""
+    """Attention over packed sequences: TRL stores equal prefixes once, as a tree; tokens see ancestors."""
     index = torch.arange(query.shape[2])
     visible = torch.zeros(len(index), len(index), dtype=torch.bool)
     bounds = zip(itertools.pairwise(tree_cu_seqlens_q), itertools.pairwise(tree_cu_seqlens_k), strict=True)
@@ -73,9 +73,9 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer, settings, model = tokenizer_of(config["alphabet"]), config["trl"], load_model(config)
-    parameters, group = dict(model.named_parameters()), settings["num_generations"]
+    parameters, group_size = dict(model.named_parameters()), settings["num_generations"]
     options = {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True}
-    options |= {"num_return_sequences": group, "max_new_tokens": settings["max_completion_length"]}
+    options |= {"num_return_sequences": group_size, "max_new_tokens": settings["max_completion_length"]}
     options |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     problems, trainer = itertools.cycle(config["problems"]), torch.multiprocessing.parent_process()
     for batch in itertools.count():
@@ -87,7 +87,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
             model_version = version.value
             for name, tensor in weights.items():
                 parameters[name].copy_(tensor)
-        rows = list(itertools.islice(problems, settings["per_device_train_batch_size"] // group))
+        rows = list(itertools.islice(problems, settings["per_device_train_batch_size"] // group_size))
         inputs = tokenizer([f"<bos>{prompt}" for prompt, _ in rows], return_tensors="pt", padding=True)
         generated = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask, **options)
         sequences = generated.sequences
@@ -95,22 +95,23 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         width = inputs.input_ids.shape[1]
         texts = tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)
         rewards = torch.tensor(
-            trl.exact_match_reward(texts, [answer for _, answer in rows for _ in range(group)])
+            trl.exact_match_reward(texts, [answer for _, answer in rows for _ in range(group_size)])
         )
-        grouped = rewards.view(-1, group)
+        grouped = rewards.view(-1, group_size)
         advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
         for i, (sequence, advantage) in enumerate(zip(sequences, advantages.flatten(), strict=True)):
-            prompt, response = sequence[:width][inputs.attention_mask[i // group].bool()], sequence[width:]
+            prompt_mask = inputs.attention_mask[i // group_size].bool()
+            prompt, response = sequence[:width][prompt_mask], sequence[width:]
             length = min(int((response != tokenizer.eos_token_id).cumprod(0).sum()) + 1, len(response))
             zeros = torch.zeros(len(prompt))
             sample = RolloutSample(
-                [], [],
+                prompt=[], completion=[],
                 input_ids=torch.cat([prompt, response[:length]]).numpy(),
                 completion_mask=torch.cat([zeros, zeros.new_ones(length)]).numpy(),
                 old_log_probs=torch.cat([zeros, log_probs[i, :length]]).numpy(),
                 advantage=float(advantage),
                 model_version=model_version,
-                group_id=batch * len(rows) + i // group,
+                group_id=batch * len(rows) + i // group_size,
                 metrics={"reward": float(rewards[i])},
             )  # fmt: skip
             buffer.put(sample)
