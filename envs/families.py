@@ -140,9 +140,8 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
     images = [box.shape for box in boxes if box.is_image]
     if isinstance(action, Box):
-        # `codes` is None for quantities; otherwise integers stand for categories.
-        has_measurements = any(box.codes is None and box.dtype != "uint8" for box in boxes)
-        return VISUAL if images else CONTINUOUS if has_measurements else None
+        has_quantities = any(box.codes is None and box.dtype != "uint8" for box in boxes)  # not categories
+        return VISUAL if images else CONTINUOUS if has_quantities else None
     if not images:
         return None
     return GRID if all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else PICTURES

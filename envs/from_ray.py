@@ -58,8 +58,8 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     ray_cluster.module()
     workers, cpus = overrides.pop("workers", None), overrides.pop("cpus", 1)
     acts = overrides.pop("acts", False)
-    limits = {name: overrides.pop(name) for name in HostEnvironment.FIELDS & overrides.keys()}
-    limits.setdefault("restarts", RESTARTS)
+    given = HostEnvironment.FIELDS & overrides.keys()
+    limits = {"restarts": RESTARTS, **{field: overrides.pop(field) for field in given}}
     check_options(
         f"environment '{PREFIX}{name}'", FleetSource, {"workers": workers, "cpus": cpus, "acts": acts}
     )
@@ -347,7 +347,9 @@ class FleetPool:
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} {_REPLACED}"))
                 continue
-            for array, share_array in zip(transition.arrays, part.arrays, strict=True):
+            # `[:5]`: the arrays before `info`.
+            arrays, share_arrays = ([*x[:5], *x.info] for x in (transition, part))
+            for array, share_array in zip(arrays, share_arrays, strict=True):
                 array[share] = share_array
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")

@@ -86,8 +86,7 @@ def of_spaces(env: Any) -> Native:
 def describe(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` is the name of a single array. Parts have their own names; `root` is the prefix of the names of an
-    action's parts, and of names that are taken or reserved.
+    `root` names a single array. It is the prefix of an action's parts, and of taken or reserved names.
 
     >>> describe("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'

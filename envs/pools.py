@@ -32,8 +32,6 @@ class Transition(NamedTuple):
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
     failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
-    arrays = property(lambda self: [*self[:5], *self.info])  # all arrays, those of `info` last
-
     @staticmethod
     def empty(size: int, space: Space, num_info: int = 0) -> "Transition":
         """Arrays of zeros for `size` rows."""
@@ -89,11 +87,11 @@ class Segment(NamedTuple):
         if example is None:
             no_rows = np.zeros((0, 0))
             return Segment((), Transition._make([*[no_rows] * 5, (), failures]))
-        shapes = [*example.extras, *example.steps.arrays]
+        shapes = [*example.extras, *example.steps[:5], *example.steps.info]
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
-                return [*part.extras, *part.steps.arrays]
+                return [*part.extras, *part.steps[:5], *part.steps.info]
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
         worker_arrays = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]

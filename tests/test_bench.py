@@ -64,7 +64,7 @@ def test_pairs_have_peers_and_drivers():
     for pair in PAIRS.values():
         driver = (pair.driver or pair.peer).replace("-", "_")
         assert (alternate.ROOT / "bench" / "peers" / "drivers" / f"{driver}.py").exists(), pair.name
-        assert pair.at_least > 1
+        assert pair.target_ratio > 1
     assert {pair.peer for pair in PAIRS.values()} == set(PEERS)
     assert all(PEERS[pair.peer].is_checkout for pair in OF_CHECKOUTS)
 

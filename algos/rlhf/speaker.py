@@ -33,10 +33,10 @@ Respond = Callable[[Prompts, jax.Array], Samples]  # (prompts [N], keys [N]) -> 
 
 def responses_of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
     """A conversation as a response to its first token, with log-probabilities `[N, T - 1]` of its tokens."""
-    tokens, mask, own = transcript.tokens, transcript.mask, transcript.said
+    tokens, mask, policy_mask = transcript.tokens, transcript.mask, transcript.said
     first = Prompts(tokens[:, :1], mask[:, :1])
-    log_prob = jnp.where(own, transcript.about, 0.0)
-    return Responses(first, tokens[:, 1:], mask[:, 1:], own[:, 1:]), log_prob[:, 1:]
+    log_prob = jnp.where(policy_mask, transcript.about, 0.0)
+    return Responses(first, tokens[:, 1:], mask[:, 1:], policy_mask[:, 1:]), log_prob[:, 1:]
 
 
 def prompt_up_to_policy(responses: Responses) -> Responses:

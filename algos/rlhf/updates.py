@@ -93,10 +93,9 @@ def epochs(
 
     `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update
     (without minibatches, in the first epoch). Samples `[n, ...]` of the same group (a prompt) are contiguous,
-    `n / groups` of them. Samples are shuffled within blocks of equal size, and every minibatch has equally
-    many samples of each block. A block is one group if `num_minibatches` divides the group's size, otherwise
-    a few groups. Returns the carry after the last update, and each measure's mean over updates, or its
-    maximum if the name ends in `_max`.
+    `n / groups` of them. Samples are shuffled within blocks, which contribute equally to every minibatch: a
+    block is one group, or a few if `num_minibatches` does not divide a group's size. Returns the carry after
+    the last update, and each measure's mean over updates, or its maximum if the name ends in `_max`.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:

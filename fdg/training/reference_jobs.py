@@ -148,7 +148,8 @@ def fit_to_jobs(calibration: Calibration) -> Calibration:
     if not samples:
         return calibration
     fitted = fit_overheads(samples)
-    kind = dataclasses.replace(calibration.kind, joined=fitted.joined, overheads=fitted.overheads)
+    shares, overheads = fitted.shares_after_fusion, fitted.overheads
+    kind = dataclasses.replace(calibration.kind, shares_after_fusion=shares, overheads=overheads)
     return dataclasses.replace(calibration, kind=kind)
 
 

@@ -239,7 +239,7 @@ def write_safetensors(path, tensors, cut=0, **header):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "'b' begins at byte 4, where 8"),
+        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "'b' begins at byte 4, but the"),
         ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 2**40]}}, "'b' is F32 [2], and has"),
         ({"b": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [8, 16]}}, "has 8 bytes in the file"),
         ({"b": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 16]}}, "has no valid dtype, shape"),

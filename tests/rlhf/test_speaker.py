@@ -16,11 +16,11 @@ from fdg.errors import FdgError
 
 
 def test_lengths_count_the_models_own_tokens():
-    own = jnp.array([[True, True, False], [True, False, False]])
+    policy_mask = jnp.array([[True, True, False], [True, False, False]])
     mask = jnp.ones((2, 3), bool)  # the last tokens come from a tool
     prompts = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1), bool))
     found = return_metrics(
-        Responses(prompts, jnp.zeros((2, 3), jnp.int32), mask, own), Reward(jnp.array([1.0, 0.5]), {})
+        Responses(prompts, jnp.zeros((2, 3), jnp.int32), mask, policy_mask), Reward(jnp.array([1.0, 0.5]), {})
     )
     np.testing.assert_array_equal(found["lengths"], [2, 1])
     np.testing.assert_array_equal(found["returns"], [1.0, 0.5])
