@@ -314,7 +314,7 @@ def mentions(kind: Any, plain: type) -> bool:
     return kind is plain or plain in typing.get_args(kind)
 
 
-def is_writable(kind: Any) -> bool:
+def fits_one_word(kind: Any) -> bool:
     """Whether values of an annotation can be written as one word on a command line."""
     try:
         reader(kind)

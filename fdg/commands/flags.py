@@ -18,8 +18,8 @@ from fdg.kinds import (
     annotations_of,
     as_number,
     dataclass_fields,
+    fits_one_word,
     is_tuple,
-    is_writable,
     mentions,
     reader,
     shown,
@@ -52,7 +52,7 @@ def flags_of(cls: type) -> list[Flag]:
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
         kind = field.metadata.get("flag", hints[field.name])  # the type on the command line
-        if not field.init or not is_writable(kind):
+        if not field.init or not fits_one_word(kind):
             continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
