@@ -45,7 +45,6 @@ class Settings:
     peers: Path | None = None
 
     def full_or_tiny(self, full: Any, tiny: Any) -> Any:
-        """A size, a number of rounds, ...: `full`, or `tiny` in a rehearsal."""
         return tiny if self.tiny else full
 
 

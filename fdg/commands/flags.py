@@ -16,11 +16,11 @@ from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
 from fdg.kinds import (
     annotations_of,
-    as_number,
     dataclass_fields,
     fits_one_word,
     is_tuple,
     mentions,
+    number_fix,
     reader,
     shown,
 )
@@ -253,7 +253,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, help_text: str) -> None:
 
 def _fix(flag: Flag, word: str) -> str:
     """The end of an error message about an invalid value: the meaning of the flag, and the fix."""
-    if fix := as_number(word, flag.kind, flag.name):
+    if fix := number_fix(word, flag.kind, flag.name):
         return fix
     parts = [part for part in word.strip("[]()").split(",") if part.strip()]
     if is_tuple(flag.kind):
