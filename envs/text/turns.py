@@ -74,11 +74,11 @@ def _spans_between_marks(marked: str, marks: str, text: str, checkpoint: str) ->
             spans.append((start, position))
         else:
             position += 1
-    unmarked = marked.replace(marks[0], "").replace(marks[1], "")
-    if unmarked != text:
+    if (unmarked := marked.replace(marks[0], "").replace(marks[1], "")) != text:
+        at = next(i for i, (a, b) in enumerate(itertools.zip_longest(text, unmarked)) if a != b)
         raise FdgError(
-            f"checkpoint '{checkpoint}': its chat template gives {text!r:.200}, but {unmarked!r:.200} if the"
-            " text between {% generation %} and {% endgeneration %} is marked: apply no filter to that text"
+            f"checkpoint '{checkpoint}': its chat template has a filter on what {{% generation %}} encloses:"
+            f" {text[at:][:60]!r} becomes {unmarked[at:][:60]!r} when this is marked: leave the filter out"
         )
     return spans
 
