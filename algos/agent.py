@@ -109,7 +109,7 @@ class Agent(HasPresets):
     @fdg.fragment("learner", in_axes=(None, 1), out_axes=None)
     def observe(self, statistics, observation):
         """Updates the normaliser's statistics with observations `[T, B, *obs]`; for agents with replay."""
-        return self.normalizers.observed(statistics, observation)
+        return self.normalizers.update(statistics, observation)
 
     # True if rewards get a bonus: the user's, or novelty without a value function of its own.
     _adds_bonus = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))

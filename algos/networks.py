@@ -60,7 +60,7 @@ def resolve_network(
 
     Args:
       network: see the module's docstring.
-      observation_space, action_space: arguments of a named function.
+      observation_space, action_space: passed to the function, if `network` is the name of one.
       field: the field's name, for messages.
       sees: the role whose observations the network gets: "actor", "critic" or "both".
 
@@ -171,8 +171,8 @@ def actor_critic(
       initial_log_std: for a `Box` action space.
       convolve: convolve images; else flatten them, which is faster, and suffices for small ones.
       layer_norm: normalise each layer but the heads before its activation.
-      torso: "dense", or "simba": SimbaV2's blocks of unit length (`algos/layers.py`), one per entry of
-        `hidden`; all entries are equal.
+      torso: "dense", or "simba": SimbaV2's blocks, whose features have unit norm (`algos/layers.py`), one per
+        entry of `hidden`; all entries are equal.
 
     >>> network = actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2))
     >>> observation = jnp.zeros((8, 4))
@@ -322,37 +322,37 @@ def actor_critic_of(algorithm: Any) -> Network:
 
 
 def q_network_of(algorithm: Any) -> Network:
-    """DQN's network: the one with a memory, else the user's, else `q_network` with these `layers`."""
+    """DQN's network: recurrent if the algorithm has a memory; else the user's, or `q_network`."""
     space, outputs = algorithm.env.observation_space, algorithm._outputs
     options = {"dueling": algorithm.dueling, **vars(algorithm.layers)}
-    return _replay_network(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
+    return _choose_network(algorithm, 0, "network", "actor", lambda: q_network(space, outputs, **options))
 
 
 def actor_network_of(algorithm: Any) -> Network:
-    """An off-policy actor: the one with a memory, else the user's, else the default."""
+    """An off-policy actor: recurrent if the algorithm has a memory; else the user's, or the default."""
     make = gaussian_actor if algorithm._outputs_per_component == 2 else deterministic_actor
     spaces = algorithm.env.observation_space, algorithm.env.action_space
     options = vars(algorithm.layers)
-    return _replay_network(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
+    return _choose_network(algorithm, 0, "actor_network", "actor", lambda: make(*spaces, **options))
 
 
 def critics_of(algorithm: Any, layers: Layers) -> Network:
-    """Two critics: those with a memory, else the user's, else the default ones with these layers."""
+    """Two critics: recurrent if the algorithm has a memory; else the user's, or default ones."""
     space, options = algorithm.env.observation_space, {"outputs": critic_outputs(algorithm), **vars(layers)}
-    return _replay_network(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
+    return _choose_network(algorithm, 1, "critic_network", "critic", lambda: twin_critics(space, **options))
 
 
-def _replay_network(
-    algorithm: Any, part: int, field: str, sees: Sees, default: Callable[[], Network]
+def _choose_network(
+    algorithm: Any, index: int, field: str, sees: Sees, default: Callable[[], Network]
 ) -> Network:
-    """The algorithm's network with a memory at index `part`; else the user's in `field`, or the default."""
+    """The network of the algorithm's memory (`index` 0: actor, 1: critics), or the user's, or the default."""
     if algorithm._memory is not None:
-        return algorithm._memory.network(part)
+        return algorithm._memory.network(index)
     return with_precision(algorithm, user_network(algorithm, field, sees) or default())
 
 
 def critic_outputs(algorithm: Any) -> int:
-    """Outputs of a critic for each sample; more than one for a grid of returns."""
+    """Outputs of a critic per sample: 1, or more for a distribution of returns (`algos.distributional`)."""
     return algorithm.grid.critic_kind.outputs if hasattr(algorithm, "grid") else 1
 
 

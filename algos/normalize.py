@@ -169,7 +169,7 @@ def normalize_rollout(
         observation=normalizers.seen(observation_statistics, trajectory.observation),
         time_step=time_step._replace(reward=reward, final_observation=final),
     )
-    observation_statistics = normalizers.observed(observation_statistics, trajectory.observation)
+    observation_statistics = normalizers.update(observation_statistics, trajectory.observation)
     statistics = (observation_statistics, return_statistics, *other_statistics)
     return normalized, (running_return, *other_running), statistics
 

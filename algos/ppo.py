@@ -112,7 +112,7 @@ class PPO(Agent, presets="PPO"):
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
-        observation_statistics = self.normalizers.observed(observation_statistics, trajectory.observation)
+        observation_statistics = self.normalizers.update(observation_statistics, trajectory.observation)
         explained = {"explained_variance": explained_variance(target, decision.value)}
         metrics = {**episode_metrics(time_step), **losses, **explained, **novelty_metrics}
         learned = parameters, optimizer_state, observation_statistics, return_statistics, novelty_state

@@ -1,6 +1,6 @@
 """Recurrent actor-critics for one agent or several, and a wrapper that makes feed-forward networks recurrent.
 
-Shapes: `T` steps, `B` environments, `A` agents, `N` memories, `n` outputs.
+Shapes: `T` steps, `B` environments, `A` agents, `N` rows (`T * B`, or `T * B * A`), `n` outputs.
 """
 
 import dataclasses

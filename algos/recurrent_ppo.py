@@ -203,7 +203,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         parameters, optimizer_state, losses = self.epochs.learn(
             key, samples, self.num_envs, parameters, optimizer_state, self.gradient, self.update
         )
-        observation_statistics = self.normalizers.observed(observation_statistics, observation)
+        observation_statistics = self.normalizers.update(observation_statistics, observation)
         metrics = {
             **episode_metrics(time_step),
             **losses,

@@ -95,7 +95,7 @@ class ReplayChoice(Part):
     )
     replay: Any = own_value(
         "replay buffer: uniform, prioritized, hindsight, or module:name of a function of an"
-        " algos.buffers.BufferSpec (None: by --priority-exponent)",
+        " algos.buffers.BufferSpec (None: as --priority-exponent)",
         "replay",
     )
 

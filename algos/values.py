@@ -1,11 +1,11 @@
-"""The interfaces of an algorithm's components (networks, optimisers, normalisers, ...), and their settings.
+"""Values that an algorithm is composed of: interfaces of its networks, optimisers, ..., and their settings.
 
 An algorithm imports only these interfaces; `registry.option` imports the module that implements a component
 on first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`).
-Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and bonuses (called by
-`algos.checks`) consist of pure functions that take and return a state. A transform is a pure function.
+Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and bonuses (additional rewards:
+`algos.interfaces.Bonus`) are pure functions that take and return a state. A transform is a pure function.
 
-Shapes: `T` steps of a rollout, `B` environments, `N` rows, `U` gradient steps of an iteration.
+Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
 
 import dataclasses
@@ -174,7 +174,7 @@ class ObservationNormalizer(Part):
 
     normalize_observation: bool = hyperparameter(False, "normalise observations by running mean and variance")
     normalize: Any = own_value(
-        "module:name of a normaliser of observations, an algos.Normalizer (None: by --normalize-observation)",
+        "module:name of a normaliser of observations, an algos.Normalizer (None: as --normalize-observation)",
         "normalizer",
     )
 
@@ -192,12 +192,12 @@ class ObservationNormalizer(Part):
         )
 
     def seen(self, statistics: Any, observation: Any) -> Any:
-        """Normalises observations `[..., *obs]` for the networks."""
+        """Observations `[..., *obs]` as the networks see them: normalised. Changes no statistics."""
         if not self.used:
             return observation
         return registry.option("running").normalize_inputs(self.normalize, statistics, observation)
 
-    def observed(self, statistics: Any, observation: Any) -> Any:
+    def update(self, statistics: Any, observation: Any) -> Any:
         """Updates the statistics with observations `[T, B, *obs]`."""
         if not self.used:
             return statistics

@@ -77,7 +77,7 @@ def generate(algorithm, state):
         "response_length": jnp.mean(length),
         "response_length_max": jnp.max(length),
         "staleness": jnp.zeros(()),
-        **streaming.measures(algorithm, state.stream, stream),
+        **streaming.metrics(algorithm, state.stream, stream),
     }
     return state._replace(iteration=state.iteration + 1, stream=stream), metrics
 

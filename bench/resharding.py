@@ -45,10 +45,10 @@ def main() -> None:
     for name, (before, after, *formulas) in ENGINES.items():
         change_of_layout, program = plan_and_compile(before, after)
         received, temporary, _ = read_program(program)
-        shard = 1 / change_of_layout.target.number
+        shard = 1 / change_of_layout.target.num_parts
         # The training shard lies within the generation shard, or is stored in addition to it.
         stored_twice = (
-            0.0 if change_of_layout.kind == "all-gather" and after else 1 / change_of_layout.source.number
+            0.0 if change_of_layout.kind == "all-gather" and after else 1 / change_of_layout.source.num_parts
         )
         paper_received, paper_peak, paper_stored = (value(formula, sizes) for formula in formulas)
         figures = (paper_received, received, paper_peak, shard + temporary, paper_stored, stored_twice)

@@ -21,7 +21,7 @@ from envs.environment import (
 )
 from envs.host import HostEnvironment
 from envs.observations import MaskedObservation, Observation, features_and_mask, map_features
-from envs.registry import absolute, beyond_registries, files_of, make, names, parse, register, spelled
+from envs.registry import absolute, files_of, make, name_with_parameters, names, parse, register, trust_reason
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware, Wrapper
@@ -53,18 +53,18 @@ __all__ = [
     "Tuple",
     "Wrapper",
     "absolute",
-    "beyond_registries",
     "check",
     "check_spec",
     "features_and_mask",
     "files_of",
     "make",
     "map_features",
+    "name_with_parameters",
     "names",
     "num_agents",
     "parse",
     "register",
-    "spelled",
+    "trust_reason",
     "vectorize",
 ]
 

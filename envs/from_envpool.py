@@ -67,8 +67,8 @@ def all_names() -> tuple[str, ...]:
     return () if importlib.util.find_spec("envpool") is None else tuple(_envpool().list_all_envs())
 
 
-def beyond(name: str) -> str | None:
-    """Describes what an environment does outside this process, or None; `name` has the prefix.
+def trust_reason(name: str) -> str | None:
+    """As `envs.trust_reason`: what an environment does outside this process, or None; `name` has the prefix.
 
     Only ViZDoom's environments do so.
     """
@@ -211,7 +211,7 @@ def _make_vizdoom_folder(name: str) -> None:
     Raises:
       HostError: the folder cannot be made.
     """
-    if beyond(name) is None:  # not ViZDoom
+    if trust_reason(name) is None:  # not ViZDoom
         return
     try:
         os.makedirs("_vizdoom", exist_ok=True)

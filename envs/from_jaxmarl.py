@@ -14,7 +14,7 @@ its step count with the limit before it increments the count, so `max_steps=25` 
 As in JaxMARL, the prey of `MPE_simple_facmac*` has actions and rewards, but moves by itself.
 
 Keys are split as in JaxMARL (step, then reset), so for equal keys, results equal those of JaxMARL's `step`.
-JaxMARL is imported on first use, and its constants are NumPy arrays that become literals of a program.
+JaxMARL is imported on first use. Its constants are converted to NumPy arrays: literals of a program.
 """
 
 import dataclasses

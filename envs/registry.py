@@ -64,26 +64,29 @@ class _PrefixSource(NamedTuple):
     """A source whose names have a prefix and are too many to list: `make(prefix + name)`."""
 
     make: Callable[..., Any]  # (name without the prefix, **overrides)
-    beyond: Callable[[str, Mapping[str, Any]], str | None]  # as `beyond_registries`
+    trust_reason: Callable[[str, Mapping[str, Any]], str | None]  # (full name, parameters), as `trust_reason`
     absolute: Callable[[str], str] = str  # as `absolute`
     files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # as `files_of`
 
 
 _PREFIXES: dict[str, _PrefixSource] = {
     from_envpool.PREFIX: _PrefixSource(
-        from_envpool.make, lambda name, parameters: _text_reason(parameters) or from_envpool.beyond(name)
+        from_envpool.make, lambda name, values: _text_reason(values) or from_envpool.trust_reason(name)
     ),
-    # Tasks for language models, not environments.
-    text.PREFIX: _PrefixSource(text.make, text.beyond, lambda name: _absolute_files(name), text.files_of),
+    text.PREFIX: _PrefixSource(  # tasks for language models, not environments
+        text.make, text.trust_reason, lambda name: _absolute_files(name), text.files_of
+    ),
     verifiers.PREFIX: _PrefixSource(
         lambda name, **overrides: text.make("verifiers", environment=name, **overrides),
         lambda name, _: f"imports the module {name.removeprefix(verifiers.PREFIX)}",
     ),
-    codesign.PREFIX: _PrefixSource(codesign.make, codesign.beyond, codesign.absolute, codesign.files_of),
+    codesign.PREFIX: _PrefixSource(
+        codesign.make, codesign.trust_reason, codesign.absolute, codesign.files_of
+    ),
     games.from_pgx.PREFIX: _PrefixSource(
         games.make_of_pgx, lambda name, parameters: _text_reason(parameters, _WORD)
     ),
-    from_gymnasium.PREFIX: _PrefixSource(from_gymnasium.make, lambda *args: _beyond_gymnasium(*args)),
+    from_gymnasium.PREFIX: _PrefixSource(from_gymnasium.make, lambda *args: _gymnasium_trust_reason(*args)),
     from_ray.PREFIX: _PrefixSource(
         lambda name, **overrides: _make_fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
@@ -135,7 +138,7 @@ def make(name: str, **overrides: Any) -> Any:
         fix = (
             f": it {reason}"
             if reason
-            else "; an environment needs no envs.make, one instance needs envs.vectorize"
+            else "; use an Environment object as it is, and give a SingleEnvironment to envs.vectorize"
         )
         raise FdgError(f"envs.make({quoted(name)}): give a name, such as 'CartPole-v1'{fix}")
     if "?" in name and name not in _registered:
@@ -158,7 +161,7 @@ def make(name: str, **overrides: Any) -> Any:
     env = apply_wrappers(env, common)
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
-        # Algorithms replace a text task's tokens and lengths, so the problem identifies the task.
+        # A user's text task is found by its problem, since algorithms replace its tokens and lengths.
         key = env if _module_of(name) is None else getattr(env, "problem", env)
         with contextlib.suppress(TypeError):  # not hashable
             _names_with_parameters[key] = f"{name}?{options}" if options else name
@@ -354,18 +357,17 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in user_code.entry_points() if name not in _BUILT_IN), *_registered)
 
 
-def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """What `make(name, **parameters)` does beyond calling a registered factory with plain values, or None.
+def trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """Why only the user, and never a file alone, may ask for `make(name, **parameters)`; None if a file may.
 
-    That is: importing a module; starting or joining other processes; downloading; or passing a text to
-    another package's code, which may open it as a module, a file or a command. Only the user may ask for
-    these, never a file alone.
+    The reason is what `make` does: it imports a module; starts or joins other processes; downloads; or passes
+    a text to another package's code, which may open it as a module, a file or a command.
 
-    >>> beyond_registries("CartPole-v1", {"gravity": 9.0}), beyond_registries("text:sorting", {})
+    >>> trust_reason("CartPole-v1", {"gravity": 9.0}), trust_reason("text:sorting", {})
     (None, None)
-    >>> beyond_registries("gymnasium:mine:Maze-v0", {})
+    >>> trust_reason("gymnasium:mine:Maze-v0", {})
     'imports the module mine'
-    >>> beyond_registries("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
+    >>> trust_reason("gymnasium:Hopper-v5", {"xml_file": "mine.xml"})
     "passes the text xml_file='mine.xml' to code that may open or run it"
     """
     parameters = {key: value for key, value in parameters.items() if key not in _COMMON_PARAMETERS}
@@ -377,12 +379,12 @@ def beyond_registries(name: str, parameters: Mapping[str, Any]) -> str | None:
         return _text_reason(parameters)
     for prefix, source in _PREFIXES.items():
         if name.startswith(prefix):
-            return source.beyond(name, parameters)
+            return source.trust_reason(name, parameters)
     module = _module_of(name)
     return None if module is None else f"imports the module {module}"
 
 
-def _beyond_gymnasium(name: str, parameters: Mapping[str, Any]) -> str | None:
+def _gymnasium_trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
     module, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
     return f"imports the module {module}" if colon else _text_reason(parameters)
 
@@ -396,7 +398,7 @@ _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "D
 
 
 def _text_reason(parameters: Mapping[str, Any], allowed: re.Pattern | None = None) -> str | None:
-    """The reason of `beyond_registries` for the first parameter with a text that is not allowed, or None."""
+    """The `trust_reason` of parameters: the first text among their values that does not match `allowed`."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, str):
@@ -412,11 +414,11 @@ def _text_reason(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
 
 
 def _make_fleet(name: str, **overrides: Any) -> Any:
-    """A fleet of workers for another environment of `make`."""
+    """A fleet of workers, which make the environment `name` (without the prefix `ray:`)."""
     return from_ray.make(name, make, **overrides)
 
 
-def spelled(env: Any) -> str | None:
+def name_with_parameters(env: Any) -> str | None:
     """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
         return _names_with_parameters.get(getattr(env, "problem", env))

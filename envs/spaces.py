@@ -136,7 +136,8 @@ class Box:
                 )
             if np.shape(bound) not in ((), self.shape):
                 raise FdgError(
-                    f"Box({field}=...): has shape {np.shape(bound)}, but the space has {self.shape}"
+                    f"Box({field}={bound!r:.60}) has shape {np.shape(bound)}, but the space has {self.shape}:"
+                    f" give a number, or nested tuples of shape {self.shape}"
                 )
             if np.dtype(self.dtype).kind in "iu":
                 limits = np.iinfo(self.dtype)

@@ -211,20 +211,20 @@ def iterate_all(
     return iterate if between is None else with_copying(iterate, state, axes, between)
 
 
-def mapped(function: Callable[..., list[Any]], agents: int, together: int) -> Callable[..., list[Any]]:
-    """Maps a function of one agent over `agents` agents; vmaps `together` of them at a time.
+def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int) -> Callable[..., list[Any]]:
+    """Maps a function of one agent over `agents` agents; vmaps `agents_per_vmap` of them at a time.
 
     Args:
       function: a function from arrays to arrays.
       agents: length of the leading axis of all arguments and results.
-      together: a divisor of `agents`.
+      agents_per_vmap: a divisor of `agents`.
     """
-    if together == agents:
+    if agents_per_vmap == agents:
         return _with_unit_axis(function) if agents == 1 else jax.vmap(function)
-    map_chunk = _with_unit_axis(function) if together == 1 else jax.vmap(function)
+    map_chunk = _with_unit_axis(function) if agents_per_vmap == 1 else jax.vmap(function)
 
     def map_chunks(*arrays: Any) -> list[Any]:
-        chunks = [x.reshape(agents // together, together, *x.shape[1:]) for x in arrays]
+        chunks = [x.reshape(agents // agents_per_vmap, agents_per_vmap, *x.shape[1:]) for x in arrays]
         results = jax.lax.map(lambda chunk: map_chunk(*chunk), chunks)
         return [x.reshape(agents, *x.shape[2:]) for x in results]
 

@@ -21,7 +21,7 @@ from fdg.errors import (
     one_line,
     unknown_name,
 )
-from fdg.kinds import TOO_LARGE, as_number, dataclass_fields, describe_alternatives, matches
+from fdg.kinds import TOO_LARGE, dataclass_fields, describe_alternatives, matches, number_fix
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -371,7 +371,7 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
     for name, kind in _option_kinds(takes).items():
         if name in options and not matches(options[name], kind):
             expected = listed(dict.fromkeys(describe_alternatives(kind)))
-            fix = as_number(options[name], kind, name)
+            fix = number_fix(options[name], kind, name)
             raise FdgError(f"{where}: {name}={quoted(options[name])} must be {expected}{fix}")
 
 
@@ -426,7 +426,7 @@ def _check_value(function: Callable, name: str, value: Any, kind: Any, arguments
     """Raises an `FdgError` with a fix if an argument's value does not match its annotation `kind`."""
     if not matches(value, kind):
         is_whole = isinstance(value, float) and value.is_integer() and matches(int(value), kind)
-        fix = f": write {int(value)}" if is_whole else as_number(value, kind, name)
+        fix = f": write {int(value)}" if is_whole else number_fix(value, kind, name)
         if not fix and (isinstance(value, str) or not isinstance(value, Iterable | None)):
             fix = f": write [{quoted(value)}]" if matches([value], kind) else ""
         if isinstance(value, int) and abs(value) >= TOO_LARGE:

@@ -163,18 +163,18 @@ _SCALES = {
 _TIME_UNITS = ("ms", "us", "ns", "seconds", "minutes", "hours")
 
 
-def as_number(word: Any, kind: Any, name: str = "") -> str:
-    """A fix for text that means a number, such as ": write 5e5"; "" if the annotation excludes numbers.
+def number_fix(word: Any, kind: Any, name: str = "") -> str:
+    """How a message ends if `word` means a number of annotation `kind`: the number to write; otherwise "".
 
     `name` is the parameter's name, which may end in a unit, such as `latency_ms`.
 
-    >>> as_number("500k", int), as_number("10%", float | None), as_number("10%", int), as_number("many", int)
+    >>> number_fix("500k", int), number_fix("10%", float | None), number_fix("10%", int), number_fix("n", int)
     (': write 500_000 or 5e5', ': write 0.1', '', '')
-    >>> as_number("5ms", float, "latency_ms"), as_number("5us", float, "latency_ms")
+    >>> number_fix("5ms", float, "latency_ms"), number_fix("5us", float, "latency_ms")
     (': write 5', ': write 0.005')
-    >>> as_number(np.array([0.1]), float)
+    >>> number_fix(np.array([0.1]), float)
     ': write 0.1'
-    >>> as_number("2 uJ", float, "energy_uj"), as_number("2 mJ", float, "energy_uj")
+    >>> number_fix("2 uJ", float, "energy_uj"), number_fix("2 mJ", float, "energy_uj")
     (': write 2', ": write the number alone, without 'mJ'")
     """
     if hasattr(word, "item") and tuple(getattr(word, "shape", ())) in ((), (1,)):
@@ -314,7 +314,7 @@ def mentions(kind: Any, plain: type) -> bool:
     return kind is plain or plain in typing.get_args(kind)
 
 
-def is_writable(kind: Any) -> bool:
+def fits_one_word(kind: Any) -> bool:
     """Whether values of an annotation can be written as one word on a command line."""
     try:
         reader(kind)

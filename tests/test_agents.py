@@ -126,7 +126,7 @@ def test_sharded_agents(policy, devices):
     assert leaf.layout.spec == ((), *one.layout.spec) and "all 3 agents are vmapped" in str(engine.plan)
     state, metrics = trained(engine, 3)
     parts = {shard.data.size for shard in state["m"].addressable_shards}
-    assert parts == {3 * 4 * 2 // one.layout.number}
+    assert parts == {3 * 4 * 2 // one.layout.num_parts}
     assert_close((state, metrics), trained(fdg.compile(Reader(), policies.GPUOnly(), devices[:1], 3), 3))
 
 

@@ -240,7 +240,7 @@ class DecoderConfig:
             )
         missing = [name for name in _SIZE_KEYS if config.get(name) is None]
         if missing:
-            raise FdgError(f"config.json: {', '.join(missing)} missing, which {family} needs")
+            raise FdgError(f"config.json lacks {', '.join(missing)}, which {family} needs: add the sizes")
         check_config_keys(config, _READ | _FAMILY_KEYS[family].keys(), "config.json")
         config = {**_DEFAULTS, **_FAMILY_KEYS[family], **config}
         activation = config["hidden_act"]

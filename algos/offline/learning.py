@@ -163,7 +163,7 @@ def init(self: Any, key: jax.Array) -> State:
     steps = stored_steps(self)
     return state._replace(
         replay=self.buffer.add(state.replay, steps),
-        observation_statistics=self.normalizers.observed(state.observation_statistics, steps.observation),
+        observation_statistics=self.normalizers.update(state.observation_statistics, steps.observation),
     )
 
 

@@ -325,7 +325,8 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
             try:
                 texts.append(content.decode())
             except UnicodeDecodeError:
-                raise FdgError(f"{file}: {where} is not UTF-8 at step {step}") from None
+                fix = "leave this episode out"
+                raise FdgError(f"{file}: {where} is not UTF-8 at step {step}: {fix}") from None
         return texts
     mode = minari_spaces.picture_mode(leaf.shape) if leaf.dtype in ("uint8", "int64") else None
     if mode is None or not arrays.has_rows(where, len(leaf.shape)):

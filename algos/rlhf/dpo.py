@@ -82,7 +82,7 @@ class DPO(PreferenceAgent, presets="DPO"):
             )
             responses, reward = rollout.responses, rollout.reward
             response_metrics = self._response_metrics(responses, reward, has_reward(responses))
-            response_metrics |= registry.option("stream").measures(self, state.stream, stream)
+            response_metrics |= registry.option("stream").metrics(self, state.stream, stream)
             if self.respondent == "policy":
                 response_metrics |= staleness(rollout.version, state.iteration, rollout.responses.policy_mask)
         batch = pairs, reference_log_probs

@@ -4,7 +4,7 @@ Several responses to each prompt are compared with each other, without a critic.
 their `Objective` (`algos/rlhf/objective.py`): `GRPO(env, variant="dapo", convention="verl", clip_high=0.3)`.
 
 Shapes: `B` prompts, `G` responses to each, `N = B * G`; `R` tokens of a response; `n` responses of a
-minibatch or micro-batch.
+minibatch or micro-batch; `M` micro-batches. `measures` are summands of metrics, before division.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @classmethod
     def superseded(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """Fields whose preset values are dropped: the variant's, and with a correction `old_log_prob`."""
+        """Fields whose presets are dropped: the variant's fields, and `old_log_prob` with a `correction`."""
         names = frozenset(cls.family.variant_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 
@@ -148,7 +148,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
             trained, optimizer_state, metrics = self.learn(
                 state.parameters, state.optimizer_state, state.iteration, batch, self._iteration_key(state, 2)
             )
-        metrics |= registry.option("stream").measures(self, state.stream, stream)
+        metrics |= registry.option("stream").metrics(self, state.stream, stream)
         return self._next_state(state, trained, optimizer_state, stream=stream), metrics
 
     # --- fragments; `problems`, `respond`, `score`, `refer`, `gradient` and `update` are inherited ---
@@ -163,14 +163,14 @@ class GRPO(LanguageAgent, presets="GRPO"):
             mask = minibatch.batch.weight_mask
             return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
-        trained, optimizer_state, measures = run_updates(
+        trained, optimizer_state, update_metrics = run_updates(
             self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts
         )
-        return trained, optimizer_state, {**metrics, **self._log_prob_differences(samples), **measures}
+        return trained, optimizer_state, {**metrics, **self._log_prob_differences(samples), **update_metrics}
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
-        """Adds the gradient of a micro-batch, a `Batch [n]`, to `Sums`; also returns metrics, not divided."""
+        """Adds the gradient of a micro-batch, a `Batch [n]`, to `Sums`; also returns its measures."""
         samples = self._samples(parameters, self._select_responses(batch), iteration)
         objective, mask = self.objective, samples.batch.weight_mask
         weight, count = undivided_weights(mask, objective.aggregation, self.longest, objective.count_empty)
@@ -182,7 +182,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0, None, None), out_axes=None)
     def learn_sums(self, parameters, optimizer_state, iteration, batch, sums, measures):
-        """`learn` for a `Batch [N]` with the `Sums` of its micro-batches, and metrics `[M]`."""
+        """`learn` for a `Batch [N]`, given the `Sums` and measures `[M]` of its micro-batches."""
         weight, tokens = jnp.maximum(sums.weight, 1), jnp.maximum(sums.tokens, 1)
         gradient = jax.tree.map(lambda x: x / weight, sums.gradient)
         trained, optimizer_state = self.update(gradient, optimizer_state, self._trained(parameters))

@@ -54,7 +54,7 @@ class NetworkSettings(Part):
 
     def of(self, algorithm: Any) -> Decoder:
         """The decoder of an algorithm."""
-        packed_rows = algorithm._packed_rows
+        packed_rows = algorithm._packed_rows  # rows computed at once without padding; None: with padding
         if self.decoder is not None:
             config = dataclasses.replace(self.decoder.config, packed_rows=packed_rows)
             return self.decoder if packed_rows is None else dataclasses.replace(self.decoder, config=config)

@@ -150,7 +150,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             "log_prob_difference_max": jnp.max(difference),
             **metrics,
             **critic_metrics,
-            **registry.option("stream").measures(self, state.stream, stream),
+            **registry.option("stream").metrics(self, state.stream, stream),
         }
         critics = {"critic": critic, "critic_optimizer_state": critic_optimizer_state}
         return self._next_state(state, trained, optimizer_state, stream=stream, **critics), metrics
@@ -212,13 +212,13 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
 
         samples = Minibatch(responses, unused, unused, judgement, unused)
         sizes = self.num_epochs, self.num_minibatches, self.num_prompts
-        carry, measures = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
+        carry, metrics = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
         critic, optimizer_state = carry
         target, error = judgement.target, judgement.target - judgement.value
         target_variance = masked_mean(jnp.square(target - masked_mean(target, mask)), mask)
         error_variance = masked_mean(jnp.square(error - masked_mean(error, mask)), mask)
-        measures["explained_variance"] = 1.0 - error_variance / (target_variance + 1e-8)
-        return critic, optimizer_state, measures
+        metrics["explained_variance"] = 1.0 - error_variance / (target_variance + 1e-8)
+        return critic, optimizer_state, metrics
 
     @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
     def value_gradient(self, critic, minibatch):

@@ -116,11 +116,11 @@ class PreferenceAgent(LanguageAgent):
             return minibatch._replace(weight=counts / jnp.maximum(jnp.sum(counts), 1))
 
         samples = Minibatch(pairs, other_inputs, jnp.zeros(pairs.differ.shape))
-        trained, optimizer_state, measures = run_updates(
+        trained, optimizer_state, metrics = run_updates(
             self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, marks_first=False
         )
-        measures["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
-        return trained, optimizer_state, measures
+        metrics["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
+        return trained, optimizer_state, metrics
 
     @property
     def _reads_pairs(self) -> bool:

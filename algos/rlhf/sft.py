@@ -123,10 +123,10 @@ class SFT(LanguageAgent, presets="SFT"):
 
         groups = self.rows_of(vars(self)).groups
         samples = Minibatch(responses, zeros, zeros)
-        trained, optimizer_state, measures = run_updates(
+        trained, optimizer_state, metrics = run_updates(
             self, add_weights, parameters, optimizer_state, samples, key, groups, marks_first=False
         )
-        return trained, optimizer_state, {**self._lengths(responses), **measures}
+        return trained, optimizer_state, {**self._lengths(responses), **metrics}
 
     def _loss(self, parameters, is_first, minibatch):
         log_prob, entropy = scores(self.network, parameters, minibatch.text, 1.0)

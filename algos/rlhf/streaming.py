@@ -141,7 +141,7 @@ def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
     return limit if ahead and order == "finished" and late == "mask" else min(limit, ahead)
 
 
-def measures(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
+def metrics(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
     """Metrics of a stream over an iteration; empty without a stream."""
     if not agent.ahead:
         return {}

@@ -30,17 +30,16 @@ _PACKAGES_OF_CUDA = "jax-cuda13-plugin nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia
 
 
 def measurements(settings: Settings) -> list[Measurement]:
-    n = settings.size(8192, 128)
-    megabytes = settings.size(1024, 1)
+    n = settings.full_or_tiny(8192, 128)
+    megabytes = settings.full_or_tiny(1024, 1)
+    compare = partial(compare_with_cpu, settings.full_or_tiny(256, 4))
     product_names = [name for name in _PRODUCTS if name != "tf32" or not settings.tiny]  # CPUs have no TF32
     return [
-        Measurement("Machine", "device", describe_machine, 3),
-        *(Measurement("Products", name, partial(time_product, name, n), 5) for name in product_names),
-        Measurement("Memory", "read and write", partial(time_memory, megabytes * 2**20), 5),
-        Measurement("Starts", "a trip of a loop, a call", launch_overheads, 3),
-        Measurement(
-            "Agreement with the CPU", "PPO, CartPole-v1", partial(compare_with_cpu, settings.size(256, 4)), 40
-        ),
+        Measurement("Machine", "device", describe_machine, seconds=3),
+        *(Measurement("Products", name, partial(time_product, name, n), seconds=5) for name in product_names),
+        Measurement("Memory", "read and write", partial(time_memory, megabytes * 2**20), seconds=5),
+        Measurement("Starts", "a trip of a loop, a call", launch_overheads, seconds=3),
+        Measurement("Agreement with the CPU", "PPO, CartPole-v1", compare, seconds=40),
     ]
 
 

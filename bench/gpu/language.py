@@ -58,13 +58,14 @@ class PaddedTokenizer(CharacterTokenizer):
 
 def measurements(settings: Settings) -> list[Measurement]:
     small = DecoderConfig.tiny(64, num_layers=1, max_positions=64, dtype="bfloat16")
-    config = settings.size(HALF_A_BILLION, small)
-    sizes = settings.size((64, 256, 16), (2,))
-    tokens = settings.size(128, 4)
-    measure_grpo = partial(time_grpo, config, *settings.size((16, 8, 64), (2, 2, 4)))
+    config = settings.full_or_tiny(HALF_A_BILLION, small)
+    sizes = settings.full_or_tiny((64, 256, 16), (2,))
+    tokens = settings.full_or_tiny(128, 4)
+    generate = partial(time_generation, config)
+    measure_grpo = partial(time_grpo, config, *settings.full_or_tiny((16, 8, 64, 32), (2, 2, 4, 4)))
     by_size = [
         Measurement(
-            "Generation", f"{rows} rows", partial(time_generation, config, rows, tokens), 40, 150, True
+            "Generation", f"{rows} rows", partial(generate, rows, tokens), seconds=40, limit=150, alone=True
         )
         for rows in sizes
     ]
@@ -73,15 +74,15 @@ def measurements(settings: Settings) -> list[Measurement]:
             "Generation by Transformers",
             f"{rows} rows, {cache} cache",
             partial(time_transformers, config, rows, tokens, cache),
-            25,
-            120,
-            True,
+            seconds=25,
+            limit=120,
+            alone=True,
         )
-        for rows, cache in settings.size(
+        for rows, cache in settings.full_or_tiny(
             ((64, "dynamic"), (256, "dynamic"), (64, "static")), ((2, "dynamic"),)
         )
     ]
-    grpo = Measurement("GRPO", "an iteration", partial(measure_grpo, settings.size(32, 4)), 90, 300, True)
+    grpo = Measurement("GRPO", "an iteration", measure_grpo, seconds=90, limit=300, alone=True)
     return [by_size[0], by_peer[0], grpo, *by_size[1:], *by_peer[1:]]
 
 

@@ -44,7 +44,7 @@ class Settings:
     tiny: bool = False
     peers: Path | None = None
 
-    def size(self, full: Any, tiny: Any) -> Any:
+    def full_or_tiny(self, full: Any, tiny: Any) -> Any:
         return tiny if self.tiny else full
 
 
@@ -144,10 +144,10 @@ class FailedError(Exception):
 
 
 def measure_here(measurement: Measurement, limit: float) -> Figures:
-    """Makes a measurement in this process, without a time limit.
+    """A `Call` that makes a measurement in this process. `limit` is ignored.
 
     Raises:
-      FailedError: it raised an error.
+      FailedError: the measurement raised an error.
     """
     try:
         return measurement.measure()

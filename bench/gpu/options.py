@@ -34,16 +34,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 def measurements(settings: Settings) -> list[Measurement]:
     """The measurements; those of the smallest networks, which launches slow down most, come first."""
     measurements = []
-    seconds = settings.size(22, 1)
-    for env, num_variants in settings.size(
+    seconds, profiling_seconds = settings.full_or_tiny((22, 45), (1, 1))
+    for env, num_variants in settings.full_or_tiny(
         {"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}
     ).items():
-        flags = tuple(flags_of(env, settings.size(4096, 8)))
-        profiling = partial(profile_fragments, flags, rounds=settings.size(5, 1))
-        measurements.append(Measurement("Share of the limit", env, profiling, settings.size(45, 1), 120))
-        run = partial(compare_option, flags, rounds=settings.size(5, 2))
+        flags = tuple(flags_of(env, settings.full_or_tiny(4096, 8)))
+        profiling = partial(profile_fragments, flags, rounds=settings.full_or_tiny(5, 1))
+        measurements.append(Measurement("Share of the limit", env, profiling, profiling_seconds, limit=120))
+        run = partial(compare_option, flags, rounds=settings.full_or_tiny(5, 2))
         measurements += [
-            Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, 90)
+            Measurement("XLA's settings", f"{env}: {name}", partial(run, name), seconds, limit=90)
             for name in (*list(VARIANTS)[:num_variants], "bfloat16")
         ]
     return measurements

@@ -4,7 +4,7 @@ from bench.gpu import language, options, peers, predictions, training
 from bench.gpu.measuring import Part
 
 PARTS = {
-    1: Part("Ceilings, agreement with the CPU, and training", 520, training.first_part),
+    1: Part("Ceilings, agreement with the CPU, and training", 520, training.machine_and_training),
     2: Part("Compared with PureJaxRL and brax's trainer", 360, peers.measurements),
     3: Part("XLA's settings, and the share of the limit", 430, options.measurements),
     5: Part("Larger tasks", 560, training.larger_tasks),

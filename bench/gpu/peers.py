@@ -25,7 +25,7 @@ def measurements(settings: Settings) -> list[Measurement]:
     ]
     if settings.tiny:
         pairs = [purejaxrl("CartPole-v1", 4, 1024, 1.0)]
-    measure = partial(compare_pair, rounds=settings.size(3, 1), peers=settings.peers)
+    measure = partial(compare_pair, rounds=settings.full_or_tiny(3, 1), peers=settings.peers)
     return [
         Measurement("In turns", pair.name, partial(measure, pair), seconds=60, limit=150) for pair in pairs
     ]

@@ -21,7 +21,7 @@ _FILE = "calibration.json"
 def measurements(settings: Settings) -> list[Measurement]:
     """The calibration, then jobs that it was not fitted to."""
     file = settings.out / _FILE
-    sizes = settings.size((4096, 16384, 65536), (16,))
+    sizes = settings.full_or_tiny((4096, 16384, 65536), (16,))
     jobs = [_job("PPO", "CartPole-v1", size, num_steps=32) for size in sizes]
     if not settings.tiny:
         jobs += [
@@ -31,12 +31,11 @@ def measurements(settings: Settings) -> list[Measurement]:
             _job("A2C", "Acrobot-v1", 16384, num_steps=8),
             _job("DQN", "CartPole-v1", 128, learning_starts=1024),
         ]
+    calibrate, title = partial(measure_calibration, file, not settings.tiny), "Seconds of an iteration"
     return [
-        Measurement(
-            "Calibration", "this machine", partial(measure_calibration, file, not settings.tiny), 200, 400
-        ),
+        Measurement("Calibration", "this machine", calibrate, seconds=200, limit=400),
         *(
-            Measurement("Seconds of an iteration", str(job), partial(compare_prediction, job, file), 25, 90)
+            Measurement(title, str(job), partial(compare_prediction, job, file), seconds=25, limit=90)
             for job in jobs
         ),
     ]

@@ -24,7 +24,7 @@ TASKS: dict[str, tuple[str, float | None]] = {
     "Breakout-MinAtar": ("", 28.0),  # gymnax-blines' PPO
     "Craftax-Classic-Symbolic-v1": ("", None),
 }
-SIZES = (4096, 16384, 65536)
+NUM_ENVS = (4096, 16384, 65536)
 _STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v1": 16}
 
 
@@ -38,17 +38,18 @@ def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[st
     ]
 
 
-def first_part(settings: Settings) -> list[Measurement]:
-    """Measurements of the machine, then of training: every task, from the smallest size to the largest."""
+def machine_and_training(settings: Settings) -> list[Measurement]:
+    """Measurements of the machine and its highest rates, then of training, with ever more environments."""
     result = ceilings.measurements(settings)
-    for size, env in itertools.product(settings.size(SIZES, (8,)), TASKS):
+    for num_envs, env in itertools.product(settings.full_or_tiny(NUM_ENVS, (8,)), TASKS):
         if settings.tiny and env == "Craftax-Classic-Symbolic-v1":
             continue  # a minute of compiling
         measure = partial(
-            measure_training, flags_of(env, size, settings.size(200_000_000, 2048)), TASKS[env][1]
+            measure_training, flags_of(env, num_envs, settings.full_or_tiny(200_000_000, 2048)), TASKS[env][1]
         )
-        measure = partial(measure, seconds=settings.size(12.0, 1.0))
-        result.append(Measurement("Training", f"PPO, {env}, {size:,} environments", measure, 30, 90))
+        measure = partial(measure, seconds=settings.full_or_tiny(12.0, 1.0))
+        row = f"PPO, {env}, {num_envs:,} environments"
+        result.append(Measurement("Training", row, measure, seconds=30, limit=90))
     return result
 
 
@@ -80,7 +81,7 @@ def larger_tasks(settings: Settings) -> list[Measurement]:
 
 
 def measure_training(flags: Sequence[str], solved_return: float | None, seconds: float) -> Figures:
-    """Trains until `solved_return` is reached and four rounds are timed, all steps are done, or time is up.
+    """Trains until all steps are done, time is up, or `solved_return` is reached and four rounds are timed.
 
     The return is the mean over the episodes that ended in an iteration. Seconds to solve start with the first
     iteration, without compilation. `curve` has seconds, steps and return of each round.

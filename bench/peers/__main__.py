@@ -4,9 +4,9 @@
     python -m bench.peers purejaxrl/PPO-CartPole --purejaxrl build/purejaxrl
     python -m bench.peers --purejaxrl PATH --purejaxql PATH --jaxmarl PATH
 
-`--list` prints the names; a prefix selects all pairs whose names begin with it. Without names all pairs run,
-except those whose checkout is missing. Each peer is installed into its own environment, `build/venvs/NAME`,
-on first use.
+A pair is fdg and a peer on one task. `--list` prints the pairs' names; a prefix of names selects several.
+Without names all pairs run, except those whose checkout is missing. Each peer is installed into its own
+environment, `build/venvs/NAME`, on first use.
 """
 
 import argparse

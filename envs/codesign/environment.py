@@ -127,8 +127,8 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     return {"path": parameters.get("path") or file} if file.endswith(".toml") else {}
 
 
-def beyond(_: str, parameters: Mapping[str, Any]) -> str | None:
-    """Describes the code that making the environment imports; None for none."""
+def trust_reason(_: str, parameters: Mapping[str, Any]) -> str | None:
+    """As `envs.trust_reason`: only the parameter `module` imports code."""
     return f"imports the module {parameters['module']}" if parameters.get("module") else None
 
 

@@ -13,7 +13,7 @@ from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
 from envs.codesign.technology import Technology
 from fdg.errors import FdgError, nearest, unknown_name
-from fdg.kinds import as_number
+from fdg.kinds import number_fix
 from fdg.reading import read_toml
 
 WORKLOADS = ("w1", "w2", "w3")
@@ -178,7 +178,7 @@ class _Table:
         return unknown_name(f"{self.where} {key}", value, known)
 
     def invalid_value(self, key: str, value: Any, wanted: str) -> FdgError:
-        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {wanted}{as_number(value, float, key)}")
+        return FdgError(f"{self.where}: {key} is {value!r:.60}; give {wanted}{number_fix(value, float, key)}")
 
     def value(self, key: str, default: Any = None) -> Any:
         return self.content.get(key, default)
@@ -349,8 +349,8 @@ def _task(
         return space.given(title, list(layers), accuracy=accuracy, branches=branches, **fields)
     if "accuracy" in content:
         raise FdgError(
-            f"{table.where}: accuracy is only for a fixed network; for a space, [accuracy] sets the source of"
-            " the accuracies"
+            f"{table.where}: the key accuracy is for a fixed network, and a space is given: leave the key out"
+            " (the table [accuracy] says where the accuracies of a space come from)"
         )
     if value not in space.SPACES:
         raise table.unknown_value("space", value, space.SPACES)

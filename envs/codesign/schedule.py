@@ -121,11 +121,12 @@ def chain_schedule(
 ) -> tuple[jax.Array, jax.Array]:
     """Cycles (int32) and pJ (float32) of a list schedule of chains; faster than for graphs.
 
-    Equal to `schedule(work, moves=0)` with this `eagerness`. XLA computes each output of a CPU loop's body
-    separately, so a step only chooses a layer and its sub-accelerator; the next step applies the choice.
-    For M networks of L layers: `latency_cycles` [M, L, A] int32, padded with 0; `energy_pj` [M, L, A]
-    float32; `transfer_cycles` [M, L] int32.
+    Equal to the result of `_list_schedule`, which explains `eagerness`, if each layer may run anywhere. For M
+    networks of L layers: `latency_cycles` [M, L, A] int32, padded with 0; `energy_pj` [M, L, A] float32;
+    `transfer_cycles` [M, L] int32.
     """
+    # On a CPU, XLA repeats computations that several outputs of a loop's body share. So a step only chooses a
+    # layer and its sub-accelerator, and the next step applies the choice.
     networks, length, num_subs = latency_cycles.shape
     to_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
     from_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)

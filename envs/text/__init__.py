@@ -11,7 +11,7 @@ from envs.text.game import Message, Reply, TextGame, Transcript, is_game, is_tex
 from envs.text.games import Calculator, Guess
 from envs.text.host_reward import HostReward
 from envs.text.prompts import Prompts
-from envs.text.registry import FILES, PREFIX, beyond, files_of, make, names
+from envs.text.registry import FILES, PREFIX, files_of, make, names, trust_reason
 from envs.text.rows import Row
 from envs.text.task import Demonstration, Problem, Reward, TextProblem, TextTask, exact
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
@@ -37,7 +37,6 @@ __all__ = [
     "TextTask",
     "Tokenizer",
     "Transcript",
-    "beyond",
     "exact",
     "files_of",
     "is_game",
@@ -45,6 +44,7 @@ __all__ = [
     "make",
     "names",
     "play",
+    "trust_reason",
 ]
 
 

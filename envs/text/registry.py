@@ -20,8 +20,8 @@ def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
     return {field: path for field, path in files if isinstance(path, str) and path}
 
 
-def beyond(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """As `envs.beyond_registries`: files of problems are read as data, so only `verifiers` needs trust."""
+def trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """As `envs.trust_reason`: files of problems are read as data, so only `verifiers` needs trust."""
     if name.removeprefix(PREFIX) != verifiers.Verifiers.name:
         return None
     return f"imports the module {parameters.get('environment')}"

@@ -365,12 +365,14 @@ class HuggingFaceTokenizer:
                 )
         cleaned = [{k: v for k, v in message.items() if v is not None} for message in messages]
         context = {"tools": None, "documents": None, **self.special_tokens, **arguments, "messages": cleaned}
-        context = {"add_generation_prompt": add_generation_prompt, **context}
-        context.pop("chat_template", None)
-        try:
-            values = json.loads(json.dumps(context))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise FdgError(f"messages and arguments of a chat template: {one_line(error)}") from error
+        values = {"add_generation_prompt": add_generation_prompt, **context}
+        values.pop("chat_template", None)
+        for name, value in values.items():
+            try:
+                values[name] = json.loads(json.dumps(value))
+            except (TypeError, ValueError, RecursionError) as error:
+                fix = "give text, numbers, booleans, None, lists and dicts"
+                raise FdgError(f"chat template: {name} is not JSON ({one_line(error)}): {fix}") from error
         try:
             return _compile_template(template).render(generation_marks, **values)
         except FdgError:

@@ -32,7 +32,7 @@ def mask_from_template(
     marks = "".join(itertools.islice((c for c in map(chr, _PRIVATE_USE) if c not in text), 2))
     marked = tokenizer.chat(messages, True, marks, **values)
     if marked != text:
-        spans = _spans_between_marks(marked, marks, text)
+        spans = _spans_between_marks(marked, marks, text, tokenizer.path)
         return _mark_spans(tokenizer.encode_with_offsets(text), spans, ())
     spans = []
     for i, message in enumerate(messages):
@@ -64,7 +64,7 @@ def mask_from_lines(tokenizer: Any, messages: Sequence[Message]) -> list[bool]:
     return _mark_spans(tokenizer.encode_with_offsets("".join(lines)), spans, ())
 
 
-def _spans_between_marks(marked: str, marks: str, text: str) -> list[tuple[int, int]]:
+def _spans_between_marks(marked: str, marks: str, text: str, checkpoint: str) -> list[tuple[int, int]]:
     """The spans that the marks enclose, as positions in the text without marks."""
     spans, start, position = [], 0, 0
     for c in marked:
@@ -74,9 +74,11 @@ def _spans_between_marks(marked: str, marks: str, text: str) -> list[tuple[int, 
             spans.append((start, position))
         else:
             position += 1
-    if marked.replace(marks[0], "").replace(marks[1], "") != text:
+    if (unmarked := marked.replace(marks[0], "").replace(marks[1], "")) != text:
+        at = next(i for i, (a, b) in enumerate(itertools.zip_longest(text, unmarked)) if a != b)
         raise FdgError(
-            "the chat template changes the text of {% generation %} after the tag: write that text unchanged"
+            f"checkpoint '{checkpoint}': its chat template has a filter on what {{% generation %}} encloses:"
+            f" {text[at:][:60]!r} becomes {unmarked[at:][:60]!r} when this is marked: leave the filter out"
         )
     return spans
 

@@ -98,7 +98,7 @@ def predict_exchanges(
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
 ) -> tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]:
-    """The collectives in one run of a jaxpr, with the bodies of its fragments.
+    """The collectives in one run of a jaxpr, including those within its fragments.
 
     The jaxpr is an iteration, a part of an iteration, or a fragment's body. `input_axes` are the batch axes
     of its first inputs. Outputs are resharded to the batch axes `output_axes`, or left as they are if it is
@@ -108,7 +108,7 @@ def predict_exchanges(
     Returns:
       1. The collectives in program order. Those with the same enclosing fragments, kind and number of calls
         are one entry.
-      2. The operations without a rule, except those that must not be split (`must_be_whole`).
+      2. The operations without a rule (`batch.rules`), except those that must not be split (`must_be_whole`).
     """
     flow = prune(follow(jaxpr, input_axes, devices, output_axes))
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)

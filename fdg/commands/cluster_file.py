@@ -28,7 +28,7 @@ from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.machine import FIX, usable_calibration
 from fdg.errors import FdgError, FdgWarning, unknown_name
-from fdg.kinds import as_number, parse_quantity
+from fdg.kinds import number_fix, parse_quantity
 from fdg.reading import read_toml
 
 THIS_MACHINE = "this machine"
@@ -120,7 +120,7 @@ def _tables(content: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, A
 
 def _checked_int(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        fix = "" if isinstance(value, int) else as_number(str(value), int)
+        fix = "" if isinstance(value, int) else number_fix(str(value), int)
         raise FdgError(f"{name} = {quoted(value)}: give a whole number of at least 1{fix}")
     return value
 
@@ -132,7 +132,7 @@ def _checked_float(
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         number = parse_quantity(value) if isinstance(value, str) else None
         doubt = find_doubt(number) if find_doubt and number else ""
-        fix = doubt or as_number(value, float, name) or f", such as {example:.3g}"
+        fix = doubt or number_fix(value, float, name) or f", such as {example:.3g}"
         raise FdgError(f"{name} = {quoted(value)}: give a number of at least 0, {meaning}{fix}")
     if find_doubt and value and (doubt := find_doubt(value)):
         warnings.warn(f"{name} = {value:g} is {meaning}{doubt}", FdgWarning, stacklevel=2)

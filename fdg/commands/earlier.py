@@ -28,7 +28,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """
     start_run, config = flags.get("start_from"), flags.get("config")
     if flags.get("out") == "":
-        raise FdgError("--out: give a directory")
+        raise FdgError("--out '': the value is empty: give a directory, or leave out --out")
     if "resume" in flags:
         return _resume_base(flags)
     if config is not None:

@@ -16,11 +16,11 @@ from fdg.aliases import ALIASES, instead
 from fdg.errors import FdgError, nearest
 from fdg.kinds import (
     annotations_of,
-    as_number,
     dataclass_fields,
+    fits_one_word,
     is_tuple,
-    is_writable,
     mentions,
+    number_fix,
     reader,
     shown,
 )
@@ -52,7 +52,7 @@ def flags_of(cls: type) -> list[Flag]:
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
         kind = field.metadata.get("flag", hints[field.name])  # the type on the command line
-        if not field.init or not is_writable(kind):
+        if not field.init or not fits_one_word(kind):
             continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -253,7 +253,7 @@ def _add_argument(parser: Any, flag: Flag, option: str, help_text: str) -> None:
 
 def _fix(flag: Flag, word: str) -> str:
     """The end of an error message about an invalid value: the meaning of the flag, and the fix."""
-    if fix := as_number(word, flag.kind, flag.name):
+    if fix := number_fix(word, flag.kind, flag.name):
         return fix
     parts = [part for part in word.strip("[]()").split(",") if part.strip()]
     if is_tuple(flag.kind):

@@ -36,7 +36,7 @@ class Prediction:
     """The prediction of one iteration of a long run."""
 
     seconds: float  # per iteration
-    shares: Mapping[str, float]  # seconds by part along the critical path; they add up to `seconds`
+    seconds_by_part: Mapping[str, float]  # along the critical path; they add up to `seconds`
     busy: Mapping[str, float]  # busy seconds of each group
     inside: float  # bytes on links within hosts
     between: float  # bytes on links between hosts
@@ -48,13 +48,13 @@ class Prediction:
     @property
     def largest_part(self) -> str:
         """The name of the largest part of the time."""
-        return max(self.shares, key=lambda name: self.shares[name], default="nothing")
+        return max(self.seconds_by_part, key=self.seconds_by_part.__getitem__, default="nothing")
 
     @property
     def largest_part_text(self) -> str:
         """The largest part of the time with its share, such as "product on actors (40%)"."""
         name = self.largest_part
-        return f"{name} ({self.shares.get(name, 0.0) / (self.seconds or 1.0):.0%})"
+        return f"{name} ({self.seconds_by_part.get(name, 0.0) / (self.seconds or 1.0):.0%})"
 
     @property
     def idle(self) -> Mapping[str, float]:
@@ -80,7 +80,7 @@ def predict(plan: Plan, cluster: Cluster) -> Prediction:
     return Prediction(*times, inside, between, routes, devices, model.notes(), not plan.unpredicted)
 
 
-_Times = tuple[float, Mapping[str, float], Mapping[str, float]]  # seconds, shares and busy of `Prediction`
+_Times = tuple[float, Mapping[str, float], Mapping[str, float]]  # the first three fields of `Prediction`
 
 
 def _straggler_ratio(cluster: Cluster) -> Callable[[int], float]:
@@ -106,7 +106,8 @@ class _CostModel:
         self.overheads = cluster.kind.effective_overheads
         self.program_works = program_works(plan, cluster.target)
         self.seconds: dict[str, Seconds] = {}
-        # for each program: the cost of each collective, and its number of runs
+        # for each program: the cost of each collective, and its number of runs; `meetings` is the number of
+        # compiled collectives per collective of the plan
         self.collective_costs: dict[str, list[tuple[traffic.CommunicationCost, float]]] = {}
         for program in self.program_works:
             cores, devices = self.overheads.cores(self.cores(program.group)), program.group.devices
@@ -133,8 +134,9 @@ class _CostModel:
         """The number of cores that groups share, on all machines; infinite if each device has its own."""
         if self.cluster.cores is None:
             return math.inf
-        share = 1.0 if len(self.plan.groups) == 1 else self.overheads.shared
-        return self.cluster.cores * self.cluster.machines * share
+        # `shared` is the fraction of cores that several groups can use
+        usable_fraction = 1.0 if len(self.plan.groups) == 1 else self.overheads.shared
+        return self.cluster.cores * self.cluster.machines * usable_fraction
 
     def parts(self, program: ProgramWork, stretch: float = 1.0) -> dict[str, float]:
         """Seconds of a program by part, times `stretch`, while no other group runs."""
@@ -155,7 +157,7 @@ class _CostModel:
         calls_per_iteration = {program.name: program.calls_per_iteration for program in self.plan.programs}
         for program in self.program_works:
             for cost, calls in self.collective_costs[program.name]:
-                # The bytes of the plan's collectives, without the factor `meetings`.
+                # Bytes are those of the plan's collectives: without the factor of the compiled program.
                 num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
                 inside, between = (
                     inside + cost.inside * num_runs,
@@ -219,12 +221,12 @@ def _single_program_times(model: _CostModel) -> _Times:
     """Times of a plan with one program, which the host dispatches once for many iterations."""
     (program,), (group,) = model.program_works, model.plan.groups
     contention = max(1.0, model.used_cores(program) / model.pool_cores)
-    straggler_ratio, shares = model.straggler_ratio(len(group)), model.parts(program, contention)
-    compute_seconds = sum(value for name, value in shares.items() if " on " in name)
+    straggler_ratio, parts = model.straggler_ratio(len(group)), model.parts(program, contention)
+    compute_seconds = sum(value for name, value in parts.items() if " on " in name)
     if straggler_ratio > 1:
-        shares[f"stragglers of {group.name}"] = (straggler_ratio - 1) * compute_seconds
-    seconds = sum(shares.values())
-    return seconds, shares, {group.name: compute_seconds if len(group) > 1 else seconds}
+        parts[f"stragglers of {group.name}"] = (straggler_ratio - 1) * compute_seconds
+    seconds = sum(parts.values())
+    return seconds, parts, {group.name: compute_seconds if len(group) > 1 else seconds}
 
 
 def _stepped_times(model: _CostModel, plan: SteppedPlan) -> _Times:
@@ -242,10 +244,10 @@ def _stepped_times(model: _CostModel, plan: SteppedPlan) -> _Times:
             seconds_per_trip = (long_run.get(name, 0.0) - shorter.get(name, 0.0)) / _FEW_TRIPS
             totals[name] += seconds_per_trip * (length - 2 * _FEW_TRIPS)
     seconds = totals["seconds", ""]
-    shares = {name: value for (kind, name), value in totals.items() if kind == "share" and value > 0}
-    share_total = sum(shares.values()) or 1.0
-    shares = {name: value * seconds / share_total for name, value in shares.items()}
-    return seconds, shares, {group: totals["busy", group] for group in model.groups}
+    parts = {name: value for (kind, name), value in totals.items() if kind == "part" and value > 0}
+    parts_total = sum(parts.values()) or 1.0
+    parts = {name: value * seconds / parts_total for name, value in parts.items()}
+    return seconds, parts, {group: totals["busy", group] for group in model.groups}
 
 
 def _simulated_times(
@@ -254,7 +256,7 @@ def _simulated_times(
     costs: Mapping[Step, Cost],
     loop_trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
-    """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("share", part)."""
+    """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("part", name)."""
     simulation = Simulation(model.pool_cores)
     dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
     tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)
@@ -267,19 +269,19 @@ def _simulated_times(
     times = {("seconds", ""): (end - begin) / _COUNTED}
     busy = simulation.busy(trace, begin, end)
     for group in model.groups:
-        resources = [name for name in busy if group in name.split("&")]
+        resources = [name for name in busy if group in name.split("&")]  # "a&b": devices of groups a and b
         times["busy", group] = max((busy[name] for name in resources), default=0.0) / _COUNTED
     final_task = max(range(last_tasks[warm_up + _COUNTED - 1] + 1), key=trace.ends.__getitem__)
-    for name, seconds in _shares(model, simulation, trace, final_task, begin, end).items():
-        times["share", name] = seconds / _COUNTED
+    for name, seconds in _seconds_by_part(model, simulation, trace, final_task, begin, end).items():
+        times["part", name] = seconds / _COUNTED
     return times
 
 
-def _shares(
+def _seconds_by_part(
     model: _CostModel, simulation: Simulation, trace: Trace, final_task: int, begin: float, end: float
 ) -> Mapping[str, float]:
     """Seconds by part, between two times, on the critical path that ends with task `final_task`."""
-    shares: dict[str, float] = collections.defaultdict(float)
+    parts: dict[str, float] = collections.defaultdict(float)
     program_parts = {program.name: model.parts(program) for program in model.program_works}
     for task in trace.critical_path(final_task):
         seconds = min(trace.ends[task], end) - max(trace.starts[task], begin)
@@ -287,10 +289,10 @@ def _shares(
             continue
         label, resources, *_ = simulation.tasks[task]
         if resources == (HOST,):
-            shares["starting programs on the host"] += seconds
+            parts["starting programs on the host"] += seconds
         elif label in program_parts and (total := sum(program_parts[label].values())):
             for name, part in program_parts[label].items():
-                shares[name] += seconds * part / total
+                parts[name] += seconds * part / total
         else:
-            shares[f"transfer {label}"] += seconds
-    return shares
+            parts[f"transfer {label}"] += seconds
+    return parts

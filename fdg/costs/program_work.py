@@ -99,22 +99,23 @@ def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Wor
             group = groups[call.group]
             axes, output_axes = ([value.axis for value in side] for side in (call.inputs, call.outputs))
             setting = _setting(axes, output_axes, group, target)
-            yield group, work_of(rewrite_all(call.jaxpr, setting), axes, group.rows)
+            yield group, work_of(rewrite_all(call.jaxpr, setting), axes, group.num_batch_parts)
         return
     (group,), graph = plan.groups, plan.graph
     setting = _setting(graph.state_axes, graph.output_axes, group, target)
-    if plan.together is None:
-        yield group, work_of(rewrite_all(graph.jaxpr, setting), graph.state_axes, group.rows)
+    agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
+    if per_vmap is None:
+        yield group, work_of(rewrite_all(graph.jaxpr, setting), graph.state_axes, group.num_batch_parts)
         return
-    single_jaxpr = prepare_for_vmap(graph.jaxpr, plan.together, setting._replace(devices=1, sharded=False))
-    agents = plan.agents_here
-    yield group, _vmapped_work(single_jaxpr, agents, plan.together) if agents > 1 else work_of(single_jaxpr)
+    single_jaxpr = prepare_for_vmap(graph.jaxpr, per_vmap, setting._replace(devices=1, sharded=False))
+    work = work_of(single_jaxpr) if agents == 1 else _vmapped_work(single_jaxpr, agents, per_vmap)
+    yield group, work
 
 
 @functools.lru_cache(maxsize=64)
-def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, together: int) -> Work:
-    """The work of `agents` agents on one device, which vmaps `together` of them at a time."""
-    return work_of(vmapped_program(jaxpr, agents, together))
+def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, agents_per_vmap: int) -> Work:
+    """The work of `agents` agents on one device, which vmaps `agents_per_vmap` of them at a time."""
+    return work_of(vmapped_program(jaxpr, agents, agents_per_vmap))
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
@@ -132,5 +133,6 @@ def _setting(
     axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
 ) -> Setting:
     """The properties of a group's program and devices on which its rewrites depend."""
-    on_cpu, uses_all_cores = target.platform == "cpu", target.uses_all_cores(group)
-    return Setting(tuple(axes), group.rows, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)
+    num_parts, on_cpu = group.num_batch_parts, target.platform == "cpu"
+    uses_all_cores = target.uses_all_cores(group)
+    return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)

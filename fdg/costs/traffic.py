@@ -113,6 +113,7 @@ def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster:
     for source_value, target_value in move.pairs:
         before, after = source_value.laid_out, target_value.laid_out
         num_chunks = math.prod(map(math.lcm, before.parts, after.parts))  # as `layout.find_route` cuts
-        has_cuts, has_joins = has_cuts or num_chunks > before.number, has_joins or num_chunks > after.number
-        arrays += num_chunks // after.number * len(target)
+        has_cuts = has_cuts or num_chunks > before.num_parts
+        has_joins = has_joins or num_chunks > after.num_parts
+        arrays += num_chunks // after.num_parts * len(target)
     return HostWork(has_cuts + has_joins, arrays)

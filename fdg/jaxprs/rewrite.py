@@ -35,7 +35,7 @@ from fdg.jaxprs.read import (
 )
 
 Inside: TypeAlias = Callable[..., core.JaxprEqn]
-"""`Rewriter.inside`: maps (equation, context=None, blocks=None) to the equation with its bodies rewritten."""
+"""`Rewriter.inside`: maps (equation, context=None, blocks=None) to the equation with rewritten bodies."""
 
 Rule: TypeAlias = Callable[[core.JaxprEqn, Inside], core.JaxprEqn | Iterable[core.JaxprEqn]]
 """Maps (equation, inside) to its replacement: an equation or several; none only if its results are unused."""
@@ -88,9 +88,9 @@ class Rewriter:
         return result if is_jaxpr(result) else _with_equations(jaxpr, list(result))
 
     def inside(self, eqn: core.JaxprEqn, context: Any = None, blocks: Sequence[Any] | None = None) -> Any:
-        """The equation with its bodies rewritten; the same object if nothing changes.
+        """The equation with its bodies (inner jaxprs) rewritten; the same object if nothing changes.
 
-        `blocks` are the blocks of its bodies, in order; None stands for the bodies' jaxprs.
+        The rule gets `context`, and a block (see `BlockRule`) of each body: those in `blocks`, or the bodies.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):

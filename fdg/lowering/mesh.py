@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fdg.placing.layout import BATCH, Layout, Spec
 from fdg.placing.policy import Group
 
-SEED = "seed"  # the axis of a mesh of independent agents
+AGENT_AXIS = "seed"  # the name of the mesh axis over which independent agents are split
 
 
 def mesh_of(devices: Sequence[Any], axes: Sequence[tuple[str, int]]) -> Mesh:

@@ -21,7 +21,7 @@ from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import constraints as sharding
 from fdg.lowering.draws import hoist_draws
 from fdg.lowering.extremes import keep_nan
-from fdg.lowering.mesh import SEED, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
+from fdg.lowering.mesh import AGENT_AXIS, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import uses_all_cores
 from fdg.placing.layout import Layout, Spec
@@ -78,24 +78,26 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     from each other after an iteration, so all of them finish it before the next one starts.
     """
     graph, mesh = plan.graph, _agents_mesh(plan, devices)
-    by_agent, buffer_spec, replicated = PartitionSpec(SEED), PartitionSpec(None, SEED), PartitionSpec()
-    assert plan.together is not None
-    num_agents, together = plan.agents_here, plan.together
+    by_agent, replicated = PartitionSpec(AGENT_AXIS), PartitionSpec()
+    buffer_spec = PartitionSpec(None, AGENT_AXIS)
+    assert plan.agents_per_vmap is not None
+    num_agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
+    chunk_size = per_vmap
     agent = core.jaxpr_as_fun(
-        rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, together, mesh)
+        rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, per_vmap, mesh)
     )
-    one_by_one = graph.between_agents is None and together == 1
+    one_by_one = graph.between_agents is None and per_vmap == 1
     if one_by_one:
         iterate = _with_agent_axis_of_metrics(agent, len(graph.state_axes))
     elif graph.between_agents is None:
         iterate = jax.vmap(agent)
     else:
         state = algorithm_state(graph.state)
-        axis = SEED if mesh.size > 1 else None
+        axis = AGENT_AXIS if mesh.size > 1 else None
         iterate = with_copying(
-            mapped(agent, num_agents, together), state, graph.state_axes, graph.between_agents, axis
+            mapped(agent, num_agents, per_vmap), state, graph.state_axes, graph.between_agents, axis
         )
-        together = num_agents
+        chunk_size = num_agents
     metrics = [
         jax.ShapeDtypeStruct((num_agents, *metric.shape), metric.dtype)
         for metric in jax.tree.leaves(graph.metrics)
@@ -111,7 +113,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
                 leaves, buffers = _run_iterations(iterate, leaves, buffers, iterations, first)
                 return [x[None] for x in leaves], buffers
 
-            return in_chunks(run_chunk, num_agents, together)(leaves, _buffers(metrics, rows))
+            return in_chunks(run_chunk, num_agents, chunk_size)(leaves, _buffers(metrics, rows))
 
         return jax.shard_map(
             run_all_of_device,
@@ -137,7 +139,7 @@ def _with_agent_axis_of_metrics(agent: Callable, num_leaves: int) -> Callable:
 
 def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh whose only axis splits the agents."""
-    return make_mesh([devices[i] for i in plan.groups[0].devices], SEED)
+    return make_mesh([devices[i] for i in plan.groups[0].devices], AGENT_AXIS)
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
@@ -154,43 +156,43 @@ def rewrite_one_agent(
     jaxpr: ClosedJaxpr,
     axes: Sequence[int | None],
     output_axes: Sequence[int | None],
-    together: int,
+    agents_per_vmap: int,
     mesh: Mesh,
 ) -> ClosedJaxpr:
     """Rewrites one agent's program (`prepare_for_vmap`); `mesh` is the mesh over which agents are split."""
     return prepare_for_vmap(
-        jaxpr, together, Setting(axes, 1, output_axes, is_of_cpus(mesh), uses_all_cores(mesh))
+        jaxpr, agents_per_vmap, Setting(axes, 1, output_axes, is_of_cpus(mesh), uses_all_cores(mesh))
     )
 
 
-def prepare_for_vmap(jaxpr: ClosedJaxpr, together: int, setting: Setting) -> ClosedJaxpr:
-    """Rewrites one agent's program; if agents will be vmapped (`together > 1`), only hoists random draws."""
-    return hoist_draws(jaxpr) if together > 1 else rewrite_all(jaxpr, setting)
+def prepare_for_vmap(jaxpr: ClosedJaxpr, agents_per_vmap: int, setting: Setting) -> ClosedJaxpr:
+    """Rewrites one agent's program; if several agents will be vmapped, only hoists random draws."""
+    return hoist_draws(jaxpr) if agents_per_vmap > 1 else rewrite_all(jaxpr, setting)
 
 
-def vmapped_program(jaxpr: ClosedJaxpr, agents: int, together: int) -> ClosedJaxpr:
-    """A traced program of one agent, vmapped over several, `together` at a time."""
+def vmapped_program(jaxpr: ClosedJaxpr, agents: int, agents_per_vmap: int) -> ClosedJaxpr:
+    """A traced program of one agent, vmapped over several, `agents_per_vmap` at a time."""
     shapes = jaxprs.shapes_of(jaxprs.open_jaxpr(jaxpr).invars)
     batched_shapes = [jax.ShapeDtypeStruct((agents, *x.shape), x.dtype) for x in shapes]
-    return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, together))(*batched_shapes)
+    return jax.make_jaxpr(mapped(core.jaxpr_as_fun(jaxpr), agents, agents_per_vmap))(*batched_shapes)
 
 
 def in_chunks(
-    run: Callable[[list, list, Any], tuple[list, list]], agents: int, together: int
+    run: Callable[[list, list, Any], tuple[list, list]], agents: int, chunk_size: int
 ) -> Callable[[list, list], tuple[list, list]]:
-    """A training loop for all agents of a device, which runs them in chunks of `together` agents by `run`.
+    """A training loop for all agents of a device, which runs them in chunks of `chunk_size` agents by `run`.
 
-    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves are `[together, ...]`, and entries
-    from agent `first` on are written into `buffers` `[rows, agents, ...]`. `together` must divide `agents`,
+    `run` maps `(leaves, buffers, first)` to `(leaves, buffers)`: leaves are `[chunk_size, ...]`, and entries
+    from agent `first` on are written into `buffers` `[rows, agents, ...]`. `chunk_size` must divide `agents`,
     the number of agents on the device.
     """
-    if together == agents:
+    if chunk_size == agents:
         return lambda leaves, buffers: run(leaves, buffers, 0)
 
     def chunk(i: jax.Array, carry: tuple[list, list]) -> tuple[list, list]:
         leaves, buffers = carry
-        first = i * together
-        chunk_leaves = [jax.lax.dynamic_slice_in_dim(x, first, together) for x in leaves]
+        first = i * chunk_size
+        chunk_leaves = [jax.lax.dynamic_slice_in_dim(x, first, chunk_size) for x in leaves]
         chunk_leaves, buffers = run(chunk_leaves, buffers, first)
         leaves = [
             jax.lax.dynamic_update_slice_in_dim(x, new, first, 0)
@@ -198,7 +200,7 @@ def in_chunks(
         ]
         return leaves, buffers
 
-    return lambda leaves, buffers: jax.lax.fori_loop(0, agents // together, chunk, (leaves, buffers))
+    return lambda leaves, buffers: jax.lax.fori_loop(0, agents // chunk_size, chunk, (leaves, buffers))
 
 
 def _with_stable_shardings(iterate: Callable, shardings: Sequence[NamedSharding]) -> Callable:

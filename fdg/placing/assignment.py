@@ -188,10 +188,11 @@ def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) 
             f" {group.model}: use a multiple of {group.model}"
         )
     sizes = [f.batch_size for f in fragments if f.batch_size]
-    num_rows = largest_divisor(math.gcd(*sizes), group.rows) if sizes else group.rows
-    if group.exact and num_rows < group.rows:
-        misfit = next(f for f in fragments if f.batch_size and f.batch_size % group.rows)
-        size, rows = misfit.batch_size or 0, group.rows
+    rows = group.num_batch_parts
+    num_rows = largest_divisor(math.gcd(*sizes), rows) if sizes else rows
+    if group.exact and num_rows < rows:
+        misfit = next(f for f in fragments if f.batch_size and f.batch_size % rows)
+        size = misfit.batch_size or 0
         raise PlanError(
             f"{policy}: fragment '{misfit.name}' ({misfit.role}) has a batch of {size}, which is not"
             f" divisible by the {rows} {'devices' if group.model == 1 else 'rows'} of its {group.name}: use"

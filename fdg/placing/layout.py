@@ -50,12 +50,12 @@ class Layout:
         return (*split, *[1] * (len(self.shape) - len(split)))
 
     @property
-    def number(self) -> int:
+    def num_parts(self) -> int:
         """The number of distinct parts."""
         return math.prod(self.parts)
 
     @property
-    def devices(self) -> int:
+    def num_devices(self) -> int:
         """The number of devices in the mesh."""
         return math.prod(size for _, size in self.mesh)
 
@@ -85,7 +85,7 @@ def spec_text(spec: Spec) -> str:
 
 def moved_bytes(size: int, target: Layout) -> int:
     """The bytes that arrive if every device of the target receives its part of an array of `size` bytes."""
-    return size * target.devices // target.number
+    return size * target.num_devices // target.num_parts
 
 
 @dataclasses.dataclass(frozen=True)

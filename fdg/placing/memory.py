@@ -77,7 +77,7 @@ def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: It
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
-    parts_by_shape = frozenset((layout.shape, layout.number) for layout in layouts)
+    parts_by_shape = frozenset((layout.shape, layout.num_parts) for layout in layouts)
     return _PeakEstimator(devices, parts_by_shape).peak(jaxpr, flow)
 
 
@@ -86,7 +86,7 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
     if not hasattr(variable.aval, "dtype"):
         return 0
     layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
-    return jaxprs.bytes_of(variable.aval) // layout.number
+    return jaxprs.bytes_of(variable.aval) // layout.num_parts
 
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
@@ -269,7 +269,8 @@ def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes:
         if alive.pop(value, None) is None:
             alive[value] = -size
             donated.add(value)
-    split = [v.layout for v in call.inputs if v.axis is None and v.layout is not None and v.layout.number > 1]
+    layouts = [v.layout for v in call.inputs if v.axis is None and v.layout is not None]
+    split = [layout for layout in layouts if layout.num_parts > 1]
     inner_peak = _temporaries(jaxpr, flow, devices, split)
     return inner_peak - min(reusable, sum(alive[value] for value in call.outputs))
 

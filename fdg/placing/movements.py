@@ -51,7 +51,7 @@ class PlannedProgram:
     calls_per_iteration: int
     collectives: tuple[Collective, ...] = ()  # the collectives of one run
     read: bool = False  # True if `collectives` were read from the compiled program, not predicted
-    together: int | None = None  # the number of agents that a device vmaps at once; None without agents
+    agents_per_vmap: int | None = None  # number of agents that a device vmaps at once; None without agents
 
 
 def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:

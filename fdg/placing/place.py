@@ -139,7 +139,7 @@ def place(
     opened = _OPENED_CACHE(
         graph.jaxpr, plan.assignment, lambda: open_iteration(graph.jaxpr, dict(plan.assignment), policy)
     )
-    sizes = {group.name: group.rows for group in groups}
+    sizes = {group.name: group.num_batch_parts for group in groups}
     platform_of = {group.name: platforms[group.devices[0]] for group in groups}
     newer = frozenset() if ages is None else ages.newer
     schedule = lay_out(partition(opened, graph.state_axes, sizes, platform_of, newer), groups, plan.sharded)
@@ -223,11 +223,11 @@ def _plan_agents(
     group = Group("agents", tuple(range(num_used)))
     collectives, notes = population_collectives(graph, num_used, algorithm_state(graph.state))
     per_device = agents // num_used
-    agents_at_once = agents_per_vmap(
+    per_vmap = agents_per_vmap(
         graph, per_device, "cpu" in platforms, max(1.0, min_cores_per_process() / num_used)
     )
     names = tuple(f.name for f in graph.fragments)
-    program = PlannedProgram("train", group.name, names, 1, collectives, together=agents_at_once)
+    program = PlannedProgram("train", group.name, names, 1, collectives, agents_per_vmap=per_vmap)
     return Plan(
         graph,
         policy,
@@ -237,7 +237,7 @@ def _plan_agents(
         assignment=tuple((f.name, group.name) for f in graph.fragments),
         programs=(program,),
         delayed=delayed,
-        notes=notes if graph.between_agents is not None else vmap_notes(per_device, agents_at_once),
+        notes=notes if graph.between_agents is not None else vmap_notes(per_device, per_vmap),
     )
 
 
@@ -271,7 +271,7 @@ def _collectives(
     """The collectives in one run of a group's program, and notes on operations without a rule."""
     if not _is_predicted(group):
         return (), ()
-    num_devices = smallest_equivalent(group.rows, lengths_of(jaxprs.open_jaxpr(jaxpr)))
+    num_devices = smallest_equivalent(group.num_batch_parts, lengths_of(jaxprs.open_jaxpr(jaxpr)))
     axes = tuple(inputs), tuple(outputs)
     collectives, without_rule = _COLLECTIVES_CACHE(
         jaxpr, (num_devices, *axes), lambda: predict_exchanges(jaxpr, axes[0], num_devices, axes[1])
@@ -281,4 +281,4 @@ def _collectives(
 
 def _is_predicted(group: Group) -> bool:
     """Whether a group's collectives can be predicted; with sharded parameters, XLA chooses them."""
-    return group.rows > 1 and not group.shards
+    return group.num_batch_parts > 1 and not group.shards

@@ -32,7 +32,7 @@ class Plan(Drawable):
     Attributes:
       graph: the placed graph, with the policy's staleness applied.
       num_devices: the number of devices, used or not.
-      groups: the groups with their used devices; groups on the same devices are merged.
+      groups: the groups with their used devices; groups on the same devices are merged, except `apart` ones.
       idle: positions of unused devices.
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
@@ -71,36 +71,36 @@ class Plan(Drawable):
     def memory(self) -> tuple[tuple[str, int], ...]:
         """The estimated peak bytes on a device of each group (`placing.memory`).
 
-        Groups on the same devices all have the sum of their bytes. `Engine.memory` has the bytes that XLA
-        reports.
+        Each of several groups on the same devices (`Group.apart`) has the sum of their bytes. `Engine.memory`
+        has the bytes that XLA reports.
         """
         (group,), graph = self.groups, self.graph
         donated = range(len(graph.state_axes))
-        if self.together is None:
+        if self.agents_per_vmap is None:
             layouts = layouts_by_position(self.sharded, group.name)
-            size = program_bytes(graph.jaxpr, graph.state_axes, group.rows, donated, layouts)
+            size = program_bytes(graph.jaxpr, graph.state_axes, group.num_batch_parts, donated, layouts)
         else:  # the states of all agents, and the temporary arrays of those that are vmapped together
             agent_bytes = program_bytes(graph.jaxpr, (), 1, donated)
             state_bytes = sum(jaxprs.bytes_of(v.aval) for v in jaxprs.open_jaxpr(graph.jaxpr).invars)
-            size = self.agents_here * state_bytes + self.together * (agent_bytes - state_bytes)
+            size = self.agents_per_device * state_bytes + self.agents_per_vmap * (agent_bytes - state_bytes)
         return ((group.name, size),)
 
     @property
     def sharing(self) -> tuple[tuple[str, ...], ...]:
-        """One tuple per set of devices, with the names of the groups on these devices."""
+        """One tuple per set of devices: the names of its groups (several only if groups are `apart`)."""
         names: dict[frozenset[int], list[str]] = {}
         for group in self.groups:
             names.setdefault(frozenset(group.devices), []).append(group.name)
         return tuple(map(tuple, names.values()))
 
     @property
-    def together(self) -> int | None:
-        """The number of agents that a device vmaps at once, out of `agents_here`; None without agents."""
-        return self.programs[0].together if self.programs else None
+    def agents_per_vmap(self) -> int | None:
+        """The number of agents that each device vmaps at once; None for a plan without agents."""
+        return self.programs[0].agents_per_vmap if self.programs else None
 
     @property
-    def agents_here(self) -> int:
-        """The number of agents on a device."""
+    def agents_per_device(self) -> int:
+        """The number of agents that each device trains."""
         return (self.graph.agents or 1) // len(self.groups[0])
 
     def idle_process(self, devices: Sequence[Any]) -> int | None:
@@ -150,7 +150,8 @@ class SteppedPlan(Plan):
     def memory(self) -> tuple[tuple[str, int], ...]:
         """The estimated peak bytes on a device of each group, over the steps of the schedule."""
         keys = {name: names[0] for names in self.sharing for name in names}
-        peak = peak_by_group(self.schedule, {group.name: group.rows for group in self.groups}, keys)
+        num_batch_parts = {group.name: group.num_batch_parts for group in self.groups}
+        peak = peak_by_group(self.schedule, num_batch_parts, keys)
         return tuple((name, peak[key]) for name, key in keys.items())
 
     def calls(self) -> Iterable[tuple[Call, int]]:

@@ -74,8 +74,8 @@ class Group:
         return len(self.devices)
 
     @property
-    def rows(self) -> int:
-        """The number of parts of a batch."""
+    def num_batch_parts(self) -> int:
+        """The number of parts into which a batch is split; also the size of the mesh's `batch` axis."""
         return len(self.devices) // self.model
 
     @property
@@ -83,7 +83,7 @@ class Group:
         """The name and size of each mesh axis; only the batch axis if no parameters are sharded."""
         if self.model == 1 and not self.parameters:
             return ((BATCH, len(self.devices)),)
-        return (BATCH, self.rows), (MODEL, self.model)
+        return (BATCH, self.num_batch_parts), (MODEL, self.model)
 
     @property
     def shards(self) -> bool:

@@ -1,12 +1,13 @@
 """Resharding on the same devices, for example of parameters between training and generation.
 
-    training    batch 2, model 4    kernel [64, 32] split over model: each device has a quarter
-    generation  batch 4, model 2    the same devices in rows of two; kernel split over model: half each
-    common mesh batch 2, g 2, j 2   model is (g, j) in training; model is g and batch (batch, j) in generation
-    change      all-gather along j in groups of 2; back by slicing, without communication
+    training    batch 2, model 4       kernel [64, 32] is split over model: each device has a quarter
+    generation  batch 4, model 2       the same devices, reordered; kernel is split over model: a half each
+    common mesh m0 2, m1 2, m2 2       training: batch is (m0,), model is (m1, m2)
+                                       generation: batch is (m0, m2), model is (m1,)
+    change      all-gather along m2 in groups of 2; back by slicing, without communication
 
-The new axes of each dimension may be a prefix of its old axes, as (g,) is of (g, j). Then each device's new
-part contains its old part, parts are all-gathered in small groups, and nothing else moves. This is the
+The new axes of each dimension may be a prefix of its old axes, as (m1,) is of (m1, m2). Then each device's
+new part contains its old part, parts are all-gathered in small groups, and nothing else moves. This is the
 zero-redundancy resharding of Sheng et al. (arXiv 2409.19256, section 5.3). `scheduling.unsharding` then
 gathers parameters just before their use, leaf by leaf, and frees the old parts; after the last use, it slices
 the leaves back.
@@ -130,13 +131,13 @@ class Change:
     @property
     def gather_size(self) -> int:
         """The number of devices in each all-gather; 1 if there is no all-gather."""
-        return self.source.number // self.target.number if self.kind == GATHER else 1
+        return self.source.num_parts // self.target.num_parts if self.kind == GATHER else 1
 
     def arriving(self, size: int) -> int:
         """The bytes that arrive, summed over all devices, for an array of `size` bytes."""
-        part = size // self.target.number
-        local = {STAYS: part, SLICE: part, GATHER: size // self.source.number, EXCHANGE: 0}[self.kind]
-        return (part - local) * self.target.devices
+        part = size // self.target.num_parts
+        local = {STAYS: part, SLICE: part, GATHER: size // self.source.num_parts, EXCHANGE: 0}[self.kind]
+        return (part - local) * self.target.num_devices
 
     def temporary_bytes(self, size: int) -> int:
         """The maximum bytes that a device needs temporarily, besides its old and its new part.
@@ -152,7 +153,7 @@ class Change:
         gathered = [i for i, (a, b) in enumerate(pairs) if a > b]
         if self.kind != GATHER:
             return 0
-        part = size // self.target.number
+        part = size // self.target.num_parts
         if len(gathered) > 1:
             return part // max(self.source.parts[i] // self.target.parts[i] for i in gathered)
         outer_size = math.prod(self.target.shape[: gathered[0]]) // math.prod(

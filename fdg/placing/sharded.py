@@ -157,7 +157,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
         return dataclasses.replace(node, **fields)
 
     def num_parts(value: Value) -> int:
-        return value.laid_out.number if (value.variable, value.group) in specs else 0
+        return value.laid_out.num_parts if (value.variable, value.group) in specs else 0
 
     laid_out = add_layouts(schedule)
     leaves_of = (sorted(copies, key=num_parts, reverse=True) for copies in laid_out.leaves)
@@ -195,4 +195,4 @@ def layouts_by_position(leaves: Sequence[ShardedLeaf], group: str) -> Mapping[in
 
 def axes_text(group: Group) -> str:
     """A group's mesh as text: "batch 2 x model 4"."""
-    return f"{BATCH} {group.rows} x {MODEL} {group.model}"
+    return f"{BATCH} {group.num_batch_parts} x {MODEL} {group.model}"

@@ -13,7 +13,7 @@ from fdg import jaxprs
 from fdg.agents import mapped
 from fdg.batch.rules.result import shape_of
 from fdg.lowering import host_calls
-from fdg.lowering.mesh import SEED, group_mesh, layout_sharding, make_mesh
+from fdg.lowering.mesh import AGENT_AXIS, group_mesh, layout_sharding, make_mesh
 from fdg.lowering.programs import on_mesh, rewrite_one_agent, vmapped_program
 from fdg.placing.layout import Layout
 from fdg.placing.plans import Plan
@@ -44,12 +44,12 @@ def place_fragments(plan: Plan) -> tuple[PlacedFragment, ...]:
     placed = []
     for site in sites(plan.graph):
         group = plan.group_of(site.fragment.name)
-        if plan.together is None:
-            work = work_of(site.jaxpr, site.axes, group.rows)
+        if plan.agents_per_vmap is None:
+            work = work_of(site.jaxpr, site.axes, group.num_batch_parts)
             axes = (*site.axes, *site.output_axes)
-            border = border_bytes(site.jaxpr, [1 if axis is None else group.rows for axis in axes])
+            border = border_bytes(site.jaxpr, [1 if axis is None else group.num_batch_parts for axis in axes])
         else:
-            jaxpr = vmapped_program(site.jaxpr, plan.agents_here, plan.together)
+            jaxpr = vmapped_program(site.jaxpr, plan.agents_per_device, plan.agents_per_vmap)
             work, border = work_of(jaxpr), border_bytes(jaxpr)
         placed.append(PlacedFragment(site, site.fragment, group, work, border))
     return tuple(placed)
@@ -62,7 +62,7 @@ def fragment_benchmarks(
 
     The fragments' inputs are computed from `leaves`: those of a state, on one device of this process.
     """
-    # A fragment that all processes run steps all host environments, and each process holds only some of them.
+    # A fragment with host environments would step all of them here, but each process holds only some.
     if distributed.count() > 1 and host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns):
         return {}
     benchmarks = {}
@@ -82,6 +82,7 @@ def fragment_benchmarks(
             for x, sharding in zip((value_by_variable[v] for v in site.inputs), shardings, strict=True)
         ]
         is_on_host = host_calls.calls_host([site.equation])
+        # `feedback`: which outputs of a call are inputs of the next one
         benchmarks[name] = Repeated(function, arguments, site.feedback, is_on_host, num_repeats)
     return benchmarks
 
@@ -90,12 +91,12 @@ def on_group(
     plan: Plan, site: Site, group: Group, devices: Sequence[jax.Device]
 ) -> tuple[Callable, list[NamedSharding]]:
     """A fragment's function on its group, and the shardings of its inputs."""
-    if (together := plan.together) is not None:
-        mesh = make_mesh([devices[i] for i in group.devices], SEED)
-        agents_spec = PartitionSpec(SEED)
-        agent_jaxpr = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, together, mesh)
+    if (per_vmap := plan.agents_per_vmap) is not None:
+        mesh = make_mesh([devices[i] for i in group.devices], AGENT_AXIS)
+        agents_spec = PartitionSpec(AGENT_AXIS)
+        agent_jaxpr = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, per_vmap, mesh)
         function = jax.shard_map(
-            mapped(core.jaxpr_as_fun(agent_jaxpr), together, together),
+            mapped(core.jaxpr_as_fun(agent_jaxpr), agents=per_vmap, agents_per_vmap=per_vmap),
             mesh=mesh,
             in_specs=agents_spec,
             out_specs=agents_spec,
@@ -124,8 +125,8 @@ def _representative_agents(plan: Plan) -> tuple[np.ndarray | None, int]:
 
     Each device vmaps a few agents at a time and profiles the first few. None for a plan without agents.
     """
-    if plan.together is None:
+    if plan.agents_per_vmap is None:
         return None, 1
-    first_agents = np.arange(len(plan.groups[0])) * plan.agents_here  # the first agent of each device
-    agents = (first_agents[:, None] + np.arange(plan.together)).reshape(-1)
-    return agents, plan.agents_here // plan.together
+    first_agents = np.arange(len(plan.groups[0])) * plan.agents_per_device  # the first agent of each device
+    agents = (first_agents[:, None] + np.arange(plan.agents_per_vmap)).reshape(-1)
+    return agents, plan.agents_per_device // plan.agents_per_vmap

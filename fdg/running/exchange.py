@@ -112,8 +112,8 @@ class Exchange(Transfer):
             received.append(self._assemble(self.target, shape, [blocks[d] for d in self._local_targets]))
         joined = self.programs["join"].compiled(received)
         self.bytes = self.bytes or sum(
-            jaxprs.bytes_of(x) * len(self._local_targets) // layout.number
-            for x, (_, layout) in zip(joined, self.layouts, strict=True)  # each device gets one of the parts
+            jaxprs.bytes_of(x) * len(self._local_targets) // layout.num_parts
+            for x, (_, layout) in zip(joined, self.layouts, strict=True)  # a device gets one part
         )
         return joined
 

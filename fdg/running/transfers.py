@@ -56,7 +56,7 @@ class Mover(Transfer):
         self._may_alias = False if overlap else None
         self._routes = [find_route(a, b) for a, b in self.layouts]
         # For each array: whether it is one part on one device at both ends, so that it is copied unchanged.
-        self._is_plain = [a.number == b.number == 1 and not overlap for a, b in self.layouts]
+        self._is_plain = [a.num_parts == b.num_parts == 1 and not overlap for a, b in self.layouts]
         self.cuts = any(math.prod(route.cuts) > 1 for route in self._routes)
         self.joins = any(math.prod(route.joins) > 1 for route in self._routes)
         self._shardings = [layout_sharding(target, layout) for _, layout in self.layouts]

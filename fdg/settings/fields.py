@@ -204,7 +204,7 @@ def _expected(kind: Any) -> str:
 def _conversion_fix(name: str, value: Any, kind: Any) -> str:
     """A fix if the intended value is clear, such as ": write hidden=(64, 64)"; else ""."""
     intended: Any = None
-    if fix := kinds.as_number(value, kind, name) if hasattr(value, "item") else "":
+    if fix := kinds.number_fix(value, kind, name) if hasattr(value, "item") else "":
         return fix.replace("write ", f"write {name}=")
     if isinstance(value, list) and _matches(tuple(value), kind):
         intended = tuple(value)
@@ -221,7 +221,7 @@ def _conversion_fix(name: str, value: Any, kind: Any) -> str:
                 literal = ast.literal_eval(value)
                 intended = literal if _matches(literal, kind) else None
             if intended is None:
-                return kinds.as_number(value, kind, name)
+                return kinds.number_fix(value, kind, name)
     elif isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         return f": write {name}=algos.Network(*{name})"
     return "" if intended is None else f": write {name}={intended!r}"

@@ -123,7 +123,7 @@ def title(plan: Plan) -> str:
 def batch_per_device(plan: Plan, fragment: Fragment) -> int | None:
     """The batch size (or the number of agents) of one device."""
     total = fragment.batch_size if plan.graph.agents is None else plan.graph.agents
-    return None if total is None else total // plan.group_of(fragment.name).rows
+    return None if total is None else total // plan.group_of(fragment.name).num_batch_parts
 
 
 def _traffic_note(plan: Plan) -> str:
@@ -214,9 +214,9 @@ def _sharding_notes(plan: Plan) -> list[str]:
         leaves = [leaf for leaf in plan.sharded if leaf.group == group.name and leaf.position in positions]
         assert not isinstance(group.parameters, str)  # "declared" is resolved in plans
         splitting_rules = {rule for rule, spec in group.parameters if any(spec)}
-        split_leaves = [leaf for leaf in leaves if leaf.layout.number > 1]
+        split_leaves = [leaf for leaf in leaves if leaf.layout.num_parts > 1]
         sizes = [jaxprs.bytes_of(state_leaves[leaf.position]) for leaf in split_leaves]
-        parts = (size // leaf.layout.number for size, leaf in zip(sizes, split_leaves, strict=True))
+        parts = (size // leaf.layout.num_parts for size, leaf in zip(sizes, split_leaves, strict=True))
         lines.append(
             f"sharded on {group.name} ({axes_text(group)}): {len(split_leaves)} leaves of"
             f" {quantity(sum(sizes), 'B')}, {quantity(sum(parts), 'B')} a device"
@@ -226,7 +226,7 @@ def _sharding_notes(plan: Plan) -> list[str]:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
-        unsplit = [leaf for leaf in leaves if leaf.layout.number == 1]
+        unsplit = [leaf for leaf in leaves if leaf.layout.num_parts == 1]
         if whole := [leaf.path for leaf in unsplit if leaf.rule in splitting_rules]:
             lines.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")
     lines += [f"rule '{rule}' of {group} takes no leaf" for group, rule in plan.unused_rules]

@@ -61,7 +61,7 @@ def _origin(jaxpr: core.Jaxpr, atom: Any) -> Any:
                 continue
             inner = jaxprs.bodies(eqn)
             if len(inner) != 1 or inner[0].carry or inner[0].sliced or inner[0].stacked:
-                return atom
+                return atom  # a loop or a branch, which may change the value
             (body,) = inner
             inner_variable = _origin(
                 body.jaxpr, body.jaxpr.outvars[body.results.index(eqn.outvars.index(atom))]

@@ -12,8 +12,8 @@ import policies
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line, place_of, user_errors
-from fdg.kinds import annotations_of, dataclass_fields, is_writable, to_json
-from fdg.training.name_resolver import CALLER, NameResolver
+from fdg.kinds import annotations_of, dataclass_fields, fits_one_word, to_json
+from fdg.training.name_resolver import PERMIT_ALL, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import restore_sweep, wrapper_entries
 
@@ -37,8 +37,8 @@ def describe(algorithm: Any, policy: Any) -> dict[str, Any]:
         "hyperparameters": _plain_fields(algorithm),
     }
     try:
-        is_same = _is_equal(rebuild_algorithm(config, CALLER), algorithm)
-        if not (is_same and _is_equal(rebuild_policy(config, CALLER), policy)):
+        is_same = _is_equal(rebuild_algorithm(config, PERMIT_ALL), algorithm)
+        if not (is_same and _is_equal(rebuild_policy(config, PERMIT_ALL), policy)):
             config["rebuilds"] = False
     except Exception:  # a user's class may raise anything
         config["rebuilds"] = False
@@ -104,14 +104,14 @@ def read_fields(
             raise FdgError(f"{file} has {name!r:.60} in {part}, which {owner} lacks")
         annotation = fields[name].metadata.get("flag", annotations[name])
         is_default = value is None and fields[name].default is None
-        is_read = is_writable(annotation) and not is_default
-        values[name] = read_value(file, name, value, annotation) if is_read else _with_tuples(value)
+        is_word = fits_one_word(annotation) and not is_default
+        values[name] = read_value(file, name, value, annotation) if is_word else _with_tuples(value)
     return values
 
 
 def build_algorithm(config: Mapping[str, Any], resolver: NameResolver) -> Any:
     """Builds the algorithm of a configuration whose hyperparameters, including `env`, are Python values."""
-    name, values = config["algo"], resolver.with_copied_dataset(config["hyperparameters"])
+    name, values = config["algo"], resolver.with_dataset_of_run_directory(config["hyperparameters"])
     env: Any = values.get("env")
     cls = resolver.algorithm_class(name)
     spaces = getattr(cls, "action_spaces", None)
@@ -200,8 +200,8 @@ def _registered_name(cls: type, registry: Any) -> str:
 
 
 def _env_name(env: Any) -> str | None:
-    """The name with parameters from which `envs.make` makes this environment; None if there is none."""
-    if (full_name := envs.spelled(env)) is not None:
+    """The `NAME?PARAMETER=VALUE` from which `envs.make` makes this environment; None if there is none."""
+    if (full_name := envs.name_with_parameters(env)) is not None:
         return full_name
     env, wrappers = unwrapped(env)
     if wrappers and (full_name := _env_name(env)) is not None:

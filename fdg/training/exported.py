@@ -167,8 +167,9 @@ def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
 
 def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], label: str) -> None:
     """Checks that the metadata matches the function, since `Exported` relies on it."""
-    observation_leaves = list(_description_leaves(facts.get("observation"), label))
-    action_leaves = list(_description_leaves(facts.get("action", {"shape": ["N"], "dtype": ""}), label))
+    observation_leaves = list(_description_leaves(facts.get("observation"), label, "observation"))
+    action = facts.get("action", {"shape": ["N"], "dtype": ""})
+    action_leaves = list(_description_leaves(action, label, "action"))
     names = facts.get("arguments")
     is_sampled = facts.get("actions") == "sampled"
     expected_names = ["seed"] if is_sampled else []
@@ -199,18 +200,18 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
             raise FdgError(f"{label}: {dtype} {shape}, where its program has {aval.str_short()}")
 
 
-def _description_leaves(facts: Any, label: str) -> Iterator[Mapping[str, Any]]:
+def _description_leaves(facts: Any, label: str, what: str) -> Iterator[Mapping[str, Any]]:
     """The leaves of a description (`envs.native`), each with a shape and a dtype."""
     match facts:
         case {"parts": dict() | list() as parts} if parts:
             for part in parts.values() if isinstance(parts, dict) else parts:
-                yield from _description_leaves(part, label)
+                yield from _description_leaves(part, label, what)
         case {"shape": ["N", *_], "dtype": str()}:
             yield facts
         case _:
             raise FdgError(
-                f"{label}: an observation or action is {facts!r:.60}, not of a shape [N, ...] and a dtype:"
-                " export the policy again"
+                f"{label}: the description of its {what} has {facts!r:.60} where a shape [N, ...] and a dtype"
+                " are expected: export the policy again"
             )
 
 

@@ -62,12 +62,12 @@ class NameResolver:
         name, parameters = envs.parse(text)
         if self.file is not None and (self.caller_values or {}).get("env") != text:
             parameters = {**parameters, **copied_env_files(self.file.parent, name, parameters)}
-        if not self._is_permitted("env", text) and (reason := envs.beyond_registries(name, parameters)):
+        if not self._is_permitted("env", text) and (reason := envs.trust_reason(name, parameters)):
             raise self._refusal_error("env", text, reason)
         return name, parameters
 
-    def with_copied_dataset(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """An algorithm's fields, in which the copy in the run directory replaces the data set."""
+    def with_dataset_of_run_directory(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """An algorithm's fields, with the run directory's copy of the data set in place of the data set."""
         if self.file is None or (self.caller_values or {}).get("dataset") == values.get("dataset"):
             return dict(values)  # the caller gave the data set, or there is none
         return {**values, **copied_dataset(self.file.parent, values)}
@@ -131,7 +131,7 @@ class NameResolver:
         )
 
 
-CALLER = NameResolver()  # permits all names
+PERMIT_ALL = NameResolver()  # for names that the caller gives: it permits all of them
 
 
 def _import_reason(name: str) -> str:

@@ -362,7 +362,7 @@ def test_make_with_parameters():
     assert registry.parse("codesign:w1?specs=random&info=score") == (
         "codesign:w1", {"specs": "random", "info": "score"}
     )  # fmt: skip
-    assert envs.beyond_registries("codesign:w1", {}) is None
+    assert envs.trust_reason("codesign:w1", {}) is None
     algos.DQN(env=single_step), algos.PPO(env=env)
     # A design takes one step with order=at_once, and many steps with order=sequence.
     assert (

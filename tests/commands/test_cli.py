@@ -120,7 +120,7 @@ ERRORS = {
     "--algo tests.tiny:Endless --rate 1": "has no attribute steps_per_iteration",
     # directories
     "--out": "--out takes one value: write --out NAME",
-    "--out=": "--out: give a directory",
+    "--out=": "--out '': the value is empty: give a directory",
     "--out /dev/null": "--out /dev/null is a file: give a directory",
     "--out /dev/null/below": "--out /dev/null/below cannot be made: /dev/null is a file",
     "--algo tests.tiny:Walk --devices 1 --out /proc/nowhere": "--out /proc/nowhere cannot be written to",

@@ -256,7 +256,7 @@ def test_servers_shard_and_workers_replicate():
     found = plan("fsdp", policy=policies.Central, workers=2, servers=2)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found.graph.state)]
     for path, places in zip(paths, found.schedule.leaves, strict=True):
-        parts = {value.group: value.laid_out.number for value in places}
+        parts = {value.group: value.laid_out.num_parts for value in places}
         if "params" in path:
             assert list(parts.items()) == [("servers", 2), ("workers", 1)], path
         elif ".mu" in path or ".nu" in path:
@@ -285,7 +285,7 @@ class Declares(Sequences):
 def test_rules_declared_by_the_algorithm():
     declared = plan(None, model_parallel=2, algorithm=Declares())
     assert {leaf.rule for leaf in declared.sharded} == {"mlp"}
-    assert {leaf.layout.number for leaf in declared.sharded} == {2}
+    assert {leaf.layout.num_parts for leaf in declared.sharded} == {2}
     assert plan("declared", algorithm=Declares()).sharded != ()
     assert plan(None, algorithm=Declares()).sharded == ()  # replicated by default
 
@@ -297,15 +297,15 @@ def test_rules_split_only_parameters_and_optimiser_state():
 
 def test_first_matching_rule_applies():
     found = {leaf.path: leaf for leaf in plan({"mlp.*bias": None, "mlp": "batch"}).sharded}
-    assert found["['params']['layer0']['mlp']['bias']"].layout.number == 1
+    assert found["['params']['layer0']['mlp']['bias']"].layout.num_parts == 1
     assert found["['params']['layer0']['mlp']['in']"].layout.parts == (1, 4)  # the larger dimension
 
 
 def test_indivisible_leaf_is_replicated():
     found = plan("fsdp", devices=4, algorithm=Sequences(batch=12), policy=policies.GPUOnly)
-    assert all(leaf.layout.number == 4 for leaf in found.sharded)
+    assert all(leaf.layout.num_parts == 4 for leaf in found.sharded)
     found = plan("fsdp", devices=3, algorithm=Sequences(batch=12, width=32))
-    assert {leaf.layout.number for leaf in found.sharded} == {1, 3}  # 3 divides only the axis of q, k and v
+    assert {leaf.layout.num_parts for leaf in found.sharded} == {1, 3}  # 3 divides only q, k and v
     assert "whole, for no dimension divides: " in str(found)
 
 

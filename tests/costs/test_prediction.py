@@ -38,14 +38,14 @@ def test_time_of_one_program(graph):
     computing = sum(seconds_of(load.work, slow.kind).by_class.values())
     transferring = sum(c.calls * 1.5 * c.bytes / 1e9 for c in load.collectives)
     assert found.seconds == pytest.approx(computing + calls * 1e-3 + transferring)
-    assert sum(found.shares.values()) == pytest.approx(found.seconds)
+    assert sum(found.seconds_by_part.values()) == pytest.approx(found.seconds)
     assert found.largest_part == "inside latency among all"
 
 
 def test_work_per_device_shrinks_with_devices(graph):
     one, four = (predict(fdg.place(graph, policies.GPUOnly(), n), cluster(n)) for n in (1, 4))
-    assert one.shares["transcendental on all"] == pytest.approx(
-        4 * four.shares["transcendental on all"], rel=0.2
+    assert one.seconds_by_part["transcendental on all"] == pytest.approx(
+        4 * four.seconds_by_part["transcendental on all"], rel=0.2
     )
     assert one.inside == 0 < four.inside
 

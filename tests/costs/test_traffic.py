@@ -100,7 +100,7 @@ def _max_rounds(move):
     """The most rounds of any value; sources and targets are numbered as devices of two disjoint groups."""
     highest = 0
     for a, b in move.pairs:
-        sources = frozenset(range(a.laid_out.devices))
+        sources = frozenset(range(a.laid_out.num_devices))
         for chunk in find_route(a.laid_out, b.laid_out).chunks:
             messages = [(i, r, len(sources) + j) for j, (i, r) in enumerate(chunk)]
             highest = max(highest, *(number + 1 for number, *_ in broadcast_rounds(messages, sources)))

@@ -38,7 +38,7 @@ def test_jax_interfaces_by_value_and_by_name(name):
     value = envs.vectorize(getattr(theirs, name)())
     by_name = envs.make(f"{HERE}:{name}")
     assert repeat_action(value, 1) == repeat_action(by_name, 1) == EXPECTED
-    assert by_name == envs.make(f"{HERE}:{name}") and envs.spelled(by_name) == f"{HERE}:{name}"
+    assert by_name == envs.make(f"{HERE}:{name}") and envs.name_with_parameters(by_name) == f"{HERE}:{name}"
     assert_conforms(by_name)
 
 
@@ -67,7 +67,7 @@ def test_unregistered_gymnasium_class():
         assert step.episode_info["is_success"].tolist() == [1.0, 1.0]
     limited = envs.make(f"{HOST}:Thermostat", goal=99.0, max_episode_steps=2)
     assert limited.max_episode_steps == 2 and dict(limited.source.options)["goal"] == 99.0
-    assert envs.beyond_registries(limited.name, {}) == f"imports the module {HOST}"
+    assert envs.trust_reason(limited.name, {}) == f"imports the module {HOST}"
     assert np.isfinite(limited.observation_space.high_array).all()
     host.close()
 
@@ -82,7 +82,7 @@ def class_in_main():
     [
         (lambda: algos.PPO(env=theirs.Line()), r"is one instance: write envs.vectorize\(Line\(\)\)"),
         (lambda: envs.vectorize(theirs.BraxLine), r"is a class.*write envs.vectorize\(BraxLine\(\)\)"),
-        (lambda: envs.make(theirs.JumanjiLine()), "one instance needs envs.vectorize"),
+        (lambda: envs.make(theirs.JumanjiLine()), "a SingleEnvironment to envs.vectorize"),
         (
             lambda: envs.make(thermostat.Thermostat),
             rf"write envs.make\('{HOST}:Thermostat'\); worker processes",

@@ -39,9 +39,9 @@ def test_factory_class_and_value(module):
     assert envs.make(f"{name}:make", size=2) == envs.make("probe:memory", delay=2)
     assert envs.make(f"{name}:probe.Memory", delay=2) == envs.make("probe:memory", delay=2)
     assert envs.make(f"{name}:ready") == envs.make("probe:value")
-    assert envs.spelled(envs.make(f"{name}:make", size=5)) == f"{name}:make?size=5"
+    assert envs.name_with_parameters(envs.make(f"{name}:make", size=5)) == f"{name}:make?size=5"
     assert envs.parse(f"{name}:make?size=5") == (f"{name}:make", {"size": 5})
-    assert envs.spelled(envs.make("CartPole-v1")) is None
+    assert envs.name_with_parameters(envs.make("CartPole-v1")) is None
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,7 @@ def test_failing_property_is_named(attribute, vectorized):
 def test_sources_are_not_modules():
     with pytest.raises(UnknownNameError, match="did you mean 'brax:ant'"):
         envs.make("brax:antt")
-    assert (
-        envs.beyond_registries("brax:antt", {}) is None and envs.beyond_registries("envpool:A-v5", {}) is None
-    )
+    assert envs.trust_reason("brax:antt", {}) is None and envs.trust_reason("envpool:A-v5", {}) is None
 
 
 class _EntryPoint:
@@ -124,7 +122,7 @@ def test_entry_points(monkeypatch):
     )
     user_code.entry_points.cache_clear()
     try:
-        assert "Maze-v0" in envs.names() and envs.beyond_registries("Maze-v0", {}) is None
+        assert "Maze-v0" in envs.names() and envs.trust_reason("Maze-v0", {}) is None
         assert envs.make("Maze-v0", delay=2) == envs.make("probe:memory", delay=2)
         assert envs.make("CartPole-v1") == registry._BUILT_IN["CartPole-v1"]()
         with pytest.raises(FdgError, match="mazes:make registers it as mazes:make, which cannot be imported"):

@@ -97,7 +97,7 @@ def test_prompts_and_weighted_rewards(folder):
     assert [row.prompt for row in task.problem.rows[:2]] == ["0+0=", "0+1="]
     assert task.problem.rows[5].columns == {"answer": "2", "idx": 5}
     assert rewards_of(task, "2", "3", " 2") == [1.5, 0.5, 1.5]
-    assert envs.spelled(envs.make("verifiers:sums", size=4)) == "verifiers:sums?size=4"
+    assert envs.name_with_parameters(envs.make("verifiers:sums", size=4)) == "verifiers:sums?size=4"
 
     @jax.jit
     def rewards(keys):
@@ -157,9 +157,9 @@ def test_unsupported_environments_are_refused(folder, name):
 
 
 def test_name_imports_a_module():
-    assert envs.beyond_registries("verifiers:sums", {}) == "imports the module sums"
-    assert envs.beyond_registries("text:verifiers", {"environment": "sums"}) == "imports the module sums"
-    assert envs.beyond_registries("text:sorting", {}) is None
+    assert envs.trust_reason("verifiers:sums", {}) == "imports the module sums"
+    assert envs.trust_reason("text:verifiers", {"environment": "sums"}) == "imports the module sums"
+    assert envs.trust_reason("text:sorting", {}) is None
 
 
 @pytest.mark.skipif(find_spec("verifiers") is not None, reason="verifiers is installed")

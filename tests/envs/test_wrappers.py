@@ -203,7 +203,7 @@ def test_names_and_run_directories(tmp_path):
     fdg.fit(algorithm, eval_episodes=0, progress=False, out=tmp_path / "run", devices=1)
     loaded = fdg.load(tmp_path / "run")
     assert loaded.algorithm == algorithm and loaded.policy(np.zeros(4)).shape == ()
-    assert envs.beyond_registries("gymnasium:CartPole-v1", {"info": "is_success"}) is None
+    assert envs.trust_reason("gymnasium:CartPole-v1", {"info": "is_success"}) is None
 
 
 class Ticks(gymnasium.Env):

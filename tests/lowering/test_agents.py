@@ -51,13 +51,13 @@ def init_of(name):
 
 
 @pytest.mark.parametrize(  # each algorithm, and each chunk size, on one device and on two
-    ("name", "together", "count"),
+    ("name", "per_vmap", "count"),
     [("ppo", 1, 1), ("ppo", 2, 2), ("dqn", 2, 1), ("dqn", 3, 2), ("pupil", 3, 1), ("pupil", 1, 2)],
 )
-def test_each_agent_matches_a_single_run(name, together, count, devices, monkeypatch):
+def test_each_agent_matches_a_single_run(name, per_vmap, count, devices, monkeypatch):
     """State and all metrics, over runs of more iterations than a program has rows of metrics."""
     monkeypatch.setattr(metrics, "ROWS", 2)
-    with limit_agents_per_vmap(together):
+    with limit_agents_per_vmap(per_vmap):
         engine = fdg.compile(algorithm(name), policies.GPUOnly(), devices[:count], num_seeds=AGENTS)
     assert [len(group) for group in engine.plan.groups] == [count]
     state, first = engine.run(engine.init(5), 2)
@@ -89,10 +89,10 @@ def counting(leaves, buffers, first):
     return leaves, buffers
 
 
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_chunks_run_one_after_another(together):
+@pytest.mark.parametrize("per_vmap", [1, 2, 4])
+def test_chunks_run_one_after_another(per_vmap):
     """Agents start from 0, 10, 20 and 30; each chunk writes its columns."""
-    leaves, buffers = in_chunks(counting, 4, together)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
+    leaves, buffers = in_chunks(counting, 4, per_vmap)([10 * jnp.arange(4)], [jnp.zeros((2, 4), jnp.int32)])
     assert leaves[0].tolist() == [2, 12, 22, 32]
     assert buffers[0].tolist() == [[1, 11, 21, 31], [2, 12, 22, 32]]
     shapes = []
@@ -101,7 +101,7 @@ def test_chunks_run_one_after_another(together):
         shapes.append(x.shape)
         return [x / 2]
 
-    assert mapped(half, 4, together)(jnp.arange(4.0))[0].tolist() == [0, 0.5, 1, 1.5]
+    assert mapped(half, 4, per_vmap)(jnp.arange(4.0))[0].tolist() == [0, 0.5, 1, 1.5]
     assert shapes == [()]  # of one agent
 
 

@@ -15,7 +15,7 @@ MISTAKES = {
     "vectorize a class": (lambda: envs.vectorize(faulty.Corridor), "a class", "envs.vectorize(Corridor())"),
     "vectorize a name": (lambda: envs.vectorize("CartPole-v1"), "is a name", "envs.make('CartPole-v1')"),
     "vectorize twice": (lambda: envs.vectorize(ENV), "is already vectorized", "leave out envs.vectorize"),
-    "make what is made": (lambda: envs.make(ENV), "give a name", "an environment needs no envs.make"),
+    "make what is made": (lambda: envs.make(ENV), "give a name", "use an Environment object as it is"),
     "an unknown name": (
         lambda: envs.make("CartPole-v2"),
         "unknown environment",

@@ -169,7 +169,7 @@ def test_numbers_with_suffixes_and_units():
         number, (unit, scale) = rng.randint(1, 999), rng.choice(list(scales.items()))
         expected = number * scale
         kind = rng.choice([float, float | None] + [int, int | None] * (expected == int(expected)))
-        fix = kinds.as_number(f"{number}{unit}", kind)
+        fix = kinds.number_fix(f"{number}{unit}", kind)
         assert fix.startswith(": write "), (number, unit)
         for written in fix.removeprefix(": write ").split(" or "):
             assert kinds.reader(kind)(written) == pytest.approx(expected, rel=1e-5)
@@ -181,7 +181,7 @@ def test_numbers_with_suffixes_and_units():
         ("10%", int),
         ("1 2", int),
     ):
-        assert kinds.as_number(word, kind) == ""
+        assert kinds.number_fix(word, kind) == ""
     for word in ("5e5", "500_000", "500000", "5E5", "500000.0"):
         assert parser_of().parse_strictly(["--total-steps", word])["total_steps"] == 500_000
     text = refused(lambda: parser_of().parse_strictly(["--total-steps", "500k"]))
@@ -283,13 +283,13 @@ def test_units_of_settings_named_with_units():
     rng, seconds = random.Random(1), {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
     for _ in range(200):
         number, given, own = rng.randint(1, 999), rng.choice([*seconds]), rng.choice(["ns", "us", "ms"])
-        fix = kinds.as_number(f"{number}{given}", float, f"latency_{own}")
+        fix = kinds.number_fix(f"{number}{given}", float, f"latency_{own}")
         written = float(fix.removeprefix(": write ").split(" or ")[0])
         assert written == pytest.approx(number * seconds[given] / seconds[own], rel=1e-5)
     for unit in ("mJ", "mm2", "euros", "req"):
         number = f"{rng.randint(1, 999)} {unit}"
-        assert kinds.as_number(number, float, "price") == ("" if unit == "mm2" else without_unit(unit))
-    assert kinds.as_number("3 uJ", float, "energy_uj") == ": write 3"
+        assert kinds.number_fix(number, float, "price") == ("" if unit == "mm2" else without_unit(unit))
+    assert kinds.number_fix("3 uJ", float, "energy_uj") == ": write 3"
     spec = {"task": [{"name": "a", "space": "resnet9"}], "specs": {"latency_ms": "5ms"}}
     assert refused(lambda: reading.from_dict(spec)).endswith(
         "latency_ms is '5ms'; give a number above 0: write 5"

@@ -77,7 +77,7 @@ def test_whole_along_batch_shards_over_model_only():
     ],
 )
 def test_groups(group, rows, mesh, shards):
-    assert (len(group), group.rows, group.mesh) == (len(group.devices), rows, mesh)
+    assert (len(group), group.num_batch_parts, group.mesh) == (len(group.devices), rows, mesh)
     assert group.shards is shards
 
 

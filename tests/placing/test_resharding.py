@@ -88,7 +88,7 @@ def parts(group, spec, length=64):
 def test_training_shards_lie_within_generation_shards(count, wide, narrow):
     train = Group("training", tuple(range(count)), model=wide, parameters="declared")
     generate = generation_group(train, "generation", narrow)
-    assert sorted(generate.devices) == list(train.devices) and generate.rows == count // narrow
+    assert sorted(generate.devices) == list(train.devices) and generate.num_batch_parts == count // narrow
     small, large = (parts(group, (("model",),), 48) for group in (train, generate))
     assert all(set(small[device]) <= set(large[device]) for device in train.devices)
     batch = [parts(group, (("batch",),), 48) for group in (generate, train)]  # samples move back
@@ -178,7 +178,7 @@ def test_hybridflow_table_2(engine):
     reshard = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))
     assert (
         reshard.arriving(M) == 8 * M * figures[0]
-        and M // reshard.target.number + reshard.temporary_bytes(M) == M * figures[1]
+        and M // reshard.target.num_parts + reshard.temporary_bytes(M) == M * figures[1]
     )
 
 

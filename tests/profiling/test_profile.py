@@ -131,17 +131,17 @@ def test_benchmarked_fragment_has_collectives_of_training(devices):
     assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_agents_in_batches(together, devices):
+@pytest.mark.parametrize("per_vmap", [1, 2])
+def test_agents_in_batches(per_vmap, devices):
     """One batch of agents per device is timed, and its time is multiplied by the number of batches."""
-    with limit_agents_per_vmap(together):
+    with limit_agents_per_vmap(per_vmap):
         engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
     leaves = jax.tree.leaves(engine.init(0))
     timed = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
     (_, (weight, positions, _)) = timed.lower().args_info[0]
-    assert weight.shape == (2 * together, 3) and positions.shape[0] == 2 * together
+    assert weight.shape == (2 * per_vmap, 3) and positions.shape[0] == 2 * per_vmap
     timed.samples.append(Sample(4.0, 1.0))
-    assert timed.seconds == 3.0 * 4 // together
+    assert timed.seconds == 3.0 * 4 // per_vmap
     (one,) = [each for each in place_fragments(engine.plan) if each.site.fragment.name == "slope"]
     alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
     assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)

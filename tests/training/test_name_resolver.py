@@ -12,7 +12,7 @@ import policies
 from fdg.commands import using
 from fdg.commands.cli import plan_main, train_main
 from fdg.errors import FdgError
-from fdg.training.name_resolver import CALLER, NameResolver
+from fdg.training.name_resolver import PERMIT_ALL, NameResolver
 from tests.hostile import directories, driver
 from tests.hostile.__main__ import commands
 from tests.tiny import Walk
@@ -127,7 +127,7 @@ def test_networks_in_a_search_space_are_refused(edited, capsys):
 def test_named_or_trusted_modules_resolve(tmp_path):
     file = tmp_path / "config.json"
     name = f"{Walk.__module__}:{Walk.__qualname__}"
-    for resolver in (CALLER, NameResolver(file, {"algo": name}), NameResolver(file, trust=True)):
+    for resolver in (PERMIT_ALL, NameResolver(file, {"algo": name}), NameResolver(file, trust=True)):
         assert resolver.algorithm_class(name) is Walk
     for named in (None, {"algo": "tests.tiny:Other"}, {"env": name}):
         with pytest.raises(FdgError, match=r"imports the module tests\.tiny"):  # imported, not trusted
@@ -162,7 +162,7 @@ def test_fdg_names_need_no_trust(tmp_path):
 )
 def test_trusted_names_must_have_the_right_type(method, name, message):
     with pytest.raises(FdgError, match=message):
-        getattr(CALLER, method)(name)
+        getattr(PERMIT_ALL, method)(name)
 
 
 def test_registered_environment_is_loaded(runs, edited, monkeypatch):

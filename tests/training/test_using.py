@@ -15,7 +15,7 @@ from fdg.commands import search_flags
 from fdg.errors import FdgError
 from fdg.evaluate import main as evaluate_main
 from fdg.training import description
-from fdg.training.name_resolver import CALLER
+from fdg.training.name_resolver import PERMIT_ALL
 from tests.refusing import refuses
 from tests.training.trained import fitted, small
 
@@ -194,7 +194,7 @@ def test_description_rebuilds_the_algorithm(name):
 
         algorithm = algos.PPO(env=envs.make(env_name, **overrides))
     config = description.describe(algorithm, policies.GPUOnly())
-    assert "rebuilds" not in config and description.rebuild_algorithm(config, CALLER) == algorithm
+    assert "rebuilds" not in config and description.rebuild_algorithm(config, PERMIT_ALL) == algorithm
 
 
 def test_evaluate_command(run, capsys):
