@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -77,6 +78,12 @@ class Group:
     def num_batch_parts(self) -> int:
         """The number of parts into which a batch is split; also the size of the mesh's `batch` axis."""
         return len(self.devices) // self.model
+
+    @property
+    def rows(self) -> int:
+        """The old name of `num_batch_parts`."""
+        warnings.warn("Group.rows is deprecated: write num_batch_parts", DeprecationWarning, 2)
+        return self.num_batch_parts
 
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:

@@ -64,6 +64,8 @@ def test_whole_along_batch_shards_over_model_only():
     assert group.parameters == (("a", (None, "model")), ("b", ()))
     assert Group("g", (0, 1), parameters="declared", whole_along_batch=True).parameters == "declared"
     assert Group("g", (0, 1), parameters=rules).parameters == (("a", ("batch", "model")), ("b", "batch"))
+    with pytest.deprecated_call():
+        assert group.rows == group.num_batch_parts == 2
 
 
 @pytest.mark.parametrize(
