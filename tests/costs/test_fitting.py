@@ -82,7 +82,7 @@ def test_zero_overheads_stay_zero(plans):
 def test_fit_is_robust_to_an_outlier(plans):
     measured = samples(plans)
     measured[0] = measured[0]._replace(seconds=5 * measured[0].seconds)
-    found = fit_overheads(measured, known=1e-3)
+    found = fit_overheads(measured, prior_weight=1e-3)
     predicted = [seconds(s, found.shares_after_fusion, found.overheads) for s in measured[1:]]
     assert predicted == pytest.approx([s.seconds for s in measured[1:]], rel=0.3)
 
