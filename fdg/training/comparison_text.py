@@ -54,9 +54,13 @@ def sentences(comparison: Any) -> list[str]:
     ]
     if len(comparison.shared) > 1:
         shared = comparison.shared
-        zero = "random actions" if all(env in comparison.random for env in shared) else "the worst seed"
+        zero = (
+            "random actions count"
+            if all(env in comparison.random for env in shared)
+            else "the worst seed counts"
+        )
         sentences.append(
-            f'"all, normalised": {zero} count as 0 and the best seed as 1 in each of the {len(shared)}'
+            f'"all, normalised": {zero} as 0 and the best seed as 1 in each of the {len(shared)}'
             " environments that all sides have; the interquartile mean is over all of their seeds."
         )
     if any(comparison.is_random(cell.label, cell.env) for cell in comparison.cells):

@@ -197,7 +197,7 @@ def test_old_and_tampered_packages(package, tmp_path):
     wide = {**facts, "observation": {"shape": ["N", 5], "dtype": "float32"}}
     refused(r"float32 \[5\], where its program has float32\[N,4\]", policy_json=json.dumps(wide))
     refused("its arguments are not", policy_json=json.dumps({**facts, "arguments": ["observation", "mask"]}))
-    refused("observation has .parts.*shape", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
+    refused("observation has ..parts.*shape", policy_json=json.dumps({**facts, "observation": {"parts": {}}}))
     refused("its actions or results do not match", policy_json=json.dumps({**facts, "actions": "both"}))
     path.write_bytes(package[:-100] + package[-100:].replace(b"sha256:", b"sha999:"))
     with pytest.raises(FdgError, match="it is damaged"):
