@@ -316,9 +316,8 @@ def policy_and_value(
 def actor_critic_of(algorithm: Any) -> Network:
     """An algorithm's field `network`, or the default actor-critic with its `layers`."""
     spaces = algorithm.env.observation_space, algorithm.env.action_space
-    return with_precision(
-        algorithm, user_network(algorithm, "network") or actor_critic(*spaces, **vars(algorithm.layers))
-    )
+    network = user_network(algorithm, "network")
+    return with_precision(algorithm, network or actor_critic(*spaces, **vars(algorithm.layers)))
 
 
 def q_network_of(algorithm: Any) -> Network:

@@ -376,7 +376,6 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
-    """The annotations, by name, of the options that `check_options` checks."""
     hints: dict[str, Any] = {}
     kinds_by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
