@@ -48,8 +48,8 @@ class PendingMetrics:
         self._result: Any = None
 
     def is_ready(self) -> bool:
-        """Whether the iterations have run; False if there are no metrics to tell."""
-        buffers = [buffer for chunk, _ in self._chunks for buffer in chunk]
+        """Whether the iterations have run; False if no metric of this process tells."""
+        buffers = [buffer for chunk, _ in self._chunks for buffer in chunk if buffer is not None]
         return bool(buffers) and all(buffer.is_ready() for buffer in buffers)
 
     def result(self) -> dict[str, jax.Array]:

@@ -1,6 +1,6 @@
 """TD3+BC: the actor's loss by hand; everything else is TD3.
 
-Equations 3 and 5 of Fujimoto and Gu 2021 (arXiv 2106.06860).
+The loss is equation 3, with the weight of equation 5, of Fujimoto and Gu 2021 (arXiv 2106.06860).
 """
 
 import jax

@@ -69,7 +69,7 @@ def test_search_continues_past_infeasible_sizes():
         return choosing.Row(candidate, found, "" if found else "refused")
 
     rows = choosing._KindRows(evaluate)
-    rows.options += candidates
+    rows.candidates += candidates
     rows.predict(0)
     while choosing._try_neighbours(rows):
         pass

@@ -1,4 +1,4 @@
-"""Every environment of gymnax: the contract, gymnax's own numbers, and those of gymnasium."""
+"""Every environment of gymnax: the contract, and equality with gymnax and Gymnasium."""
 
 import urllib.error
 
@@ -37,12 +37,12 @@ def clear_caches():
     from_gymnax._facts.cache_clear()
 
 
-def test_the_names_are_those_that_gymnax_registers():
+def test_names_match_gymnax():
     assert list(from_gymnax.NAMES) == gymnax.registered_envs
 
 
 class GymnaxStep:
-    """gymnax's own batched step, which resets by itself."""
+    """gymnax's own batched step with auto-reset."""
 
     def __init__(self, name, **params):
         self.env, default = gymnax.make(name)
@@ -65,9 +65,9 @@ def strong(x):
 
 
 @pytest.mark.parametrize("name", from_gymnax.NAMES)
-def test_every_environment_conforms_and_gives_the_numbers_of_gymnax(name, mnist):
-    limit = LIMIT if name != "BernoulliBandit-misc" else float(LIMIT)
-    env = envs.make(name, max_steps_in_episode=limit)
+def test_matches_gymnax(name, mnist):
+    env = envs.make(name, max_steps_in_episode=LIMIT)
+    limit = LIMIT if name != "BernoulliBandit-misc" else float(LIMIT)  # gymnax's type
     rollout = assert_conforms(env, beside=GymnaxStep(name, max_steps_in_episode=limit))
     step = rollout.step
     assert env.observation_space.dtype == "float32"
@@ -87,7 +87,7 @@ def test_every_environment_conforms_and_gives_the_numbers_of_gymnax(name, mnist)
     np.testing.assert_allclose(step.final_observation, final_observation, rtol=1e-5, atol=1e-5)
 
 
-# gymnasium's state, by the names that gymnax gives its fields, and the range of states to step from.
+# Gymnasium's state by gymnax's field names, and the range of the random states.
 CLASSIC_CONTROL = {
     "CartPole-v1": {"x": 2.39, "x_dot": 3.0, "theta": 0.209, "theta_dot": 3.0},
     "Pendulum-v1": {"theta": 10.0, "theta_dot": 8.0},
@@ -98,7 +98,7 @@ CLASSIC_CONTROL = {
 
 
 @pytest.mark.parametrize("name", CLASSIC_CONTROL)
-def test_one_step_from_the_same_state_is_that_of_gymnasium(name):
+def test_step_matches_gymnasium(name):
     ranges = CLASSIC_CONTROL[name]
     reference = gymnasium.make(name, disable_env_checker=True)
     reference.reset(seed=0)
@@ -107,7 +107,7 @@ def test_one_step_from_the_same_state_is_that_of_gymnasium(name):
     states = {field: random.uniform(-r, r, count).astype(np.float32) for field, r in ranges.items()}
     reference.action_space.seed(0)
     actions = np.stack([reference.action_space.sample() for _ in range(count)])
-    # Beyond the bounds too: Pendulum clips the torque, and MountainCarContinuous the force but not its cost.
+    # Also beyond the bounds: Pendulum clips the torque, and MountainCarContinuous the force but not its cost.
     actions = actions * 2 if actions.dtype == np.float32 else actions
 
     keys = jax.random.split(jax.random.key(0), count)
@@ -133,7 +133,7 @@ def test_one_step_from_the_same_state_is_that_of_gymnasium(name):
     np.testing.assert_allclose(env.observation_space.high_array, reference.observation_space.high, rtol=1e-6)
 
 
-def test_cartpole_is_truncated_after_500_steps_and_not_before():
+def test_cartpole_truncates_after_500_steps():
     env = envs.make("CartPole-v1", x_threshold=1e9, theta_threshold_radians=1e9)
 
     def body(state, key):
@@ -147,7 +147,7 @@ def test_cartpole_is_truncated_after_500_steps_and_not_before():
     assert step.episode_return[499, 0] == 500 and step.episode_length[499, 0] == 500
 
 
-def test_overrides_reach_spaces_constructors_and_arrays():
+def test_overrides():
     assert envs.make("Pendulum-v1", max_torque=1.0).action_space == envs.Box(-1.0, 1.0, (1,))
     assert envs.make("DeepSea-bsuite", size=5).observation_space.shape == (5, 5)
     assert envs.make("DeepSea-bsuite", size=5).max_episode_steps == 5
@@ -164,7 +164,7 @@ def test_overrides_reach_spaces_constructors_and_arrays():
     assert rewards == [0, 1, 0]
 
 
-def test_a_data_set_that_cannot_be_downloaded_is_a_clear_error(monkeypatch):
+def test_failed_download_is_reported(monkeypatch):
     def offline():
         raise urllib.error.URLError("no network")
 
@@ -178,6 +178,6 @@ def test_a_data_set_that_cannot_be_downloaded_is_a_clear_error(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [100_000, 10**9])
-def test_arrays_that_do_not_fit_into_memory_are_refused(size):
+def test_arrays_too_large_for_memory_are_refused(size):
     with pytest.raises(FdgError, match=f"DeepSea-bsuite': size={size} makes arrays of .* GB"):
         envs.make("DeepSea-bsuite", size=size)
