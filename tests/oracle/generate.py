@@ -16,8 +16,9 @@ ROLES = ("environment", "actor", "learner", "update", "gradient", "dreamer")
 STRUCTURES = tuple("scan scan fori while cond jit remat custom_jvp custom_vjp vmap grad linearize".split())
 NAMES = ("act", "act.2", "learn", "act.2.2")  # shared by fragments; some look like numbered names
 LEAVES = (
-    ("f", (BATCH,)), ("f", (BATCH, 3)), ("f", (2, BATCH)), ("f", (2, BATCH, 3)), ("f", (3, BATCH)), ("f", (3,)),
-    ("f", (3, 3)), ("f", ()), ("i", (BATCH,)), ("i", ()), ("b", (BATCH,)), ("b", ()), ("k", ()), ("k", (BATCH,)),
+    ("f", (BATCH,)), ("f", (BATCH, 3)), ("f", (2, BATCH)), ("f", (2, BATCH, 3)), ("f", (3, BATCH)),
+    ("f", (3,)), ("f", (3, 3)), ("f", ()), ("i", (BATCH,)), ("i", ()), ("b", (BATCH,)), ("b", ()),
+    ("k", ()), ("k", (BATCH,)),
 )  # fmt: skip
 
 
