@@ -96,7 +96,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
 
 
 class WorkerPool:
-    """A `pools.Pool` of worker processes. Each steps some instances; restarting it makes them anew."""
+    """A `pools.Pool` of worker processes. Each steps some instances; a restart makes new instances."""
 
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size

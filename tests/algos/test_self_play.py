@@ -122,7 +122,7 @@ def test_opponent_acts_like_stored_actor():
     env_state = env_state._replace(inner=env_state.inner._replace(memory=memory))
     reference_state = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
     observation = state.learner.observation
-    same = np.ones(8, bool)  # where the first game still goes on: a new game uses other keys
+    same = np.ones(8, bool)  # where the first game has not ended: a new game uses other keys
     for _ in range(2):
         action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
         env_state, ours_step = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
