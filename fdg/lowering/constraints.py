@@ -9,7 +9,7 @@ only says where an array is stored, so it cannot change the results.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -87,150 +87,187 @@ def constrain(
         jaxpr = keep_nan(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
-    lowered, *_ = _Rewriter(mesh, specs is not None).rewrite(flow, inputs)
+    lowered = _ProgramRewriter(mesh, specs is not None).rewrite(flow, inputs).jaxpr
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
 
-class _Rewriter:
+class _Rewritten(NamedTuple):
+    """A rewritten jaxpr."""
+
+    jaxpr: Any
+    constrained_inputs: set[Any]  # the inputs that it constrains
+    output_specs: list[Spec | None]
+
+
+class _ProgramRewriter:
     """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once."""
 
-    def __init__(self, mesh: Mesh, sharded: bool = False):
-        self.mesh, self.has_sharded_parameters = mesh, sharded
-        self._cache: IdentityCache[tuple[Any, set[Any], list[Spec | None]]] = IdentityCache()
+    def __init__(self, mesh: Mesh, has_sharded_parameters: bool):
+        self.mesh, self.has_sharded_parameters = mesh, has_sharded_parameters
+        self._cache: IdentityCache[_Rewritten] = IdentityCache()
 
-    def rewrite(
-        self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()
-    ) -> tuple[Any, set[Any], list[Spec | None]]:
-        """The rewritten jaxpr, the inputs that it constrains, and the specs of its outputs.
+    def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()) -> _Rewritten:
+        """Rewrites a jaxpr; `sliced` are the replicated outputs that a reader may slice."""
+        return self._cache(flow, (specs, sliced), lambda: _JaxprRewriter(self, flow, specs, sliced).rewrite())
 
-        `sliced` are the replicated outputs that a reader may slice.
-        """
-        return self._cache(flow, (specs, sliced), lambda: self._rewrite(flow, specs, sliced))
+    def constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+        """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
+        aval = atom.aval
+        if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
+            axis = None  # not divisible; a plan chooses devices that divide every fragment's batch
+        sharding = batch_sharding(self.mesh, axis)
+        if self.has_sharded_parameters:
+            entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
+            for dimension in replicated:
+                entries[dimension] = None
+            if axis is not None:
+                entries[axis] = BATCH
+            sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
+        return _constraint_to(sharding, atom)
 
-    def _rewrite(
-        self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...]
-    ) -> tuple[Any, set[Any], list[Spec | None]]:
-        equations: list[Any] = []
-        axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
+
+class _JaxprRewriter:
+    """Rewrites one jaxpr with its flow, from its first equation to its last."""
+
+    def __init__(
+        self, program: _ProgramRewriter, flow: Flow, specs: Sequence[Spec | None], sliced: Sequence[int]
+    ):
+        self.program, self.mesh = program, program.mesh
+        self.flow = dataclasses.replace(flow, equations=tuple(map(_mark_local, flow.equations)))
+        self.equations: list[Any] = []
+        self.axes = {v: axis for v, (axis, _) in zip(flow.jaxpr.invars, flow.inputs, strict=True)}
+        self.specs: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
         # (variable, axis) -> the variable, resharded to this axis
-        placed: dict[tuple[Any, Axis], Any] = {}
-        pinned: dict[Any, Any] = {}  # variable -> the variable, constrained to its producer's sharding
-        specs_of: dict[Any, Spec | None] = dict(zip(flow.jaxpr.invars, specs, strict=True))
-        gathered_parameters: dict[Any, Any] = {}  # parameter -> the parameter, gathered over the batch axis
+        self.resharded: dict[tuple[Any, Axis], Any] = {}
+        self.pinned: dict[Any, Any] = {}  # variable -> the variable, constrained to its producer's sharding
+        self.gathered: dict[Any, Any] = {}  # parameter -> the parameter, gathered over the batch axis
+        self.pins, self.sliceable = self._find_pins(sliced)
 
-        def gather_parameter(atom: Any, value: Any) -> Any:
-            """Gathers a parameter over the mesh axis `BATCH`; returns `value` if it is not split over it."""
-            spec = specs_of.get(atom)
-            if spec is None or all(BATCH not in mesh_axes for mesh_axes in spec):
-                return value
-            if atom not in gathered_parameters:
-                sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
-                equations.append(_constraint_to(sharding, value))
-                gathered_parameters[atom] = equations[-1].outvars[0]
-            return gathered_parameters[atom]
+    def rewrite(self) -> _Rewritten:
+        """Rewrites all equations and outputs."""
+        jaxpr = self.flow.jaxpr
+        self._pin_all(jaxpr.invars)
+        for step in self.flow.equations:
+            self.axes.update(zip(step.eqn.outvars, step.results, strict=True))
+            self._rewrite_equation(step)
+            self._pin_all(step.eqn.outvars)
+        outputs = self._read(jaxpr.outvars, self.flow)
+        return _Rewritten(
+            jaxpr.replace(eqns=self.equations, outvars=outputs),
+            {v for v in jaxpr.invars if v in self.pinned},
+            [None if jaxprs.is_literal(v) else self.specs.get(v) for v in jaxpr.outvars],
+        )
 
-        def add_constraint(atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
-            equations.append(self._constraint(atom, axis, replicated))
-            return equations[-1].outvars[0]
+    def _rewrite_equation(self, step: EquationFlow) -> None:
+        invars = self._read(step.eqn.invars, step)
+        operand_dims: Dimensions = {}
+        result_dims: Dimensions = {}
+        if self.program.has_sharded_parameters:
+            for i in weights.gathered_operands(step):
+                invars[i] = self._gather_parameter(step.eqn.invars[i], invars[i])
+            operand_dims, result_dims = replicated_dimensions(step)
+        for i, replicated in operand_dims.items():
+            invars[i] = self._add_constraint(invars[i], step.operands[i], replicated)
+        eqn = step.eqn.replace(invars=invars)
+        bodies = self._rewrite_bodies(step)
+        if self.program.has_sharded_parameters:
+            new_specs = weights.result_specs(step, self.specs, [body.output_specs for body in bodies])
+            self.specs.update(zip(step.eqn.outvars, new_specs, strict=True))
+        if eqn.primitive is boundary_p:
+            constraint = self.program.constraint(eqn.invars[0], eqn.params["axis"])
+            self.equations.append(constraint.replace(outvars=eqn.outvars))
+        elif step.local:
+            self.equations.append(self._shard_map(eqn, step))
+        else:
+            if step.bodies:
+                eqn = jaxprs.with_new_bodies(eqn, [body.jaxpr for body in bodies])
+            self._add_with_constrained_results(eqn, step, result_dims)
 
-        def place(atom: Any, axis: Axis) -> Any:
-            """Reshards `atom` so that it is split along `axis`, or replicated if None."""
-            if hasattr(atom, "val") or not atom.aval.shape:
-                return atom
-            if (atom, axis) not in placed:
-                # First constrain the value to its producer's sharding, so that this reader does not change
-                # the sharding for others. To change from one axis to another, the value is gathered, and then
-                # sliced without a collective.
-                source_axis = axes.get(atom)
-                via_axis = source_axis if None in (source_axis, axis) else None
-                replicated = () if source_axis is None else (source_axis,)
-                placed[atom, axis] = (
-                    pin(atom)
-                    if source_axis == axis
-                    else add_constraint(place(atom, via_axis), axis, replicated)
-                )
-            return placed[atom, axis]
-
-        def pin(atom: Any) -> Any:
-            """Constrains `atom` to its producer's sharding; else XLA might choose one reader's sharding."""
-            if atom not in pinned:
-                pinned[atom] = add_constraint(atom, axes.get(atom))
-            return pinned[atom]
-
-        def read_operands(atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
-            """The operands of an equation, or the outputs of a flow, resharded to the axes that it needs."""
-            operands = [atom if hasattr(atom, "val") else pinned.get(atom, atom) for atom in atoms]
-            for i in step.gathered:
-                operands[i] = place(atoms[i], None)
-            for i, axis in step.sliced:
-                operands[i] = place(atoms[i], axis)
-            return operands
-
-        flow = dataclasses.replace(flow, equations=tuple(map(_mark_local, flow.equations)))
-        pins, sliceable = self._pins(flow, sliced)
-        for atom in flow.jaxpr.invars:
-            if atom in pins:
-                pin(atom)
-        for step in flow.equations:
-            axes.update(zip(step.eqn.outvars, step.results, strict=True))
-            invars = read_operands(step.eqn.invars, step)
-            for i in weights.gathered_operands(step) if self.has_sharded_parameters else ():
-                invars[i] = gather_parameter(step.eqn.invars[i], invars[i])
-            operand_dims, result_dims = (
-                replicated_dimensions(step) if self.has_sharded_parameters else ({}, {})
+    def _rewrite_bodies(self, step: EquationFlow) -> list[_Rewritten]:
+        """The rewritten bodies of an equation; none if it runs on each device's part as it is."""
+        if not step.bodies or (step.local and not self.program.has_sharded_parameters):
+            return []
+        return [
+            self.program.rewrite(
+                body_flow,
+                weights.body_input_specs(body, step.eqn, self.specs),
+                tuple(k for v, k in zip(step.eqn.outvars, body.results, strict=False) if v in self.sliceable),
             )
-            for i, replicated in operand_dims.items():
-                invars[i] = add_constraint(invars[i], step.operands[i], replicated)
-            eqn = step.eqn.replace(invars=invars)
-            bodies = (
-                jaxprs.bodies(step.eqn)
-                if step.bodies and (self.has_sharded_parameters or not step.local)
-                else ()
-            )
-            rewritten = [
-                self.rewrite(
-                    body_flow,
-                    weights.body_input_specs(body, step.eqn, specs_of),
-                    tuple(k for v, k in zip(step.eqn.outvars, body.results, strict=False) if v in sliceable),
-                )
-                for body, body_flow in zip(bodies, step.bodies, strict=False)
-            ]
-            if self.has_sharded_parameters:
-                new_specs = weights.result_specs(step, specs_of, [specs for *_, specs in rewritten])
-                specs_of.update(zip(step.eqn.outvars, new_specs, strict=True))
-            if eqn.primitive is boundary_p:
-                equation = self._constraint(eqn.invars[0], eqn.params["axis"])
-                equations.append(equation.replace(outvars=eqn.outvars))
-            elif step.local:
-                equations.append(self._shard_map(eqn, step))
-            else:
-                if step.bodies:
-                    eqn = jaxprs.with_new_bodies(eqn, [jaxpr for jaxpr, *_ in rewritten])
-                positions = [
-                    k
-                    for k, v in enumerate(eqn.outvars)
-                    if _is_array_variable(v) and (step.reduced or k in result_dims)
-                ]
-                results = {eqn.outvars[k]: core.Var(eqn.outvars[k].aval) for k in positions}
-                equations.append(eqn.replace(outvars=[results.get(v, v) for v in eqn.outvars]))
-                for k, (old, new) in zip(positions, results.items(), strict=True):
-                    constraint = self._constraint(new, step.results[k], result_dims.get(k, ()))
-                    equations.append(constraint.replace(outvars=[old]))
-            for atom in step.eqn.outvars:
-                if atom in pins:
-                    pin(atom)
-        outputs = read_operands(flow.jaxpr.outvars, flow)
-        constrained_inputs = {v for v in flow.jaxpr.invars if v in pinned}
-        output_specs = [None if jaxprs.is_literal(v) else specs_of.get(v) for v in flow.jaxpr.outvars]
-        return flow.jaxpr.replace(eqns=equations, outvars=outputs), constrained_inputs, output_specs
+            for body, body_flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=False)
+        ]
 
-    def _pins(self, flow: Flow, sliced: Sequence[int]) -> tuple[set[Any], set[Any]]:
+    def _add_with_constrained_results(self, eqn: Any, step: EquationFlow, dimensions: Dimensions) -> None:
+        """Adds an equation. Constrains results that reduce the batch or have replicated dimensions."""
+        results = {
+            k: core.Var(v.aval)
+            for k, v in enumerate(eqn.outvars)
+            if _is_array_variable(v) and (step.reduced or k in dimensions)
+        }
+        self.equations.append(eqn.replace(outvars=[results.get(k, v) for k, v in enumerate(eqn.outvars)]))
+        for k, result in results.items():
+            constraint = self.program.constraint(result, step.results[k], dimensions.get(k, ()))
+            self.equations.append(constraint.replace(outvars=[eqn.outvars[k]]))
+
+    def _read(self, atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
+        """The operands of an equation, or the outputs of a flow, resharded to the axes that it needs."""
+        operands = [atom if jaxprs.is_literal(atom) else self.pinned.get(atom, atom) for atom in atoms]
+        for i in step.gathered:
+            operands[i] = self._reshard(atoms[i], None)
+        for i, axis in step.sliced:
+            operands[i] = self._reshard(atoms[i], axis)
+        return operands
+
+    def _reshard(self, atom: Any, axis: Axis) -> Any:
+        """Reshards `atom` so that it is split along `axis`, or replicated if None."""
+        if jaxprs.is_literal(atom) or not atom.aval.shape:
+            return atom
+        if (atom, axis) not in self.resharded:
+            # First constrain the value to its producer's sharding, so that this reader does not change
+            # the sharding for others. To change from one axis to another, the value is gathered, and then
+            # sliced without a collective.
+            source_axis = self.axes.get(atom)
+            via_axis = source_axis if None in (source_axis, axis) else None
+            replicated = () if source_axis is None else (source_axis,)
+            self.resharded[atom, axis] = (
+                self._pin(atom)
+                if source_axis == axis
+                else self._add_constraint(self._reshard(atom, via_axis), axis, replicated)
+            )
+        return self.resharded[atom, axis]
+
+    def _pin(self, atom: Any) -> Any:
+        """Constrains `atom` to its producer's sharding; else XLA might choose one reader's sharding."""
+        if atom not in self.pinned:
+            self.pinned[atom] = self._add_constraint(atom, self.axes.get(atom))
+        return self.pinned[atom]
+
+    def _pin_all(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            if variable in self.pins:
+                self._pin(variable)
+
+    def _gather_parameter(self, atom: Any, value: Any) -> Any:
+        """Gathers a parameter over the mesh axis `BATCH`; returns `value` if it is not split over it."""
+        spec = None if jaxprs.is_literal(atom) else self.specs.get(atom)
+        if spec is None or all(BATCH not in mesh_axes for mesh_axes in spec):
+            return value
+        if atom not in self.gathered:
+            sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
+            self.equations.append(_constraint_to(sharding, value))
+            self.gathered[atom] = self.equations[-1].outvars[0]
+        return self.gathered[atom]
+
+    def _add_constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+        self.equations.append(self.program.constraint(atom, axis, replicated))
+        return self.equations[-1].outvars[0]
+
+    def _find_pins(self, sliced: Sequence[int]) -> tuple[set[Any], set[Any]]:
         """The variables that must be constrained to their producer's sharding.
 
         Also returns the replicated variables that a reader may slice; `sliced` are the outputs among them.
         """
-        pins: set[Any] = set()
+        flow, pins = self.flow, set[Any]()
         sliceable: set[Any] = set(jaxprs.variables(flow.jaxpr.outvars[i] for i in sliced))
         for atoms, step in [(s.eqn.invars, s) for s in flow.equations] + [(flow.jaxpr.outvars, flow)]:
             positions = {*step.gathered, *dict(step.sliced)}
@@ -264,25 +301,10 @@ class _Rewriter:
         positions = []
         if step.trips is None and step.eqn.primitive.name != "cond":
             for body, inner in zip(jaxprs.bodies(step.eqn) if step.bodies else (), step.bodies, strict=True):
-                constrained = self.rewrite(inner, (None,) * len(inner.inputs))[1]
+                constrained = self.program.rewrite(inner, (None,) * len(inner.inputs)).constrained_inputs
                 inputs = zip(body.operands, inner.jaxpr.invars, strict=True)
                 positions += [i for i, v in inputs if v in constrained and i not in dict(step.sliced)]
         return positions
-
-    def _constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
-        """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
-        aval = atom.aval
-        if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
-            axis = None  # not divisible; a plan chooses devices that divide every fragment's batch
-        sharding = batch_sharding(self.mesh, axis)
-        if self.has_sharded_parameters:
-            entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
-            for dimension in replicated:
-                entries[dimension] = None
-            if axis is not None:
-                entries[axis] = BATCH
-            sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
-        return _constraint_to(sharding, atom)
 
     def _shard_map(self, eqn: Any, step: EquationFlow) -> Any:
         """An equation that runs `eqn` on each device's part by `shard_map`, in tiles if `eqn` has tiles."""
@@ -295,7 +317,7 @@ class _Rewriter:
         tiles = tiles_of(step.eqn)
         function = run_untiled if tiles is None else tiled_function(step.bodies[0], count, tiles)
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
-        stays_split = self.has_sharded_parameters and step.eqn.primitive is rowwise_p
+        stays_split = self.program.has_sharded_parameters and step.eqn.primitive is rowwise_p
         if stays_split:
             function = functools.partial(_call_keeping_nan, function)
         run = jax.shard_map(

@@ -148,26 +148,15 @@ class _Session:
     def train(self, settled: Settled, brief: bool, progress_file: TextIO | None) -> Outcome:
         """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
-        total, agents = job.num_iterations, job.agents or 1
+        total = job.num_iterations
         stored: Any = None, False
         if job.resumes and distributed.is_first():
             stored = self.checkpoints.latest(), read_summary(run.path) is not None
         latest, complete = distributed.exchange(stored)[0]  # the values of process 0
         if latest == total and complete:
-            copy_data_files(run, job.algorithm)  # raises if data files have changed
-            say(f"the run in {run.path} is complete: all of its {total:,} iterations are done")
-            if job.timeline or job.profile:
-                say("--profile and --timeline have no effect: no iteration ran")
-            say("to continue it, give a larger --total-steps")
-            return Outcome(run, engine, None, total)
+            return self._leave_as_it_is()
         if not brief:
-            if settled.message:
-                say(f"{settled.message}\n")
-            say(f"{engine.plan}\n")
-            if problem := calibration_problem(engine.devices[0].device_kind):
-                say(f"calibration: {problem}")
-            if settled.devices_reason:
-                say(f"devices: {settled.devices_reason}")
+            self._print_plan(settled)
         check_metrics(engine.plan.graph.metrics)
         say("compiling ...")
         state, compile_s = self._start(latest)
@@ -188,30 +177,65 @@ class _Session:
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
-                Progress(total, job.steps_per_iteration * agents, start, progress_file) as progress,
+                Progress(
+                    total, job.steps_per_iteration * (job.agents or 1), start, progress_file
+                ) as progress,
             ):
                 finite = FiniteCheck(job.algorithm, self.checkpoints, job.seed, job.on_nan == "warn")
                 outputs = run, progress, trackers, self.callbacks
                 recorder = Recorder(job, engine, finite, *outputs, start, last_row, samples)
                 wall_before = recorder.wall_s
                 state, iteration, caught = self._iterations(state, start, recorder, evaluator, signals)
-                wall_s = recorder.wall_s
+                seconds = {"wall_s": recorder.wall_s, "compile_s": compile_s}
         finally:
             for tracker in trackers:
                 tracker.close()
             evaluator.close()
-        points, failed = point_names(job.algorithm), recorder.failed
         solved, unit = SOLVED.get(job.described["env"]), steps_unit(job.algorithm)
+        points, failed = point_names(job.algorithm), recorder.failed
         draw_learning_curve(run, job.title, solved, points=points, x_label=unit, failed=failed)
         if caught is not None:
             self.checkpoints.close()
             place = f"iteration {iteration:,} of {total:,}"
             say(f"interrupted at {place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
+        groups = groups_summary(engine, recorder.wall_s - wall_before)
+        return self._finish(state, iteration, recorder, evaluator, seconds, groups)
+
+    def _leave_as_it_is(self) -> Outcome:
+        """Says that the run is complete."""
+        job, run, say = self.job, self.run, self.say
+        copy_data_files(run, job.algorithm)  # raises if data files have changed
+        say(f"the run in {run.path} is complete: all of its {job.num_iterations:,} iterations are done")
+        if job.timeline or job.profile:
+            say("--profile and --timeline have no effect: no iteration ran")
+        say("to continue it, give a larger --total-steps")
+        return Outcome(run, self.engine, None, job.num_iterations)
+
+    def _print_plan(self, settled: Settled) -> None:
+        """Prints the plan, and why it was chosen."""
+        if settled.message:
+            self.say(f"{settled.message}\n")
+        self.say(f"{self.engine.plan}\n")
+        if problem := calibration_problem(self.engine.devices[0].device_kind):
+            self.say(f"calibration: {problem}")
+        if settled.devices_reason:
+            self.say(f"devices: {settled.devices_reason}")
+
+    def _finish(
+        self,
+        state: Any,
+        iteration: int,
+        recorder: Recorder,
+        evaluator: Evaluator,
+        seconds: Mapping[str, float],
+        groups: Any,
+    ) -> Outcome:
+        """Evaluates the trained agents, and prints and writes the results."""
+        job, engine, run, say, failed = self.job, self.engine, self.run, self.say, recorder.failed
         stopped = evaluator.stopped or recorder.stopped
-        if iteration < total:
-            say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
-        groups = groups_summary(engine, wall_s - wall_before)
+        if iteration < job.num_iterations:
+            say(f"stopped at iteration {iteration:,} of {job.num_iterations:,}: {stopped}")
         evaluations, entries = evaluator.after_training(state, failed)
         profile_lines = write_profile(engine, state, run.path) if job.profile else []
         profile_lines += write_timeline(engine, state, run.path) if job.timeline else []
@@ -220,7 +244,6 @@ class _Session:
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)
         if not distributed.is_first():
             return outcome
-        seconds = {"wall_s": wall_s, "compile_s": compile_s}
         seeds = agent_seeds(job.algorithm, job.seed, job.agents)
         entries |= {"stopped": stopped} if stopped else {}
         entries |= recorder.lost.summary()
@@ -229,13 +252,14 @@ class _Session:
         steps = iteration * job.steps_per_iteration
         content = summary(engine, iteration, steps, seeds, seconds, entries, groups)
         run.publish_json("summary.json", content)
-        steps *= agents
+        steps *= job.agents or 1
+        wall_s = seconds["wall_s"]
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
         if line := recorder.lost.line():
             say(line)
         if evaluation is not None:
             # `None`: the mean over all points of a sweep does not say whether the environment is solved.
-            say(verdict(evaluation, None if points else job.described["env"]))
+            say(verdict(evaluation, None if point_names(job.algorithm) else job.described["env"]))
         lines = [*sample_lines(recorder.samples), *profile_lines]
         if isinstance(job.algorithm, Sweep):
             means = None if evaluation is None else evaluation.means

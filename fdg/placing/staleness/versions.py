@@ -69,7 +69,7 @@ class BlockRewriter:
         ends = jaxprs.renamed(outputs, traced)
         return jaxprs.build(variables, ends, equations, names, arrays, checked)
 
-    def _define(self, value: Versioned, version: Version) -> Any:
+    def define(self, value: Versioned, version: Version) -> Any:
         """The variable of a version that an equation computes; a new variable if nothing reads it."""
         pair = value, version
         if pair not in self.vars or pair in self.computed:
@@ -94,7 +94,7 @@ class BlockRewriter:
             self.readers.check_unknown(eqn, operands, self.block.fragment, need)
             self._copy(eqn, need, self.block.fragment)
         else:
-            self._retrace(eqn, inner, need)
+            self._equations.append(_ControlFlow(self, eqn, inner, need).retrace())
 
     def _copy(self, eqn: core.JaxprEqn, need: ReadersByValue, inside: Reader) -> None:
         """Writes an equation once per version of its results; code inside a fragment only once."""
@@ -114,7 +114,7 @@ class BlockRewriter:
             operands = [self.read(v, [reader]) for v in self.block.of(pruned.invars)]
             if missing or not count:
                 values = self.block.of(pruned.outvars)
-                results = [self._define(v, versions[v]) if v in need else core.Var(v.aval) for v in values]
+                results = [self.define(v, versions[v]) if v in need else core.Var(v.aval) for v in values]
                 self._equations.append(pruned.replace(invars=operands, outvars=results))
 
     def _without_unread(self, eqn: core.JaxprEqn, read: set[Versioned], reader: Reader) -> core.JaxprEqn:
@@ -135,101 +135,132 @@ class BlockRewriter:
         (pruned,) = jaxprs.open_jaxpr(live).eqns
         return eqn if old <= set(values(pruned.invars)) else pruned
 
-    def _retrace(self, eqn: core.JaxprEqn, blocks: list[Block], need: ReadersByValue) -> None:
-        """Retraces an equation whose bodies read several versions, with one operand per version."""
-        kind, body, body_block = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
-        operands, results, inside = self.block.of(eqn.invars), self.block.of(eqn.outvars), body_block.fragment
+
+class _ControlFlow:
+    """An equation whose bodies read several versions; `retrace` gives it one operand per version."""
+
+    def __init__(self, outer: BlockRewriter, eqn: core.JaxprEqn, blocks: list[Block], need: ReadersByValue):
+        self.outer, self.eqn, self.blocks, self.readers = outer, eqn, blocks, outer.readers
+        self.kind, self.body, self.body_block = kind_of_control(eqn), jaxprs.bodies(eqn)[-1], blocks[-1]
+        self.operands, self.results = outer.block.of(eqn.invars), outer.block.of(eqn.outvars)
+        self.inside = inside = self.body_block.fragment
         if FragmentMark.of(eqn) is not None:
             need = {v: {inside} if readers else set() for v, readers in need.items()}
-        elif kind in ("cond", "while") and inside is None:
-            self.readers.check_control(eqn, operands[0] if kind == "cond" else blocks[0].outputs[0], need)
-
-        # Find the readers of each value in the bodies. A loop carries all versions that its body reads and
-        # all versions that its results need.
-        outside = {v: operands[j] for j, v in zip(body.operands, body_block.inputs, strict=True)}
-        carried = {k: body_block.inputs[i] for i, k in body.carry if body_block.inputs[i].equal is None}
+        elif self.kind in ("cond", "while") and inside is None:
+            predicate = self.operands[0] if self.kind == "cond" else blocks[0].outputs[0]
+            self.readers.check_control(eqn, predicate, need)
+        self.need = need  # the readers of each result
+        inputs, outputs = self.body_block.inputs, self.body_block.outputs
+        self.outside = {v: self.operands[j] for j, v in zip(self.body.operands, inputs, strict=True)}
+        self.carried = {k: inputs[i] for i, k in self.body.carry if inputs[i].equal is None}
         # For each carried position: the value whose version becomes the result.
-        source = {k: v if kind == "while" else body_block.outputs[k] for k, v in carried.items()}
+        self.source = {k: v if self.kind == "while" else outputs[k] for k, v in self.carried.items()}
         # Slicing and stacking of rows belongs to the fragment around the loop, if there is one.
-        code_readers: set[Reader] | None = {inside} if inside is not None else None
-        carry_readers: dict[int, set[Reader]] = {k: set() for k in carried}
-        version = self.readers.version
-        while True:
-            end_readers = [need.get(v, set()) | carry_readers.get(k, set()) for k, v in enumerate(results)]
-            end_readers = [
-                code_readers if code_readers and users and k in body.stacked else users
-                for k, users in enumerate(end_readers)
-            ]
-            test_readers: list[set[Reader]] = [{inside}]
-            rewriters = [
-                BlockRewriter(
-                    block,
-                    test_readers if kind == "while" and block is not body_block else end_readers,
-                    self.readers,
-                )
-                for block in blocks
-            ]
-            inner_readers: dict[Versioned, set[Reader]] = {}
-            for rewriter in rewriters:
-                for v in (v for v, v_version in rewriter.vars if (v, v_version) not in rewriter.computed):
-                    inner_readers[v] = inner_readers.get(v, set()) | rewriter.need[v]
-            new_carry_readers = {
-                k: carry_readers[k] | inner_readers.get(v, set()) for k, v in carried.items()
-            }
-            for k, readers_of_carry in new_carry_readers.items():
-                present_versions = {version(source[k], reader) for reader in readers_of_carry}
-                readers_of_carry |= {
-                    reader
-                    for reader in need.get(results[k], ())
-                    if version(source[k], reader) not in present_versions
-                }
-            if new_carry_readers == carry_readers:
-                break
-            carry_readers = new_carry_readers
-        for k, v in carried.items():
-            self.readers.check_loop_updates(outside[v], body_block.outputs[k], inner_readers.get(v, set()))
-            inner_readers[v] = carry_readers[k]
+        self.code_readers: set[Reader] | None = {inside} if inside is not None else None
 
-        rows = [body_block.inputs[i] for i in sorted(body.sliced)]
-        inputs: dict[Pair, Any] = {}
-        if kind == "cond":
-            inputs[operands[0], version(operands[0], inside)] = self.read(operands[0], [inside])
-        bounds = []
-        for values in (
-            [v for v in inner_readers if v not in (*carried.values(), *rows)],
-            carried.values(),
-            rows,
-        ):
-            for v in values:
-                for v_version, users in self.readers.by_version(v, inner_readers.get(v, ())).items():
-                    inputs[v, v_version] = self.read(
-                        outside.get(v, v), code_readers if code_readers and v in rows else users
-                    )
-            bounds.append(len(inputs))
-        outputs: list[tuple[int, Reader, Any]] = []  # the bodies' outputs: position, a reader, the result
-        for k, v in enumerate(results):
-            needed = self.readers.by_version(v, need.get(v, ()))
-            versions = {
-                version(source.get(k, v), readers[0]): v_version for v_version, readers in needed.items()
-            }
-            readers_by_version = self.readers.by_version(
-                carried.get(k, v), carry_readers.get(k, end_readers[k])
-            )
-            for reader, *_ in readers_by_version.values():
-                match = versions.get(version(source.get(k, v), reader))
-                outputs.append((k, reader, core.Var(v.aval) if match is None else self._define(v, match)))
+    def retrace(self) -> Any:
+        """Traces the equation again. Returns the function to trace, its operands and its results."""
+        self._rewrite_bodies()
+        inputs, bounds = self._inputs()
+        outputs = self._outputs()
+        test = self.rewriters[0] if self.kind == "while" else None
 
         def run_bodies(*operands: Any) -> Any:
             functions = []
-            for rewriter in rewriters:
-                is_test = kind == "while" and rewriter is not rewriters[-1]
-                users = [(0, inside)] if is_test else [(k, reader) for k, reader, _ in outputs]
+            for rewriter in self.rewriters:
+                users = [(0, self.inside)] if rewriter is test else [(k, reader) for k, reader, _ in outputs]
                 ends = [rewriter.read(rewriter.block.outputs[k], [reader]) for k, reader in users]
                 function = core.jaxpr_as_fun(rewriter.build(inputs, ends))
                 functions.append(lambda values, function=function: function(*values))
-            start, end = bounds[:2]
-            return jaxprs.control_flow(eqn, functions, operands[:start], operands[start:end], operands[end:])
+            start, end = bounds
+            return jaxprs.control_flow(
+                self.eqn, functions, operands[:start], operands[start:end], operands[end:]
+            )
 
-        run_bodies.__name__ = run_bodies.__qualname__ = str(eqn.params.get("name", kind))
-        function = jax.jit(run_bodies) if kind == "call" else run_bodies
-        self._equations.append((function, list(inputs.values()), [v for *_, v in outputs]))
+        run_bodies.__name__ = run_bodies.__qualname__ = str(self.eqn.params.get("name", self.kind))
+        function = jax.jit(run_bodies) if self.kind == "call" else run_bodies
+        return function, list(inputs.values()), [v for *_, v in outputs]
+
+    def _rewrite_bodies(self) -> None:
+        """Rewrites the bodies, and finds the readers of each value in them.
+
+        A loop carries all versions that its body reads and all versions that its results need. What its body
+        reads depends on what it carries, so this repeats until nothing changes.
+        """
+        carry_readers: dict[int, set[Reader]] = {k: set() for k in self.carried}
+        while True:
+            self.end_readers = [self._readers_of_end(k, carry_readers) for k in range(len(self.results))]
+            self.rewriters = [
+                BlockRewriter(
+                    block,
+                    [{self.inside}]
+                    if self.kind == "while" and block is not self.body_block
+                    else self.end_readers,
+                    self.readers,
+                )
+                for block in self.blocks
+            ]
+            self.inner_readers: dict[Versioned, set[Reader]] = {}
+            for rewriter in self.rewriters:
+                for v in (v for v, version in rewriter.vars if (v, version) not in rewriter.computed):
+                    self.inner_readers[v] = self.inner_readers.get(v, set()) | rewriter.need[v]
+            new_carry_readers = {k: self._readers_of_carry(k, old) for k, old in carry_readers.items()}
+            if new_carry_readers == carry_readers:
+                break
+            carry_readers = new_carry_readers
+        self.carry_readers = carry_readers
+        for k, v in self.carried.items():
+            readers = self.inner_readers.get(v, set())
+            self.readers.check_loop_updates(self.outside[v], self.body_block.outputs[k], readers)
+            self.inner_readers[v] = carry_readers[k]
+
+    def _readers_of_end(self, k: int, carry_readers: dict[int, set[Reader]]) -> set[Reader]:
+        """The readers of the body's output `k`."""
+        users = self.need.get(self.results[k], set()) | carry_readers.get(k, set())
+        return self.code_readers if self.code_readers and users and k in self.body.stacked else users
+
+    def _readers_of_carry(self, k: int, known: set[Reader]) -> set[Reader]:
+        """The readers of the carried value `k`: those in the body, and of further versions of the result."""
+        version, source = self.readers.version, self.source[k]
+        readers = known | self.inner_readers.get(self.carried[k], set())
+        versions = {version(source, reader) for reader in readers}
+        needed = self.need.get(self.results[k], ())
+        return readers | {reader for reader in needed if version(source, reader) not in versions}
+
+    def _inputs(self) -> tuple[dict[Pair, Any], tuple[int, int]]:
+        """The variables of all versions that the bodies read: constants, then carried values, then rows.
+
+        Also returns the positions of the first carried value and of the first row.
+        """
+        rows = [self.body_block.inputs[i] for i in sorted(self.body.sliced)]
+        constants = [v for v in self.inner_readers if v not in (*self.carried.values(), *rows)]
+        inputs: dict[Pair, Any] = {}
+        if self.kind == "cond":
+            predicate = self.operands[0]
+            version = self.readers.version(predicate, self.inside)
+            inputs[predicate, version] = self.outer.read(predicate, [self.inside])
+        bounds = []
+        for values in (constants, self.carried.values(), rows):
+            for v in values:
+                for version, users in self.readers.by_version(v, self.inner_readers.get(v, ())).items():
+                    readers = self.code_readers if self.code_readers and v in rows else users
+                    inputs[v, version] = self.outer.read(self.outside.get(v, v), readers)
+            bounds.append(len(inputs))
+        return inputs, (bounds[0], bounds[1])
+
+    def _outputs(self) -> list[tuple[int, Reader, Any]]:
+        """The bodies' outputs: a position, a reader, and the variable of the result."""
+        outputs: list[tuple[int, Reader, Any]] = []
+        version = self.readers.version
+        for k, v in enumerate(self.results):
+            source = self.source.get(k, v)
+            needed = self.readers.by_version(v, self.need.get(v, ()))
+            versions = {version(source, readers[0]): v_version for v_version, readers in needed.items()}
+            readers_by_version = self.readers.by_version(
+                self.carried.get(k, v), self.carry_readers.get(k, self.end_readers[k])
+            )
+            for reader, *_ in readers_by_version.values():
+                match = versions.get(version(source, reader))
+                result = core.Var(v.aval) if match is None else self.outer.define(v, match)
+                outputs.append((k, reader, result))
+        return outputs
