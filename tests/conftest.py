@@ -85,17 +85,29 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         name, _, parameters = item.nodeid.partition("[")
         families[name][parameters.removesuffix("]")] = item
-    narrowed = any("::" in word for word in config.args)
+    whole_files = {item.nodeid.partition("::")[0] for item in items}
+    if any("::" in word for word in config.args):
+        whole_files = set()  # only some tests of these files were collected
     repeats = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
-    for test, one in (
-        (f"{file}::{test}", one) for file, tests in repeats.items() for test, one in tests.items()
+    for file, name, entry in (
+        (file, name, {} if isinstance(entry, str) else entry)
+        for file, tests in repeats.items()
+        for name, entry in tests.items()
     ):
-        found, one = families.get(test, {}), {} if isinstance(one, str) else one
-        listed = one.get("only", []) + one.get("but", [])
-        if found and not narrowed and (missing := [name for name in listed if name not in found]):
-            raise pytest.UsageError(f"tests/whole.toml: {test} has no {missing}: give some of {[*found]}")
-        for name, item in found.items():
-            if name not in one["only"] if "only" in one else name in one.get("but", [name]):
+        found = families.get(f"{file}::{name}", {})
+        if file in whole_files:
+            if not found:
+                raise pytest.UsageError(f"tests/whole.toml: {file} has no {name}: remove or rename the entry")
+            if missing := [x for x in entry.get("only", []) + entry.get("but", []) if x not in found]:
+                raise pytest.UsageError(
+                    f"tests/whole.toml: {file}::{name} has no {missing}: give some of {[*found]}"
+                )
+        for parameters, item in found.items():
+            if (
+                parameters not in entry["only"]
+                if "only" in entry
+                else parameters in entry.get("but", [parameters])
+            ):
                 item.add_marker(pytest.mark.whole)
     if not config.getoption("--whole"):
         left_out = [item for item in items if item.get_closest_marker("whole")]
