@@ -283,7 +283,26 @@ class Recorder:
         metrics = {name: x.astype(np.float32) if x.dtype.kind == "V" else x for name, x in metrics.items()}
         now, self._ended_at = self._ended_at or time.perf_counter(), None
         seconds, self._last_flush = now - self._last_flush, now
-        iterations, per_agent = pending.iterations, getattr(self.job.algorithm, "recorded_per_agent", ())
+        rows = self._make_rows(metrics, pending.iterations, seconds, lost_entry)
+        rows[-1].update(evaluation)
+        start = self.iteration
+        self.iteration += pending.iterations
+        self.wall_s += seconds
+        self.iteration_s = seconds / pending.iterations
+        self.run.append_metrics(rows)
+        self.last_row = rows[-1]
+        self.finite.check(start, metrics)
+        self._show(rows, seconds, is_first=start == 0)
+        self._warn(rows, np.ravel(metrics.get("episode_return", ())).tolist())
+        self._notify(rows, evaluation)
+        if self.job.stop_after is not None and self.wall_s >= self.job.stop_after:
+            self.stopped = self.stopped or f"it has trained for {self.wall_s:.0f} s (--stop-after)"
+
+    def _make_rows(
+        self, metrics: Mapping[str, Any], iterations: int, seconds: float, lost_entry: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The rows of the last call, which took `seconds`; metrics are `[iterations, ...]`."""
+        per_agent = getattr(self.job.algorithm, "recorded_per_agent", ())
         rows: list[dict[str, Any]] = [
             {
                 "iteration": (iteration := self.iteration + i + 1),
@@ -298,25 +317,20 @@ class Recorder:
         if "tokens" in metrics and seconds > 0:  # of all agents
             for row, tokens in zip(rows, metrics["tokens"], strict=True):
                 row["tokens_per_s"] = round(float(np.sum(tokens)) / (seconds / iterations), 1)
-        rows[-1].update(evaluation)
-        start = self.iteration
-        self.iteration += iterations
-        self.wall_s += seconds
-        self.iteration_s = seconds / iterations
-        self.run.append_metrics(rows)
-        self.last_row = rows[-1]
-        self.finite.check(start, metrics)
-        returns = [
-            row["episode_return"] for row in rows if math.isfinite(row.get("episode_return", math.nan))
-        ]
+        return rows
+
+    def _show(self, rows: Sequence[Mapping[str, Any]], seconds: float, is_first: bool) -> None:
+        """Displays the mean return of the rows of the last call."""
+        returns = [x for row in rows if math.isfinite(x := row.get("episode_return", math.nan))]
         stream = stream_line(rows, self._busy_fractions(seconds))
         self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
-        if start == 0 and (metric := metric_to_plot(rows)) != RETURN:
+        if is_first and (metric := metric_to_plot(rows)) != RETURN:
             note = f"learning_curve.png shows '{metric}'" if metric else "curves are empty"
             self.progress.say(f"the algorithm's metrics have no '{RETURN}': {note}")
-        all_returns = np.ravel(metrics.get("episode_return", ()))
-        steps = rows[-1]["env_steps"]
-        hint = self._constant_returns.check(self.iteration, steps, all_returns.tolist())
+
+    def _warn(self, rows: Sequence[Mapping[str, Any]], returns: list[float]) -> None:
+        """Gives hints and warnings about the rows of the last call, whose episodes had these returns."""
+        hint = self._constant_returns.check(self.iteration, rows[-1]["env_steps"], returns)
         texts: list[str] = []
         for line in filter(None, (hint, self._large_updates.check(rows))):
             if samples := sample_lines(self.samples):  # the sampled texts show the cause
@@ -329,10 +343,7 @@ class Recorder:
         if warning := self._no_loss.check(rows):
             texts.append(warning)
         for text in texts:
-            warnings.warn(text, FdgWarning, stacklevel=2)
-        self._notify(rows, evaluation)
-        if self.job.stop_after is not None and self.wall_s >= self.job.stop_after:
-            self.stopped = self.stopped or f"it has trained for {self.wall_s:.0f} s (--stop-after)"
+            warnings.warn(text, FdgWarning, stacklevel=3)
 
     def _busy_fractions(self, seconds: float) -> dict[str, float]:
         """The fraction of the last `seconds` in which each group was busy."""
