@@ -74,6 +74,17 @@ def test_no_local_paths(trained, packed):
     assert Checkpoints(packed / "checkpoints").damage(4) is None
 
 
+def test_links_are_not_packed(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (tmp_path / "secret").write_text("key")
+    (run / "learning_curve.png").unlink()
+    (run / "learning_curve.png").symlink_to(tmp_path / "secret")
+    with refuses("learning_curve.png cannot be packed: it is a link"):
+        pack(run, tmp_path / "out", trust=True, episodes=1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_model_card(trained, packed):
     card = (packed / "README.md").read_text()
     head = card.split("---")[1]
