@@ -35,7 +35,7 @@ def pack(
     path: str | Path,
     out: str | Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     trust: bool = False,
     episodes: int | None = None,
 ) -> Path:
@@ -53,7 +53,8 @@ def pack(
         raise FdgError(
             f"{path} has data files in {DATA}/, which are not shared: fdg export {path} writes the weights"
         )
-    run = load(path, checkpoint=int(checkpoint) if checkpoint.isdecimal() else checkpoint, trust=trust)
+    is_iteration = str(checkpoint).isdecimal()
+    run = load(path, checkpoint=int(checkpoint) if is_iteration else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
     with files.filling(out) as target:
         shared = {name: value for name, value in config.items() if name not in _PRIVATE}

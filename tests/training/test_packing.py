@@ -61,7 +61,7 @@ def test_failed_and_killed_packs(trained, tmp_path, monkeypatch):
     killed = files.filling(tmp_path / "out")
     killed.__enter__()
     monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
-    pack(trained, tmp_path / "out", trust=True, episodes=1)
+    pack(trained, tmp_path / "out", checkpoint=4, trust=True, episodes=1)
     assert {"README.md", "config.json", "checkpoints"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert not list((tmp_path / "out").glob(".*"))
 
