@@ -168,8 +168,8 @@ class DataSet:
     @property
     def folder(self) -> Path:
         """The folder with the two files."""
-        inner = Path(self.path) / "data"
-        return inner if os.path.lexists(inner / METADATA) else Path(self.path)
+        folder = Path(os.path.expanduser(self.path))
+        return folder / "data" if os.path.lexists(folder / "data" / METADATA) else folder
 
     @property
     def num_steps(self) -> int:
