@@ -168,8 +168,8 @@ class DataSet:
     @property
     def folder(self) -> Path:
         """The folder with the two files."""
-        inner = Path(self.path) / "data"
-        return inner if os.path.lexists(inner / METADATA) else Path(self.path)
+        folder = Path(os.path.expanduser(self.path))
+        return folder / "data" if os.path.lexists(folder / "data" / METADATA) else folder
 
     @property
     def num_steps(self) -> int:
@@ -237,12 +237,12 @@ class DataSet:
         return stored  # type: ignore[return-value]
 
     def _space(self, what: str) -> Any:
-        text = self._metadata.get(f"{what}_space")
+        text = self.metadata.get(f"{what}_space")
         return json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
 
     def _count(self, name: str) -> int:
         """A number of the metadata, which must be from 1 to `_MAX_STEPS`."""
-        value = self._metadata.get(name)
+        value = self.metadata.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_STEPS:
             raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}")
         return value
@@ -252,7 +252,8 @@ class DataSet:
         return self.folder / METADATA
 
     @property
-    def _metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
+        """The contents of `metadata.json`."""
         if not os.path.lexists(self._file):
             raise FdgError(
                 f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
@@ -425,15 +426,15 @@ def metadata(
     observation_space: ObservationSpace,
     action_space: Space | dict[str, Any],
     algorithm: str,
-    **counts: Any,
+    **entries: Any,
 ) -> dict[str, Any]:
-    """The contents of `metadata.json`; `counts` are its `total_episodes` and `total_steps`.
+    """The contents of `metadata.json`; `entries` are others, such as `total_episodes` and `total_steps`.
 
     `action_space` may be a description of Minari's.
     """
     actions = action_space if isinstance(action_space, dict) else description(action_space)
     return {
-        **counts,
+        **entries,
         "data_format": "hdf5",
         "observation_space": json.dumps(description(observation_space)),
         "action_space": json.dumps(actions),

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
-from fdg.errors import FdgError, FdgWarning, RunError, host_error, one_line, shortened
+from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_error, one_line, shortened
 from fdg.garbage import infrequent_gc
 from fdg.process_exit import CLOSED_PIPE
 from fdg.processes import distributed
@@ -191,7 +191,7 @@ def _one_line_warnings() -> Iterator[None]:
 
         def show_warning(message: Any, category: type[Warning], *positional: Any, **keywords: Any) -> None:
             if issubclass(category, FdgWarning):
-                lines = [" ".join(line.split()) for line in str(message).splitlines()]
+                lines = [escape_unprintable(" ".join(line.split())) for line in str(message).splitlines()]
                 print("warning:", "\n  ".join(lines), file=sys.stderr, flush=True)
             elif line := remove_corrupt_entry(str(message)):
                 print("warning:", line, file=sys.stderr, flush=True)

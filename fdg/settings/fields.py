@@ -71,7 +71,7 @@ def absolute_folder(field: dataclasses.Field, value: Any) -> Any:
     if kind != "folder" or not isinstance(value, str | os.PathLike) or value == "":
         return value
     is_word = word != "" and str(value).partition("=")[0] == word
-    return value if is_word else os.path.abspath(value)
+    return value if is_word else os.path.abspath(os.path.expanduser(value))
 
 
 def make_paths_absolute(algorithm: Any) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fdg.errors import escape_unprintable
 from fdg.tracing.graph import FDG, Fragment
 
 COLOURS = {  # fill of a node by role: Okabe & Ito's colour-blind safe palette, lightened
@@ -55,7 +56,8 @@ def escape_markdown(value: Any) -> str:
     >>> escape_markdown("a | <b>\\n c")
     'a \\\\| &lt;b> c'
     """
-    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
+    text = escape_unprintable(" ".join(str(value).split()))
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: Sequence[int] = ()) -> list[str]:

@@ -222,8 +222,8 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
             env.observation_space,
             actions.description,
             algorithm,
-            total_episodes=writer.num_episodes,
-            total_steps=steps + writer.num_steps,
             author=f"fdg {fdg.__version__}",
         )
+        metadata |= data.metadata if exists else {}  # such as Minari's env_spec and dataset_id
+        metadata |= {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
         files.write(folder / minari.METADATA, json.dumps(metadata, indent=1).encode())

@@ -256,7 +256,7 @@ def returns_table(curves: Sequence[Curves]) -> str:
     lines = []
     show_env = len({curve.env for curve in curves}) > 1
     for curve in curves:
-        name = f"{curve.label} on {curve.env}" if show_env else curve.label
+        name = _make_printable(f"{curve.label} on {curve.env}" if show_env else curve.label)
         final = curve.final[np.isfinite(curve.final) & ~curve.failed]
         failed = [str(seed) for seed, has_failed in zip(curve.seeds, curve.failed, strict=True) if has_failed]
         note = f"; left out: {'seed' if len(failed) == 1 else 'seeds'} {listed(failed, 'and')}, which failed"

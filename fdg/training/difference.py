@@ -10,7 +10,7 @@ import jax
 
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import check_at_least, checked
-from fdg.errors import FdgError, host_errors, listed
+from fdg.errors import FdgError, escape_unprintable, host_errors, listed
 from fdg.kinds import to_json
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.loading import load
@@ -88,7 +88,7 @@ class Difference:
         if names := [array.name for array in self.arrays[1:4]]:
             suffix = f" and {len(self.arrays) - 4} more" if len(self.arrays) > 4 else ""
             lines.append(f"  also: {', '.join(names)}{suffix}")
-        return "\n".join(lines)
+        return "\n".join(map(escape_unprintable, lines))  # names may come from untrusted files
 
     def _heading(self) -> str:
         if self.iteration is None:

@@ -9,6 +9,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,20 @@ def load_exported(path: str | Path) -> Exported:
     label = f"{path}: {FACTS}"
     facts = json_object(files[FACTS], label)
     function = _deserialize(files[FUNCTION], facts, str(path))
+    memory_avals = function.in_avals[-1 - len(memory) : -1]  # the last argument is `start`
+    memory = [_restore_dtype(*pair) for pair in zip_longest(memory, memory_avals[: len(memory)])]
     _check_facts(facts, function, memory, label)
     try:
         return Exported(function.call, memory, facts)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FdgError(f"{label}: its spaces are invalid ({one_line(error)})") from error
+
+
+def _restore_dtype(array: np.ndarray, aval: Any) -> np.ndarray:
+    """An array in the program's dtype, if NumPy's file format lacks it (bfloat16) and stored bytes."""
+    dtype = getattr(aval, "dtype", None)
+    is_stored_as_bytes = array.dtype.kind == "V" and isinstance(dtype, np.dtype)
+    return array.view(dtype) if is_stored_as_bytes and array.dtype.itemsize == dtype.itemsize else array
 
 
 def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:

@@ -5,6 +5,7 @@ run directory (docs/security.md).
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fdg.training.loading import load
 from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
 from fdg.training.statistics import estimate_text
 from fdg.training.sweep import Sweep
-from fdg.training.writable import check_writable
+from fdg.training.writable import check_writable, explain_os_errors
 
 CARD = "README.md"
 VIDEO = "video.gif"
@@ -34,7 +35,7 @@ def pack(
     path: str | Path,
     out: str | Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     trust: bool = False,
     episodes: int | None = None,
 ) -> Path:
@@ -52,13 +53,14 @@ def pack(
         raise FdgError(
             f"{path} has data files in {DATA}/, which are not shared: fdg export {path} writes the weights"
         )
-    run = load(path, checkpoint=int(checkpoint) if checkpoint.isdecimal() else checkpoint, trust=trust)
+    is_iteration = str(checkpoint).isdecimal()
+    run = load(path, checkpoint=int(checkpoint) if is_iteration else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
     with files.filling(out) as target:
         shared = {name: value for name, value in config.items() if name not in _PRIVATE}
         files.write(target / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):
-            if (path / name).exists():
+            if os.path.lexists(path / name):
                 _copy_file(path / name, target / name)
         copy_checkpoint(folder, target / CHECKPOINTS / str(run.iteration))
         packed = load(target, trust=trust)  # evaluating the copy also checks it
@@ -69,7 +71,8 @@ def pack(
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with explain_os_errors(source, "packed"):
+        files.check_own(source)  # a link in an untrusted run would share another file
     with open_regular(source) as reader, files.replacing(target) as writer:
         shutil.copyfileobj(reader, writer)
 

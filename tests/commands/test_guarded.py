@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 
 import jax
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import algos
 from fdg.commands import preset_flags
 from fdg.commands.cli import guarded
-from fdg.errors import FdgError, HostError
+from fdg.errors import FdgError, FdgWarning, HostError
 
 
 def line_of(error, capsys, status=2):
@@ -28,6 +29,14 @@ def test_out_of_memory(capsys):
     assert line_of(lost, capsys) == f"out of memory (RESOURCE_EXHAUSTED: 7 bytes){fix}"
     assert line_of(MemoryError("of the host\nhere"), capsys) == f"out of memory (of the host){fix}"
     assert line_of(MemoryError(), capsys) == f"out of memory (no memory){fix}"
+
+
+def test_warnings_are_escaped(capsys):
+    def run(argv):
+        warnings.warn("a\x1b[2Jb\n  c", FdgWarning, stacklevel=2)
+        return 0
+
+    assert guarded(run, []) == 0 and capsys.readouterr().err == "warning: a\\x1b[2Jb\n  c\n"
 
 
 def test_long_errors_are_cut_in_the_middle(capsys):

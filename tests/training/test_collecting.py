@@ -123,7 +123,9 @@ def test_run_without_replay_is_refused(tmp_path):
 def test_extend_and_label(tmp_path):
     out = tmp_path / "x"
     collect(constant_run(0.5), out, 20, num_envs=2)
-    before = (out / "data/metadata.json").read_bytes()
+    own = {"env_spec": "{}", "dataset_id": "mine/pendulum-v3", "author_email": ["a@b"]}  # of Minari
+    content = json.loads((out / "data/metadata.json").read_text())
+    before = json.dumps({**content, **own}).encode()
     for _ in range(2):  # as if killed once before the metadata was written
         (out / "data/metadata.json").write_bytes(before)
         collect(constant_run(0.25), out, 10, num_envs=1, labels=constant_run(1.0))
@@ -134,6 +136,7 @@ def test_extend_and_label(tmp_path):
     assert (
         info["data_format"] == "hdf5" and info["total_steps"] == 30 and info["environment"] == "Pendulum-v1"
     )
+    assert info.items() >= own.items()
     # The student acts, not the teacher: without labels the observations are the same.
     collect(constant_run(0.25), tmp_path / "y", 10, num_envs=1)
     np.testing.assert_array_equal(steps.observation[20:], read_steps(tmp_path / "y").observation)

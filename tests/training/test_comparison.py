@@ -14,6 +14,7 @@ from bench import table
 from fdg.__main__ import main
 from fdg.training import curves
 from fdg.training.comparison import TOGETHER
+from fdg.training.difference import Difference
 from fdg.training.run_directory import to_json_types
 from fdg.training.statistics import probability_of_improvement
 from tests.refusing import refused, refuses
@@ -275,6 +276,19 @@ def test_labels_are_escaped(tmp_path):
     for figure in found.pictures().values():
         figure.savefig(io.BytesIO(), format="png")
     assert r"\$x" in curves.compare(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
+
+
+def test_terminal_sequences_are_escaped(tmp_path, capsys):
+    ends, rows = [1.0, 2.0], [[1.0] * 2] * 3
+    for name in "ab":
+        write_run(tmp_path / name, "ppo", f"\x1b[2J{name}", ends, rows, clip=f"\x1b[31m{name}")
+    difference = Difference("a", "b", notes=("settings: \x1b[2Jlr 1 and 2\nno",))
+    assert str(difference) == "a and b: no difference\n  settings: \\x1b[2Jlr 1 and 2\\nno"
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["plot", str(tmp_path), "--out", str(tmp_path / "plot.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed + (tmp_path / "out" / "comparison.md").read_text()
+    assert "| \\x1b[2Ja |" in printed and "on ?[2Jb: " in printed
 
 
 def test_no_training_episode_gives_no_area(tmp_path):

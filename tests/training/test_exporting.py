@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algos
 import envs
 import fdg
 from fdg.errors import FdgError
@@ -44,6 +45,33 @@ def observations(run, count=1000):
     agents = () if envs.num_agents(env) is None else (envs.num_agents(env),)
     key = jax.random.key(7)
     return np.asarray(jax.random.normal(key, (count, *agents, *env.observation_space.shape)), np.float32)
+
+
+class Half:
+    """Acts by the sum of its observations, in bfloat16."""
+
+    env, steps_per_iteration = envs.make("CartPole-v1"), 8
+
+    def init(self, key):
+        return {}
+
+    def iterate(self, state):
+        return state, {}
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            memory = jnp.where(start, 0, memory) + observation[:, 0].astype(jnp.bfloat16)
+            return (memory > 0.1).astype(jnp.int32), memory
+
+        return algos.Actor(memory=lambda count: jnp.zeros(count, jnp.bfloat16), act=act)
+
+
+def test_bfloat16_memory(tmp_path):
+    run = fdg.Run(Half(), {}, 0)
+    policy, seen = fdg.load_exported(run.export(tmp_path / "policy.jax")), observations(run, 9)
+    for _ in range(2):
+        np.testing.assert_array_equal(policy(seen), run.policy(seen))
+    assert policy.memory[0].dtype == jnp.bfloat16
 
 
 def test_actions_match(run, tmp_path):

@@ -61,7 +61,7 @@ def test_failed_and_killed_packs(trained, tmp_path, monkeypatch):
     killed = files.filling(tmp_path / "out")
     killed.__enter__()
     monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))
-    pack(trained, tmp_path / "out", trust=True, episodes=1)
+    pack(trained, tmp_path / "out", checkpoint=4, trust=True, episodes=1)
     assert {"README.md", "config.json", "checkpoints"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert not list((tmp_path / "out").glob(".*"))
 
@@ -72,6 +72,17 @@ def test_no_local_paths(trained, packed):
         for path in (trained.parent, "/home/me"):
             assert str(path).encode() not in file.read_bytes(), file
     assert Checkpoints(packed / "checkpoints").damage(4) is None
+
+
+def test_links_are_not_packed(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (tmp_path / "secret").write_text("key")
+    (run / "learning_curve.png").unlink()
+    (run / "learning_curve.png").symlink_to(tmp_path / "secret")
+    with refuses("learning_curve.png cannot be packed: it is a link"):
+        pack(run, tmp_path / "out", trust=True, episodes=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_model_card(trained, packed):

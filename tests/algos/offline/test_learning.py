@@ -11,6 +11,7 @@ import algos
 import envs
 import fdg
 import policies
+from fdg.commands.parse import parse
 from fdg.errors import FdgError
 from tests.algos.offline.data import episode, random_steps, write
 from tests.refusing import refuses
@@ -24,6 +25,14 @@ def numbered_steps(tmp_path, count=7):
     observations = np.repeat(np.arange(count + 1, dtype=np.float32)[:, None], 3, axis=1)
     actions = np.arange(count, dtype=np.float32)[:, None] / 10
     return env, write(tmp_path / "data", env, [episode(observations, actions, np.arange(count))])
+
+
+def test_home_folder(tmp_path, monkeypatch):
+    env, _ = numbered_steps(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert algos.BC(env=env, dataset="~/data", **SMALL).data.files["metadata"].startswith(str(tmp_path))
+    words = "--algo bc --env Pendulum-v1 --batch-size 8 --dataset=~/data --num-envs 2".split()
+    assert parse(words, "train", "").algorithm.dataset == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize("kind", [algos.IQL, algos.BC])
