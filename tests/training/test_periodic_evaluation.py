@@ -14,6 +14,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.training import loggers
+from fdg.training.curves import compare
 from fdg.training.periodic_evaluation import EPISODES
 from tests.training.trained import fitted, rows, small
 
@@ -90,6 +91,21 @@ def test_several_seeds_and_algorithms_without_evaluation(tmp_path):
     assert "eval_return" in rows(walk.path)[1] and "eval_return_sampled" not in rows(walk.path)[1]
     silent = fitted(tmp_path / "silent", Silent(), total_steps=4, eval_every=2)
     assert silent.finished and not (silent.path / "best_checkpoint").exists()
+
+
+def test_rows_with_several_seeds_are_kept(tmp_path):
+    from tests.tiny import Walk
+
+    settings = {"eval_every": 2, "num_seeds": 3, "checkpoint_every": 1}
+    run = fitted(tmp_path / "run", Walk(), iterations=4, **settings)
+    assert run.metrics == rows(run.path) and len(run.metrics) == 4
+    best = run.summary["best_iteration"], run.summary["best_eval_return"]
+    again = fitted(tmp_path / "run", Walk(), iterations=5, **settings, resume=True)
+    assert rows(again.path)[:4] == run.metrics[:4] and not (again.path / "metrics.unreadable").exists()
+    assert (again.summary["best_iteration"], again.summary["best_eval_return"]) == best
+    for name in ("eval_returns", "episode_return_per_seed"):
+        with pytest.raises(FdgError, match=f"has no metric '{name}': it has episode_return, episodes, eval_"):
+            compare([run.path], metric=name)
 
 
 def test_tensorboard(tmp_path):
