@@ -184,7 +184,7 @@ class _Session:
 
         targets = job.loggers if distributed.is_first() else {}
         trackers = loggers.open_loggers(targets, run.path, job.config, start * job.steps_per_iteration)
-        evaluator = Evaluator(job, engine, run)
+        evaluator = Evaluator(job, engine, run, start)
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,

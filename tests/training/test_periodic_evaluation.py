@@ -1,5 +1,6 @@
 """Evaluation during training (`eval_every`): rows, best checkpoint, early stops, metric loggers."""
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -7,12 +8,13 @@ import time
 import types
 from typing import ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fdg
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError
+from fdg.errors import FdgError, RunError
 from fdg.training import loggers
 from fdg.training.curves import compare
 from fdg.training.periodic_evaluation import EPISODES
@@ -39,6 +41,48 @@ def test_best_checkpoint(run):
     assert summary["best_iteration"] == iteration and summary["best_eval_return"] == values[iteration]
     assert fdg.load(run.path, checkpoint="best").iteration == iteration
     assert fdg.load(run.path).iteration == 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """Its evaluation returns the number of iterations, times `factor`."""
+
+    factor: float = 1.0
+    steps_per_iteration: ClassVar[int] = 8
+
+    def init(self, key):
+        return jnp.int32(0)
+
+    def iterate(self, state):
+        return self.add(state), {"episode_return": jnp.float32(0)}
+
+    @fdg.fragment("learner", in_axes=None, out_axes=None)
+    def add(self, state):
+        return state + 1
+
+    def evaluate(self, state, key, episodes):
+        return {"return": self.factor * state}
+
+
+def test_resume_forgets_best_states_after_its_checkpoint(tmp_path):
+    def fail(report):
+        return report.iteration == 6 and 1 / 0
+
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        fitted(tmp_path, Counter(), iterations=10, eval_every=1, checkpoint_every=3, callbacks=[fail])
+    run = fitted(tmp_path, Counter(), iterations=4, eval_every=4, resume=True)
+    assert fdg.load(tmp_path, algorithm=Counter(), checkpoint="best").iteration == 4
+    assert run.summary["best_iteration"] == 4
+
+
+def test_resume_after_the_best_state_was_not_written(tmp_path):
+    run = fitted(tmp_path, Counter(-1.0), iterations=2, eval_every=1)
+    assert run.summary["best_iteration"] == 1
+    for path in (run.path / "best_checkpoint", run.path / ".best_checkpoint"):
+        path.rename(path.with_suffix(".lost"))
+    run = fitted(tmp_path, Counter(-1.0), iterations=3, eval_every=1, resume=True)
+    assert fdg.load(tmp_path, algorithm=Counter(-1.0), checkpoint="best").iteration == 3
+    assert run.summary["best_iteration"] == 3
 
 
 def test_evaluation_does_not_change_training(run, tmp_path):
