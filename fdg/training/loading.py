@@ -123,6 +123,8 @@ class StoredRun:
             if self.is_given:
                 _check_equal_algorithm(self.algorithm, self.config, self.path)
             raise
+        summary = read_summary(self.path)
+        stopped = None if summary is None else summary.get("stopped")
         run = Run(
             self.algorithm,
             state if delayed is None else state.state,
@@ -131,7 +133,8 @@ class StoredRun:
             config=self.config,
             seed=self.config.get("seed", 0),
             agents=self.agents,
-            finished=read_summary(self.path) is not None,
+            finished=summary is not None and not stopped,
+            stopped=str(stopped) if stopped else None,
         )
         run._history = None if delayed is None else state.history
         return run

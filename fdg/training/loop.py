@@ -208,8 +208,8 @@ class _Session:
             place = f"iteration {iteration:,} of {total:,}"
             say(f"interrupted at {place}, and saved: go on with --resume {run.path}")
             return Outcome(run, engine, state, iteration, caught=caught)
-        stopped = evaluator.stopped or recorder.stopped
-        if iteration < total:
+        stopped = (evaluator.stopped or recorder.stopped) if iteration < total else None
+        if stopped:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         groups = groups_summary(engine, wall_s - wall_before)
         evaluations, entries = evaluator.after_training(state, failed)

@@ -96,8 +96,19 @@ def test_stop_at_return(tmp_path):
     algorithm = small("a2c", hidden=(8,))
     run = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, stop_at=1.0)
     assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
+    loaded = fdg.load(run.path)
+    assert not loaded.finished and loaded.stopped == run.stopped
     again = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, resume=True)
     assert again.finished and again.summary["best_iteration"] in range(3, 10, 3)
+
+
+def test_run_that_reaches_its_return_at_the_end_is_complete(tmp_path):
+    run = fitted(tmp_path / "run", Counter(), iterations=4, eval_every=4, stop_at=4.0)
+    assert run.finished and run.stopped is None and "stopped" not in run.summary
+    for name in ("summary.json", "metrics.jsonl"):  # as if it had been killed after its last checkpoint
+        (run.path / name).unlink()
+    again = fitted(tmp_path / "run", Counter(), iterations=4, resume=True)
+    assert again.finished and again.summary["steps_per_s"] is None
 
 
 def test_stop_after_time_and_resume(tmp_path):
