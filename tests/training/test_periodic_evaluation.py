@@ -202,6 +202,21 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert file.stat().st_size > 500 and b"episode_length" in file.read_bytes()
 
 
+def test_wandb_runs_of_folders_with_the_same_name(tmp_path, monkeypatch):
+    calls = []
+
+    def init(**options):
+        calls.append((options["name"], options["id"]))
+        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    for folder in "ab":
+        fitted(tmp_path / folder / "run", Counter(), iterations=1, wandb="project")
+    fitted(tmp_path / "a" / "run", Counter(), iterations=2, wandb="project", resume=True)
+    (name, first), (_, second), (_, resumed) = calls
+    assert name == "run" and first == resumed != second
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="fdg[mlflow] is not installed")
 def test_mlflow_in_a_file(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
