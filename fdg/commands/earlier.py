@@ -107,5 +107,6 @@ def record_of(
     if flags.get("start_from") is not None:
         base_settings = flatten_config(base)
         base_flags = {name: value for name, value in flags.items() if name in base_settings}
-        record["from"] = {"run": str(flags["start_from"]), "changes": changes(base, base_flags)}
+        origin = os.path.abspath(flags["start_from"])
+        record["from"] = {"run": origin, "changes": changes(base, base_flags)}
     return record

@@ -74,7 +74,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
-        from fdg.training.loading import StoredRun
+        from fdg.training.loading import StoredRun, open_origin
         from fdg.training.starting import inherit_fields
 
         resolved = self._resolve(file, base, stored)
@@ -130,10 +130,12 @@ class CommandLine:
         resolver.check_trackers(run_settings)
         policy = build_policy(config, resolver)
         algorithm = build_algorithm({**run_settings, **config}, resolver)
-        start = None
-        if flags.get("start_from") is not None:
-            trust = flags.get("trust", False)
+        start, trust = None, flags.get("trust", False)
+        if resumes:
+            start = open_origin(file.parent, {**config, **values}, trust=trust)
+        elif flags.get("start_from") is not None:
             start = StoredRun.open(flags["start_from"], {**config, **values}, trust=trust)
+        if start is not None:
             algorithm = inherit_fields(algorithm, start)
         check_searched(algorithm, run_settings, job_flags.algorithm, resolver)
         # A configuration may have fields that have no flag.

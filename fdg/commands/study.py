@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from fdg import ctrl_c, files
+from fdg.aliases import ours
 from fdg.commands.command import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
@@ -194,8 +195,8 @@ def _flag_words(where: str, settings: Any) -> tuple[str, ...]:
         name = written.replace("-", "_")
         if (first := spellings.setdefault(name, written)) != written:
             raise FdgError(f"{where} has {first} and {written}, which are one setting: leave out one of them")
-        if name in _SET_BY_STUDY:
-            raise FdgError(f"{where} has {name}, which is not a setting of a cell: use {_SET_BY_STUDY[name]}")
+        if fix := _SET_BY_STUDY.get(ours(name) or name):
+            raise FdgError(f"{where} has {name}, which is not a setting of a cell: use {fix}")
         if isinstance(value, bool):
             value = str(value).lower()
         elif value and matches(value, list[int | float]):

@@ -192,6 +192,20 @@ class Checkpoints:
         """Marks a checkpoint so that it is not removed when newer ones are written."""
         files.open_to_append(self._directory / f"{iteration}.keep").close()
 
+    def remove_after(self, iteration: int) -> None:
+        """Removes the checkpoints of later iterations, which a resumed run computes again."""
+        stored = self.iterations()
+        later = [i for i in stored if i > iteration]
+        if not later:
+            return
+        if len(later) < len(stored):
+            files.write(self._newest_file, f"{stored[-len(later) - 1]}\n".encode())
+        else:
+            self._newest_file.unlink(missing_ok=True)
+        for i in later:
+            os.rename(self._directory / str(i), self._directory / f"{i}.removed")
+        self._remove_leftovers()
+
     def last_finite(self) -> int | None:
         """The iteration of the newest undamaged checkpoint without NaN, or None."""
         self._wait()

@@ -295,9 +295,11 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
-        if not any(metric in row for row in rows):
-            metrics = sorted({name for row in rows for name in row} - {"iteration", *_AXES})
-            raise FdgError(f"{path} has no metric '{metric}': it has {', '.join(metrics) or 'none yet'}")
+        # Lists have one value per agent; `metric_columns` reads them by the name of their mean.
+        metrics = {name for row in rows for name, value in row.items() if not isinstance(value, list)}
+        if metric not in metrics:
+            names = ", ".join(sorted(metrics - {"iteration", *_AXES})) or "none yet"
+            raise FdgError(f"{path} has no metric '{metric}': it has {names}")
         times, values, weights = metric_columns(rows, x, metric)
         num_agents = values.shape[1]
         # A metric recorded only as a mean over all agents cannot be attributed to a sweep's points.

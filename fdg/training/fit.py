@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import io
+import os
 import sys
 import time
 import warnings
@@ -21,7 +22,7 @@ from fdg.placing.policy import check_policy, checked_devices
 from fdg.training.curves import draw_run
 from fdg.training.description import describe
 from fdg.training.job import Job
-from fdg.training.loading import StoredRun, load
+from fdg.training.loading import StoredRun, load, open_origin
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
@@ -212,20 +213,22 @@ def make_job(
         raise FdgError("resume=True: give the run directory with out=")
     path = None if out is None else Path(out)
     resumes = resume and path is not None and (path / "config.json").exists()
+    description = describe(algorithm, policy)
     try:
+        origin_run = open_origin(path, flatten_config(description)) if resumes and path is not None else start
         job = Job.make(
             algorithm,
             policy,
-            describe(algorithm, policy),
+            description,
             {**settings, "total_steps": total_steps, "out": path},
             resumes=resumes,
-            start_from=None if resumes else start,
+            start_from=origin_run,
             record={"command": "fdg.fit"},
         )
     except FdgError as error:
         raise FdgError(as_arguments(str(error))) from None
     if start is not None:
-        origin = {"run": str(start.path), "changes": changes(start.config, job.config)}
+        origin = {"run": os.path.abspath(start.path), "changes": changes(start.config, job.config)}
         job = dataclasses.replace(job, record={**job.record, "from": origin})
     if path is not None and not resumes:
         check_free(path)

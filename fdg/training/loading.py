@@ -11,7 +11,7 @@ import jax
 import fdg
 from fdg.agents import checked_name
 from fdg.arguments import checked
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError, listed, one_line
 from fdg.settings.fields import NETWORK_FIELDS
 from fdg.tracing.trace import side_by_side
 from fdg.training import hub
@@ -123,6 +123,8 @@ class StoredRun:
             if self.is_given:
                 _check_equal_algorithm(self.algorithm, self.config, self.path)
             raise
+        summary = read_summary(self.path)
+        stopped = None if summary is None else summary.get("stopped")
         run = Run(
             self.algorithm,
             state if delayed is None else state.state,
@@ -131,10 +133,29 @@ class StoredRun:
             config=self.config,
             seed=self.config.get("seed", 0),
             agents=self.agents,
-            finished=read_summary(self.path) is not None,
+            finished=summary is not None and not stopped,
+            stopped=str(stopped) if stopped else None,
         )
         run._history = None if delayed is None else state.history
         return run
+
+
+def open_origin(path: Path, caller_values: Mapping[str, Any], *, trust: bool = False) -> StoredRun | None:
+    """The run whose weights initialise the run in `path` (`--from`); None if that has a checkpoint.
+
+    A resumed run without a checkpoint begins again. For the arguments see `StoredRun.open`.
+    """
+    origin = read_config(path, prefix="").get("from")
+    if origin is None or Checkpoints(path / CHECKPOINTS).iterations():
+        return None
+    try:
+        return StoredRun.open(Path(origin["run"]), caller_values, trust=trust)
+    except (FdgError, LookupError, TypeError) as error:
+        reason = error if isinstance(error, FdgError) else one_line(error)
+        raise FdgError(
+            f"{path} has no checkpoint yet, and the run whose weights it begins with ('from' in its"
+            f" config.json) cannot be used: {reason}: bring it back, or start a new run"
+        ) from None
 
 
 def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg.errors import FdgError, one_line
+from fdg.training.run_directory import read_config
 from fdg.training.settings import flatten_config
 
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
@@ -53,7 +54,9 @@ def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any,
 def _open_wandb(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN/wandb` for `wandb sync`."""
     name, project = path.name, target or "fdg"
-    run = package.init(project=project, name=name, id=name, resume="allow", dir=str(path), config=config)
+    # Another run's folder may have the same name; W&B drops steps below those that an id has logged.
+    run_id = read_config(path).get("id") or name
+    run = package.init(project=project, name=name, id=run_id, resume="allow", dir=str(path), config=config)
     return Logger(lambda env_steps, metrics: run.log(dict(metrics), step=env_steps), run.finish)
 
 

@@ -173,7 +173,7 @@ class _Session:
 
         targets = job.loggers if distributed.is_first() else {}
         trackers = loggers.open_loggers(targets, run.path, job.config, start * job.steps_per_iteration)
-        evaluator = Evaluator(job, engine, run)
+        evaluator = Evaluator(job, engine, run, start)
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
@@ -233,9 +233,10 @@ class _Session:
     ) -> Outcome:
         """Evaluates the trained agents, and prints and writes the results."""
         job, engine, run, say, failed = self.job, self.engine, self.run, self.say, recorder.failed
-        stopped = evaluator.stopped or recorder.stopped
-        if iteration < job.num_iterations:
-            say(f"stopped at iteration {iteration:,} of {job.num_iterations:,}: {stopped}")
+        total = job.num_iterations
+        stopped = (evaluator.stopped or recorder.stopped) if iteration < total else None
+        if stopped:
+            say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
         evaluations, entries = evaluator.after_training(state, failed)
         profile_lines = write_profile(engine, state, run.path) if job.profile else []
         profile_lines += write_timeline(engine, state, run.path) if job.timeline else []

@@ -113,7 +113,8 @@ def _card_text(run: Any, evaluation: Evaluation | None, video_error: str, out: P
         "return": result,
         "seeds": ", ".join(map(str, seeds[:20])) + (" ..." if seeds[20:] else ""),
         "steps of each agent": f"{run.iteration * run.algorithm.steps_per_iteration:,}",
-        "iteration": f"{run.iteration:,}" + ("" if run.finished else ", of a run that has not ended"),
+        "iteration": f"{run.iteration:,}"
+        + ("" if run.finished or run.stopped else ", of a run that has not ended"),
         "preset": config.get("preset_name") or "none",
         "distribution policy": summary.get("policy") or config.get("policy"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

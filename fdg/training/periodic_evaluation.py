@@ -28,21 +28,27 @@ EPISODES = 16
 class Evaluator:
     """Evaluates a run's agents during and after training, in a separate program; saves the best state.
 
+    `start` is the number of iterations before a resume: later best states are removed. A collective.
+
     Attributes:
       stopped: the reason to stop (an evaluation reached the job's `stop_at`), or None.
     """
 
-    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory):
+    def __init__(self, job: Job, engine: fdg.Engine, run: RunDirectory, start: int = 0):
         self.stopped: str | None = None
         self._job, self._engine, self._run = job, engine, run
-        self._best: tuple[float, int] | None = None
-        if job.eval_every and job.resumes:
-            rows = read_metrics(run.path / "metrics.jsonl")
-            evaluations = [
-                (row["eval_return"], row["iteration"]) for row in rows if row.get("eval_return") is not None
-            ]
-            self._best = max(evaluations, key=lambda pair: (pair[0], -pair[1]), default=None)
         self._checkpoints = Checkpoints(run.best)
+        evaluations: list[tuple[float, int]] = []
+        if job.resumes and distributed.is_first():
+            self._checkpoints.remove_after(start)
+            saved = self._checkpoints.iterations()  # a killed process may not have written the last one
+            evaluations = [
+                (row["eval_return"], row["iteration"])
+                for row in (read_metrics(run.path / "metrics.jsonl") if job.eval_every else ())
+                if row.get("eval_return") is not None and row["iteration"] in saved
+            ]
+        best = max(evaluations, key=lambda pair: (pair[0], -pair[1]), default=None)
+        self._best: tuple[float, int] | None = distributed.exchange(best)[0]
 
     def while_training(self, state: Any, iteration: int, failed: Sequence[int]) -> dict[str, Any]:
         """Evaluates greedy and sampled actions; saves `state` if the greedy return is the best so far.

@@ -354,8 +354,8 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    """Whether a value is valid for a metric: a number or None; for `..._per_seed`, a list of these."""
-    if name.endswith("_per_seed"):
+    """Whether a value is valid for a metric: a number or None; for values by agent, a list of these."""
+    if name.endswith("_per_seed") or name in ("eval_returns", "eval_returns_sampled"):
         return isinstance(value, list) and all(_is_metric("", x) for x in value)
     return value is None or (isinstance(value, int | float) and -_MAX_METRIC < value < _MAX_METRIC)
 

@@ -70,7 +70,8 @@ def summary(
         "env_steps": steps,
         "iterations": iterations,
         **seconds,
-        "steps_per_s": steps * len(seeds) / seconds["wall_s"],
+        # The time is unknown if the metrics of an earlier session were removed.
+        "steps_per_s": steps * len(seeds) / seconds["wall_s"] if seconds["wall_s"] else None,
         **evaluation,
         "seeds": list(seeds),
         "policy": str(engine.plan.policy),

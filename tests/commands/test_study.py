@@ -157,6 +157,8 @@ BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1
             {"settings": {"num_seeds": 3}},
             "settings has num_seeds, which is not a setting of a cell: use seeds",
         ),
+        ({"settings": {"total_timesteps": 8}}, "settings has total_timesteps, which is not a"),
+        ({"settings": {"environment": "Walk"}}, "is not a setting of a cell: use environments"),
         ({"settings": {"help": True}}, "settings has help, which is not a setting of a cell: use fdg train"),
         ({"settings": {"show-preset": True}}, "settings has show_preset, which is not a setting of a cell"),
         (

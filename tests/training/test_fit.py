@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
@@ -174,6 +176,37 @@ def test_resume_with_other_settings_is_refused(tmp_path):
         fitted(tmp_path / "run", Walk(scale=0.5), iterations=1, resume=True)
     with pytest.raises(FdgError, match="already contains a run"):
         fitted(tmp_path / "run", Walk(), iterations=1)
+
+
+def test_resume_without_checkpoint_starts_from_the_same_weights(tmp_path, capsys):
+    first, fixed = fitted(tmp_path / "first", Descent()), Descent(rate=0.0)
+    settings = {"seed": 9, "start_from": first.path}
+    second = fitted(tmp_path / "second", fixed, **settings)
+    shutil.rmtree(second.path / "checkpoints")  # as if it had been killed before its first checkpoint
+    (second.path / ".checkpoints").unlink()
+    for again in ({"start_from": None}, {}):
+        shutil.copytree(second.path, tmp_path / f"copy-{len(again)}")
+        run = fitted(tmp_path / f"copy-{len(again)}", fixed, resume=True, **settings | again)
+        assert_same(run.state["x"], first.state["x"])
+    algo = "tests.training.descent:Descent"
+    shutil.copytree(second.path, tmp_path / "copy")
+    assert train_main(["--resume", str(tmp_path / "copy"), "--algo", algo]) == 0
+    assert_same(fdg.load(tmp_path / "copy", algorithm=fixed).state["x"], first.state["x"])
+    first.path.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert train_main(["--resume", str(second.path), "--algo", algo]) == 2
+    assert re.search(r"has no checkpoint yet.*: no run in .*first .*: bring it back", capsys.readouterr().err)
+
+
+def test_resumed_search_starts_from_the_same_weights(tmp_path):
+    first, values = fitted(tmp_path / "first", Descent()), {"pull": [1.0, 2.0]}
+    settings = {"out": tmp_path / "search", "start_from": first.path, "progress": False, "eval_episodes": 0}
+    fdg.search(Descent(rate=0.0), values, trials=1, **settings)
+    result = fdg.search(Descent(rate=0.0), values, trials=2, resume=True, **settings)
+    assert [trial.state for trial in result.trials] == ["done", "done"]
+    for trial in result.trials:
+        run = fdg.load(result.path / "trials" / trial.run, algorithm=Descent(rate=0.0))
+        assert_same(run.state["x"], first.state["x"])
 
 
 def test_start_from(tmp_path):

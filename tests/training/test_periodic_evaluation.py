@@ -1,5 +1,6 @@
 """Evaluation during training (`eval_every`): rows, best checkpoint, early stops, metric loggers."""
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -7,13 +8,15 @@ import time
 import types
 from typing import ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fdg
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError
+from fdg.errors import FdgError, RunError
 from fdg.training import loggers
+from fdg.training.curves import compare
 from fdg.training.periodic_evaluation import EPISODES
 from tests.training.trained import fitted, rows, small
 
@@ -40,6 +43,48 @@ def test_best_checkpoint(run):
     assert fdg.load(run.path).iteration == 9
 
 
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """Its evaluation returns the number of iterations, times `factor`."""
+
+    factor: float = 1.0
+    steps_per_iteration: ClassVar[int] = 8
+
+    def init(self, key):
+        return jnp.int32(0)
+
+    def iterate(self, state):
+        return self.add(state), {"episode_return": jnp.float32(0)}
+
+    @fdg.fragment("learner", in_axes=None, out_axes=None)
+    def add(self, state):
+        return state + 1
+
+    def evaluate(self, state, key, episodes):
+        return {"return": self.factor * state}
+
+
+def test_resume_forgets_best_states_after_its_checkpoint(tmp_path):
+    def fail(report):
+        return report.iteration == 6 and 1 / 0
+
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        fitted(tmp_path, Counter(), iterations=10, eval_every=1, checkpoint_every=3, callbacks=[fail])
+    run = fitted(tmp_path, Counter(), iterations=4, eval_every=4, resume=True)
+    assert fdg.load(tmp_path, algorithm=Counter(), checkpoint="best").iteration == 4
+    assert run.summary["best_iteration"] == 4
+
+
+def test_resume_after_the_best_state_was_not_written(tmp_path):
+    run = fitted(tmp_path, Counter(-1.0), iterations=2, eval_every=1)
+    assert run.summary["best_iteration"] == 1
+    for path in (run.path / "best_checkpoint", run.path / ".best_checkpoint"):
+        path.rename(path.with_suffix(".lost"))
+    run = fitted(tmp_path, Counter(-1.0), iterations=3, eval_every=1, resume=True)
+    assert fdg.load(tmp_path, algorithm=Counter(-1.0), checkpoint="best").iteration == 3
+    assert run.summary["best_iteration"] == 3
+
+
 def test_evaluation_does_not_change_training(run, tmp_path):
     plain = fitted(tmp_path / "plain", run.algorithm, total_steps=None)
     names = rows(plain.path)[0].keys() - {"wall_s"}
@@ -51,8 +96,19 @@ def test_stop_at_return(tmp_path):
     algorithm = small("a2c", hidden=(8,))
     run = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, stop_at=1.0)
     assert run.iteration == 3 and run.stopped.endswith("has reached 1") and not run.finished
+    loaded = fdg.load(run.path)
+    assert not loaded.finished and loaded.stopped == run.stopped
     again = fitted(tmp_path / "run", algorithm, iterations=9, eval_every=3, resume=True)
     assert again.finished and again.summary["best_iteration"] in range(3, 10, 3)
+
+
+def test_run_that_reaches_its_return_at_the_end_is_complete(tmp_path):
+    run = fitted(tmp_path / "run", Counter(), iterations=4, eval_every=4, stop_at=4.0)
+    assert run.finished and run.stopped is None and "stopped" not in run.summary
+    for name in ("summary.json", "metrics.jsonl"):  # as if it had been killed after its last checkpoint
+        (run.path / name).unlink()
+    again = fitted(tmp_path / "run", Counter(), iterations=4, resume=True)
+    assert again.finished and again.summary["steps_per_s"] is None
 
 
 def test_stop_after_time_and_resume(tmp_path):
@@ -92,6 +148,21 @@ def test_several_seeds_and_algorithms_without_evaluation(tmp_path):
     assert silent.finished and not (silent.path / "best_checkpoint").exists()
 
 
+def test_rows_with_several_seeds_are_kept(tmp_path):
+    from tests.tiny import Walk
+
+    settings = {"eval_every": 2, "num_seeds": 3, "checkpoint_every": 1}
+    run = fitted(tmp_path / "run", Walk(), iterations=4, **settings)
+    assert run.metrics == rows(run.path) and len(run.metrics) == 4
+    best = run.summary["best_iteration"], run.summary["best_eval_return"]
+    again = fitted(tmp_path / "run", Walk(), iterations=5, **settings, resume=True)
+    assert rows(again.path)[:4] == run.metrics[:4] and not (again.path / "metrics.unreadable").exists()
+    assert (again.summary["best_iteration"], again.summary["best_eval_return"]) == best
+    for name in ("eval_returns", "episode_return_per_seed"):
+        with pytest.raises(FdgError, match=f"has no metric '{name}': it has episode_return, episodes, eval_"):
+            compare([run.path], metric=name)
+
+
 def test_tensorboard(tmp_path):
     words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 160 --eval-episodes 4"
     words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
@@ -129,6 +200,21 @@ def test_wandb_offline(tmp_path, monkeypatch):
     run = fitted(tmp_path / "run", small(), wandb="project")
     (file,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
     assert file.stat().st_size > 500 and b"episode_length" in file.read_bytes()
+
+
+def test_wandb_runs_of_folders_with_the_same_name(tmp_path, monkeypatch):
+    calls = []
+
+    def init(**options):
+        calls.append((options["name"], options["id"]))
+        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    for folder in "ab":
+        fitted(tmp_path / folder / "run", Counter(), iterations=1, wandb="project")
+    fitted(tmp_path / "a" / "run", Counter(), iterations=2, wandb="project", resume=True)
+    (name, first), (_, second), (_, resumed) = calls
+    assert name == "run" and first == resumed != second
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="fdg[mlflow] is not installed")
