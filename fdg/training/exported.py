@@ -125,8 +125,9 @@ def load_exported(path: str | Path) -> Exported:
 def _restore_dtype(array: np.ndarray, aval: Any) -> np.ndarray:
     """An array in the program's dtype, if NumPy's file format lacks it (bfloat16) and stored bytes."""
     dtype = getattr(aval, "dtype", None)
-    is_stored_as_bytes = array.dtype.kind == "V" and isinstance(dtype, np.dtype)
-    return array.view(dtype) if is_stored_as_bytes and array.dtype.itemsize == dtype.itemsize else array
+    if array.dtype.kind != "V" or not isinstance(dtype, np.dtype) or array.dtype.itemsize != dtype.itemsize:
+        return array
+    return array.view(dtype)
 
 
 def _deserialize(program: bytes, facts: Mapping[str, Any], path: str) -> Any:
