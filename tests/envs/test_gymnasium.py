@@ -57,6 +57,11 @@ def test_errors_of_gymnasium_are_reported(name, options, message):
         envs.make(f"gymnasium:{name}", **options)
 
 
+def test_parameter_may_be_none():
+    env = envs.make("gymnasium:CartPole-v1", max_episode_steps=None)
+    assert env.observation_space.shape == (4,)
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
