@@ -251,10 +251,11 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
     """Reward divided by the standard deviation of the running return, clipped to `[-clip, clip]`.
 
     `stats` has shape `()`; `reward` any shape. The mean is not subtracted, since that would change the
-    best policy.
+    best policy. If a return was too large for the variance (1e19 or more), the result is NaN, which stops the
+    run; divided by infinity, all later rewards would be 0.
     """
     std = jax.lax.stop_gradient(jnp.sqrt(stats.var + _EPSILON))
-    return jnp.clip(reward / std, -clip, clip)
+    return jnp.clip(reward / jnp.where(jnp.isinf(std), jnp.nan, std), -clip, clip)
 
 
 def update_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:

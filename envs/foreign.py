@@ -5,6 +5,7 @@ Classes are recognised by the names of their base classes and packages, so no pa
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -105,9 +106,13 @@ def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, 
         return parameters
 
 
-def import_name(factory: Any) -> str:
-    """`module:NAME` of a class or a function."""
-    return f"{factory.__module__}:{factory.__qualname__}"
+def import_name(factory: Any, found_at: str) -> str:
+    """`module:NAME` of a class or function; `found_at` if it has no such name, as a partial or a lambda."""
+    module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return f"{module}:{name}" if value is factory else found_at
 
 
 def reason_not_adapted(env: Any) -> str | None:
@@ -142,7 +147,8 @@ def _gymnasium_fix(env: Any) -> str:
     if kind.__module__ == "__main__":
         advice = f"put {kind.__name__} into its own file, such as {kind.__name__.lower()}.py"
         return f"{advice}, and write envs.make('{kind.__name__.lower()}:{kind.__name__}')"
-    return f"write envs.make('{import_name(kind)}'); worker processes import the class by this name"
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return f"write envs.make('{name}'); worker processes import the class by this name"
 
 
 def _top_package(kind: type) -> str:

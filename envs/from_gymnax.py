@@ -96,9 +96,11 @@ class GymnaxEnvironment:
         """One step without reset: `(state, observation, reward, terminated, truncated)`."""
         env, params = _environment_and_parameters(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
-            observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
-            truncated = env.is_truncated(state, params)
-        return state, self._one_hot_if_discrete(observation), reward, terminated, truncated
+            observation, new, reward, terminated, _ = env.step_env(key, state, action, params)
+            if self.instance is None:  # with 64 bits, some resets make wider numbers than steps
+                new = jax.tree.map(lambda x, old: jnp.asarray(x, jnp.result_type(old)), new, state)
+            truncated = env.is_truncated(new, params)
+        return new, self._one_hot_if_discrete(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None if it has none."""

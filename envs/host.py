@@ -278,7 +278,7 @@ def make_from(
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
     source = make_source(tuple(sorted(options.items())))
     for name, value in options.items():
-        if not isinstance(value, bool | int | float | str | tuple):
+        if not isinstance(value, bool | int | float | str | tuple | None):
             raise FdgError(
                 f"environment '{source.name}': {name}={value!r} must be a number, string or tuple, so that"
                 " the environment hashes"

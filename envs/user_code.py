@@ -80,11 +80,14 @@ def make(name: str, overrides: Mapping[str, Any]) -> Any:
     return build(name, import_attribute("environment", name), overrides)
 
 
-def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
-    """Calls a factory or takes an instance; vectorizes a `SingleEnvironment`; wraps a `TextProblem`."""
+def build(name: str, factory: Any, overrides: Mapping[str, Any], found_at: str | None = None) -> Any:
+    """Calls a factory or takes an instance; vectorizes a `SingleEnvironment`; wraps a `TextProblem`.
+
+    `found_at` is the `module:name` of the factory, unless `name` is.
+    """
     arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
     if isinstance(factory, type) and foreign.is_of_gymnasium(factory):
-        return from_gymnasium.make(foreign.import_name(factory), **overrides)
+        return from_gymnasium.make(foreign.import_name(factory, found_at or name), **overrides)
     is_value = not isinstance(factory, type) and (
         _is_text(factory) or (hasattr(factory, "reset") and hasattr(factory, "step"))
     )
@@ -107,7 +110,7 @@ def build(name: str, factory: Any, overrides: Mapping[str, Any]) -> Any:
         raise FdgError(f"environment '{name}' {problem}: {raised(error)}") from error
     if foreign.is_of_gymnasium(env) and not is_value:
         env.close()
-        return from_gymnasium.make(foreign.import_name(factory), **overrides)
+        return from_gymnasium.make(foreign.import_name(factory, found_at or name), **overrides)
     if env is None:
         raise FdgError(
             f"environment '{name}': {name.rpartition(':')[2]} returned None: return the environment"
@@ -139,7 +142,7 @@ def make_of_package(name: str, overrides: Mapping[str, Any]) -> Any:
             f"environment '{name}': {package} registers it as {point.value}, which cannot be imported:"
             f" {raised(error)}"
         ) from error
-    return build(name, factory, overrides)
+    return build(name, factory, overrides, point.value)
 
 
 def _is_text(value: Any) -> bool:

@@ -27,6 +27,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _SIMPLE_TYPES = {bool, int, float, str, types.NoneType}
+_UNIONS = (typing.Union, types.UnionType)
 _SELF_NAMES = ("self", "cls", "_cls")  # names of the first parameter of methods and of `__new__`
 _MAX_QUOTED = 60  # characters of a value in an error message
 
@@ -360,9 +361,8 @@ def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None
 def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
     """Checks the types of options against the annotations of the function that takes them, or its defaults.
 
-    Only options of type bool, int, float or str are checked. `takes` is a function or class, possibly a
-    user's, or a mapping from names to defaults; a function's defaults count only if they are bool. `where`
-    begins the message.
+    Only options of type bool, int, float or str are checked. `takes` is a function or class, or a mapping
+    from names to defaults; a function's defaults count only if they are bool. `where` begins the message.
 
     >>> check_options("environment 'maze'", {"slippery": False}, {"slippery": "no"})
     Traceback (most recent call last):
@@ -377,22 +377,22 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
-    kinds_by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
+    by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):
-        kinds_by_default = {bool: bool}
+        by_default = {bool: bool}
         with contextlib.suppress(Exception):  # annotations may be arbitrary code
             annotated = vars(takes).get("__init__", takes) if isinstance(takes, type) else takes
             hints = typing.get_type_hints(annotated)
         try:
-            parameters = inspect.signature(takes).parameters.values()
+            takes = {p.name: p.default for p in inspect.signature(takes).parameters.values()}
         except (TypeError, ValueError):  # a C function without signature
             return {}
-        takes = {parameter.name: parameter.default for parameter in parameters}
-    kinds = {
-        name: hints.get(name, kinds_by_default.get(type(default), Any)) for name, default in takes.items()
+    kinds = {name: hints.get(name, by_default.get(type(default), Any)) for name, default in takes.items()}
+    return {
+        name: kind | None if takes[name] is None else kind  # `size: int = None` takes None too
+        for name, kind in kinds.items()
+        if set(typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else [kind]) <= _SIMPLE_TYPES
     }
-    alternatives = {name: set(typing.get_args(kind)) or {kind} for name, kind in kinds.items()}
-    return {name: kinds[name] for name, types_of in alternatives.items() if types_of <= _SIMPLE_TYPES}
 
 
 def order_of(function: Callable, name: str, arguments: Mapping[str, Any]) -> str:

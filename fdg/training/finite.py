@@ -13,6 +13,7 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.sweep import agent_names, unwrap_sweep
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
+_LARGEST_RETURN = 1e18  # squares of ten times as much exceed float32
 _VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
 
 
@@ -100,8 +101,11 @@ def _likely_cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -
             return f"{name} is not finite either: check the reward function"
     if {"episodes", "episode_return"} <= metrics.keys():
         episodes, returns = (metrics[name][: row + 1] for name in ("episodes", "episode_return"))
-        if np.any((episodes > 0) & ~np.isfinite(returns)):
-            return "episode returns are not finite: fix the environment's rewards (envs.check(env) checks)"
+        if np.any((episodes > 0) & ~(np.abs(returns) < _LARGEST_RETURN)):
+            problem = (
+                "not finite" if not np.isfinite(returns[episodes > 0]).all() else "too large to be squared"
+            )
+            return f"episode returns are {problem}: fix the environment's rewards (envs.check(env) checks)"
     unwrapped_env = env = getattr(algorithm, "env", None)
     while isinstance(unwrapped_env, envs.Wrapper):
         unwrapped_env = unwrapped_env.env

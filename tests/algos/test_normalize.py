@@ -128,6 +128,12 @@ def test_scale_with_zero_variance():
     assert normalize.scale(stats, jnp.array([0.0, 1.0, -1.0])).tolist() == [0.0, 10.0, -10.0]
 
 
+def test_scale_after_overflow_is_nan():
+    stats = normalize.update(normalize.init(()), jnp.array([1.0, 2.0]))
+    stats = normalize.update(stats, jnp.array([1.0, 1e25]))
+    assert np.isnan(normalize.scale(stats, jnp.array([1.0]))).all()
+
+
 def test_rollout_returns_by_hand():
     reward = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     done = jnp.array([[False], [True], [False], [False]])

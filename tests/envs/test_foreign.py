@@ -72,6 +72,16 @@ def test_unregistered_gymnasium_class():
     host.close()
 
 
+@pytest.mark.parametrize("name", ["make_partial", "make_lambda"])
+def test_gymnasium_factory_without_own_name(name):
+    env = envs.make(f"{HOST}:{name}", workers=1)
+    assert env == envs.make(f"gymnasium:{HOST}:{name}", workers=1)
+    keys = jax.random.split(jax.random.key(0), 1)
+    _, step = env.step(keys, env.reset(keys)[0], jnp.ones(1, jnp.int32))
+    assert step.terminated.all()
+    host.close()
+
+
 def class_in_main():
     """A class that is defined in a script."""
     return type("Boiler", (thermostat.Thermostat,), {"__module__": "__main__"})

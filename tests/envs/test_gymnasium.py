@@ -57,6 +57,18 @@ def test_errors_of_gymnasium_are_reported(name, options, message):
         envs.make(f"gymnasium:{name}", **options)
 
 
+def test_parameter_may_be_none():
+    env = envs.make("gymnasium:CartPole-v1", max_episode_steps=None)
+    assert env.observation_space.shape == (4,)
+
+
+@pytest.mark.parametrize(("desc", "cells"), [(("SF", "FG"), 4), (None, 64)])
+def test_parameter_annotated_as_list(desc, cells):
+    """Gymnasium's annotation is `desc: list[str] = None`; a list would not hash."""
+    env = envs.make("gymnasium:FrozenLake-v1", desc=desc, map_name="8x8")
+    assert env.observation_space.shape == (cells,)
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -181,3 +181,12 @@ def test_failed_download_is_reported(monkeypatch):
 def test_arrays_too_large_for_memory_are_refused(size):
     with pytest.raises(FdgError, match=f"DeepSea-bsuite': size={size} makes arrays of .* GB"):
         envs.make("DeepSea-bsuite", size=size)
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")  # PointRobot
+@pytest.mark.parametrize(
+    "name", ["Pendulum-v1", "UmbrellaChain-bsuite", "PointRobot-misc", "BernoulliBandit-misc", "Pong-misc"]
+)
+def test_traces_with_64_bits(name):
+    with jax.enable_x64(True):
+        assert "is right" in envs.check(envs.make(name), steps=0)

@@ -1,5 +1,7 @@
 """A Gymnasium environment, in a module with few imports, because worker processes import it."""
 
+import functools
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -29,4 +31,10 @@ def make_thermostat(goal=2.0):
     return Thermostat(goal)
 
 
+def _maker(goal):
+    return lambda: Thermostat(goal)
+
+
 thermostat = Thermostat()
+make_partial = functools.partial(Thermostat, 1.0)
+make_lambda = _maker(1.0)

@@ -64,6 +64,12 @@ def test_nan_loss_stops_the_run():
         make_check().check(0, {"loss": np.full(1, np.nan), "reward_format": np.full(1, np.nan)})
 
 
+def test_huge_return_is_named_as_the_cause():
+    bad = {"loss": np.full(1, np.nan), "episodes": np.ones(1), "episode_return": np.full(1, 1e25, np.float32)}
+    with pytest.raises(RunError, match="episode returns are too large to be squared: fix the environment's"):
+        make_check().check(0, bad)
+
+
 def test_on_nan_warn():
     watch = make_check("warn")
     bad = {"loss": np.array([1.0, np.nan])}
