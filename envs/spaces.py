@@ -205,7 +205,7 @@ class Box:
         one bound, the sample's absolute value is the distance from the bound.
         """
         low, high = self.low_array, self.high_array
-        if not np.issubdtype(low.dtype, np.floating):
+        if not jnp.issubdtype(low.dtype, jnp.floating):
             span = high.astype(object) - low.astype(object) + 1  # Python integers do not overflow
             if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
                 return self._wide_sample(key, low, np.asarray(span))

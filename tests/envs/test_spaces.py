@@ -90,6 +90,12 @@ def test_unbounded_samples_are_finite(low, high, expected):
     assert np.ptp(samples / 2) > 0.1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_samples_of_floats_lie_between_the_bounds(dtype):
+    samples = np.asarray(Box(-1.0, 1.0, (1000,), dtype).sample(jax.random.key(0)), float)
+    assert np.abs(np.mean(samples)) < 0.1 and np.unique(samples).size > 50
+
+
 def test_integer_box_includes_both_bounds():
     samples = np.asarray(Box(254, 255, (200,), "uint8").sample(jax.random.key(0)))
     assert set(samples.tolist()) == {254, 255}
