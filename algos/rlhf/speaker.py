@@ -247,9 +247,13 @@ def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax
 def example_rows(self: Any, examples: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
 
+    tokenizer = self.env.tokenizer
+
     def texts(what: str) -> list[str]:
-        rows = zip(np.asarray(examples[what]), np.asarray(examples[f"{what}_mask"]), strict=True)
-        return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
+        tokens = np.asarray(examples[what])
+        # a model's vocabulary may be larger than the tokenizer's
+        is_shown = np.asarray(examples[f"{what}_mask"]) & (tokens < tokenizer.vocab_size)
+        return [tokenizer.decode(row[shown].tolist()) for row, shown in zip(tokens, is_shown, strict=True)]
 
     prompts, responses = texts("prompt"), texts("response")
     numbers = {name: examples[name] for name in examples if name.startswith("reward")}
