@@ -244,7 +244,7 @@ class TextTask:
         Raises:
           FdgError: a function needs columns that the rows do not have.
         """
-        judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
+        judge = function if isinstance(function, HostReward) else HostReward(function, weights)
         judge.check(self)
         return dataclasses.replace(self, host_reward=judge, max_response=max_response or self.max_response)
 
