@@ -7,7 +7,7 @@ Shapes: `N` responses, `P` tokens of a prompt (left-padded), `R` of a response (
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,9 +247,13 @@ def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax
 def example_rows(self: Any, examples: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
 
+    tokenizer = self.env.tokenizer
+
     def texts(what: str) -> list[str]:
-        rows = zip(np.asarray(examples[what]), np.asarray(examples[f"{what}_mask"]), strict=True)
-        return [self.env.tokenizer.decode(row[shown].tolist()) for row, shown in rows]
+        tokens = np.asarray(examples[what])
+        # a model's vocabulary may be larger than the tokenizer's
+        is_shown = np.asarray(examples[f"{what}_mask"]) & (tokens < tokenizer.vocab_size)
+        return [tokenizer.decode(row[shown].tolist()) for row, shown in zip(tokens, is_shown, strict=True)]
 
     prompts, responses = texts("prompt"), texts("response")
     numbers = {name: examples[name] for name in examples if name.startswith("reward")}
@@ -285,9 +289,11 @@ def answer(
 
     Raises:
       FdgError: `prompts` is not a list; a prompt is too long, or has a character outside the vocabulary;
-        a number is out of range; or the tokenizer has no place for a system message.
+        a number is out of range; the tokenizer has no place for a system message; or the task is a game.
     """
     sampling, env, context = self._speaker.sampling, self.env, self.network.config.max_positions
+    if is_game(env):
+        raise FdgError(f"'{env.name}' is a game, which asks its own prompts: use evaluate, or examples")
     temperature = 0.0 if temperature is None and greedy else temperature
     if temperature is not None:
         if not 0 <= temperature < math.inf:
@@ -308,8 +314,9 @@ def answer(
                 f"system={quoted(system)}: a tokenizer of characters has no system messages: leave it out"
             )
         env = dataclasses.replace(env, system=system)
-    encoded = env.prompts_of(list(prompts), longest=context - sampling.max_new_tokens)
-    keys = jax.random.split(jax.random.key(seed), len(prompts))
+    is_many = np.iterable(prompts) and not isinstance(prompts, str | Mapping)
+    encoded = env.prompts_of([*prompts] if is_many else prompts, longest=context - sampling.max_new_tokens)
+    keys = jax.random.split(jax.random.key(seed), len(encoded.tokens))
     speaker = dataclasses.replace(self._speaker, sampling=sampling)
     samples = speaker.say(self._responding_parameters(state), encoded, keys)
     return env.texts(samples.tokens, samples.mask)

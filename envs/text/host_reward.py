@@ -52,11 +52,15 @@ class HostReward:
     """
 
     function: RewardFunction | tuple[RewardFunction, ...]
-    weights: tuple[float, ...] = ()
+    weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.function, list):
             object.__setattr__(self, "function", tuple(self.function))
+        if not np.iterable(self.weights):
+            raise FdgError(
+                f"HostReward: weights={quoted(self.weights)} must be a list, with a number for each function"
+            )
         object.__setattr__(self, "weights", tuple(self.weights))
         for function in self.functions:
             if isinstance(function, type):

@@ -125,7 +125,7 @@ class _FileTable(Table):
     path: str = ""
     test_path: str = ""
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
-    # A hash of the files' bytes: tasks with other rows are not equal.
+    # A hash of each file's bytes: tasks with other rows, or another split of them, are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -278,8 +278,8 @@ def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
         (where, row) for where, row in zip(locations, rows, strict=True) if no_answers or row.answer is None
     )
     unanswered = next((_location_without_answer(where, row) for where, row in rows_without_answer), None)
-    content = hashlib.sha256(b"".join(read_bytes(file, 1 << 30) for file in (path, test_path) if file))
-    return _FileContents(tuple(rows), len(split_rows[0]), shared, unanswered, content.hexdigest())
+    digests = (hashlib.sha256(read_bytes(file, 1 << 30)).hexdigest() for file in (path, test_path) if file)
+    return _FileContents(tuple(rows), len(split_rows[0]), shared, unanswered, " ".join(digests))
 
 
 def _location_without_answer(where: str, row: Row) -> str:

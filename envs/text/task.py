@@ -244,7 +244,7 @@ class TextTask:
         Raises:
           FdgError: a function needs columns that the rows do not have.
         """
-        judge = function if isinstance(function, HostReward) else HostReward(function, tuple(weights))
+        judge = function if isinstance(function, HostReward) else HostReward(function, weights)
         judge.check(self)
         return dataclasses.replace(self, host_reward=judge, max_response=max_response or self.max_response)
 
@@ -356,20 +356,21 @@ class TextTask:
 
         Args:
           problems: `N` of them.
-          longest: maximum number of tokens, if a prompt is longer than those of `sample`.
+          longest: maximum number of tokens, in place of that of `sample`.
 
         Raises:
           FdgError: no list of prompts; a prompt is too long, or has a character without a token.
         """
-        if isinstance(problems, str) or not problems or not all(map(_is_problem, problems)):
+        if not isinstance(problems, list | tuple) or not problems or not all(map(_is_problem, problems)):
             raise FdgError(
                 f"prompts={quoted(problems)}: give a list of texts or of lists of messages, as in"
                 ' ["1+1="] or [[{"role": "user", "content": "1+1="}]]'
             )
         ids = [prompt for prompt, _ in self._encode([Row(_as_row_prompt(problem)) for problem in problems])]
         width = self.prompt_length
-        if longest is not None and width < max(map(len, ids), default=0):
-            width = max(width, min(longest, -(-max(map(len, ids)) // 64) * 64))
+        if longest is not None:
+            needed = max(map(len, ids))
+            width = min(longest, width if needed <= width else -(-needed // 64) * 64)
         fix = "shorten it, or make a task of longer problems"
         return Prompts(*self._pad("prompt", problems, ids, width, fix, left_padded=True))
 

@@ -8,6 +8,7 @@ per character; other tokenizers encode whole texts on the host (`envs/text/encod
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -322,9 +323,13 @@ class HuggingFaceTokenizer:
     def _begin_tokens(self) -> list[int]:
         """The special tokens that the library puts before a text."""
         with self._library_errors():
-            encoding = tokenizer_config.load(self.path).encode("a", add_special_tokens=True)
-        plain = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
-        return encoding.ids[: plain[0]] if plain else []
+            loaded = tokenizer_config.load(self.path)
+            words = filter(None, map(loaded.id_to_token, range(self.vocab_size)))
+            for text in itertools.chain("a", words):  # a vocabulary may lack "a", which then has no tokens
+                encoding = loaded.encode(text, add_special_tokens=True)
+                if 0 in encoding.special_tokens_mask:
+                    return encoding.ids[: encoding.special_tokens_mask.index(0)]
+        return []
 
     def chat(
         self,

@@ -193,3 +193,19 @@ def test_task_depends_on_file_content(tmp_path, monkeypatch):
     assert (
         envs.absolute("text:file?path=data.jsonl&max_response=9") == f"text:file?path={path}&max_response=9"
     )
+
+
+def test_rows_that_move_to_the_held_out_file(tmp_path):
+    """The files' joined bytes are the same for every split."""
+    rows = [json.dumps({**GOOD, "prompt": str(i)}) + "\n" for i in range(6)]
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("path", "test_path")}
+
+    def split(count):
+        for path, part in zip(paths.values(), (rows[:count], rows[count:]), strict=True):
+            with open(path, "w") as file:
+                file.writelines(part)
+        return envs.make("text:file", **paths)
+
+    first, second = split(5), split(2)
+    assert first != second
+    assert [(task.num_rows, task.num_held_out) for task in (first, second)] == [(5, 1), (2, 4)]

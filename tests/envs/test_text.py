@@ -397,6 +397,8 @@ def test_smallest_number(name):
         (lambda: CharacterTokenizer("aba"), "'a' occurs twice in its alphabet 'aba'"),
         (lambda: CharacterTokenizer("ab").decode([7]), "token 7 at 0 is not in the vocabulary"),
         (lambda: HostReward(3), "HostReward(3): give a function"),
+        (lambda: COPYING.with_reward(len, weights=0.5), "weights=0.5 must be a list, with a number for each"),
+        (lambda: COPYING.with_reward(len, weights=None), "weights=None must be a list, with a number for"),
     ],
 )
 def test_errors_are_one_line(make, message):

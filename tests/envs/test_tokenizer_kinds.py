@@ -310,6 +310,18 @@ def test_prefix_tokens_match_library(tmp_path, added):
     assert [*ids, *answer] == [library.token_to_id("<pad>"), *expected]
 
 
+def test_prefix_tokens_of_a_vocabulary_without_small_letters(tmp_path):
+    """As of models of DNA: a text of unknown characters alone has no tokens."""
+    vocabulary = {word: i for i, word in enumerate(("<s>", "</s>", "<pad>", "A", "C", "G", "T", "AC"))}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("A", "C")]))
+    library.decoder = tokenizers.decoders.Fuse()
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "DNA", library)))
+    assert tokenizer.encode_rows([Row("ACG", "T")]) == [([0, 7, 5], [6])]
+
+
 def test_user_prompts_up_to_context_length(drawn):
     short = drawn.prompts_of(["1+1="], longest=512)
     assert short.tokens.shape == (1, drawn.prompt_length)

@@ -1,6 +1,7 @@
 """User-defined rewards, tasks and data: arguments of reward functions, and what runs store."""
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -428,12 +429,28 @@ def test_evaluation_uses_each_held_out_row_once(tmp_path):
         assert found.returns[0].tolist() == [*range(len(expected))]
 
 
-@pytest.mark.parametrize(
-    "prompts", ["1+1=", [], [None], [{"role": "user", "content": "1"}], [[{"rol": "user"}]], [3]]
-)
+ASKED = {"role": "user", "content": "1"}
+
+
+@pytest.mark.parametrize("prompts", ["1+1=", None, 3, ASKED, [], [None], [ASKED], [[{"rol": "user"}]], [3]])
 def test_invalid_prompts_are_refused(prompts):
-    with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of texts or of lists of messages"):
-        envs.make("text:addition").prompts_of(prompts)
+    task = envs.make("text:addition")
+    for take in (task.prompts_of, functools.partial(algos.SFT(env=task, **SMALL).answer, None)):
+        with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of texts or of lists of messages"):
+            take(prompts)
+
+
+def test_games_answer_no_prompts():
+    with pytest.raises(fdg.FdgError, match=r"'guess' is a game, which asks its own prompts: use evaluate"):
+        algos.GRPO(env=envs.text.Guess(), **SMALL).answer(None, ["0-99?"])
+
+
+def test_short_prompts_leave_room_for_long_answers():
+    """A prompt is not padded beyond what the context leaves, even if the task's prompts are longer."""
+    task = envs.make("text:addition")
+    assert task.prompt_length == 7 and task.prompts_of(["1+2="], longest=5).tokens.shape == (1, 5)
+    with pytest.raises(fdg.FdgError, match=r"prompt 0 '12\+34=' has 7 tokens, .* allows 5: shorten it"):
+        task.prompts_of(["12+34="], longest=5)
 
 
 def test_default_response_length_without_answers(tmp_path):

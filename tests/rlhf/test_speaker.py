@@ -8,6 +8,7 @@ import pytest
 import algos
 import envs
 import fdg
+from algos.language import Decoder, DecoderConfig
 from algos.rlhf.responses import Responses
 from algos.rlhf.speaker import return_metrics
 from envs.text import CharacterTokenizer, Prompts, Reward
@@ -36,3 +37,14 @@ def test_evaluation_with_another_reward():
     assert set(run.evaluate(4, env=task).returns.ravel().tolist()) <= {0.0, 1.0}
     with pytest.raises(FdgError, match="its tokenizer differs from the one of text:comparison"):
         run.evaluate(4, env=task.with_tokenizer(CharacterTokenizer(COMMON + "#")))
+
+
+def test_samples_of_a_network_with_more_tokens_than_the_tokenizer():
+    """Checkpoints pad their vocabulary. Tokens without text are left out, as in rewards and answers."""
+    learner = algos.SFT(
+        env=envs.make("text:addition"), decoder=Decoder(DecoderConfig.tiny(200, num_layers=1))
+    )
+    prompt, response = np.array([[0, 1, 4]]), np.array([[4, 199, 5, 2]])
+    arrays = {"prompt": prompt, "response": response, "reward": np.ones(1)}
+    arrays |= {"prompt_mask": prompt > 0, "response_mask": response > 0}
+    assert learner.example_rows(arrays) == [{"prompt": "1", "response": "12", "tokens": 4, "reward": 1.0}]
