@@ -202,12 +202,13 @@ def check_off_policy(self: Any) -> None:
         f"num_envs={num_envs} does not divide batch_size={batch_size}: use a divisor",
     )
     rows = self.buffer.least_rows
+    steps = rows * self.buffer.steps_per_row
     has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start
     require(
         self,
-        rows == 1 or has_dataset or self.learning_starts >= rows * num_envs,
-        f"learning_starts={self.learning_starts} is before there is a window of {rows} steps of each"
-        f" environment: make it at least {rows * num_envs}",
+        rows == 1 or has_dataset or self.learning_starts >= steps * num_envs,
+        f"learning_starts={self.learning_starts} is before there is a window of {steps} steps of each"
+        f" environment: make it at least {steps * num_envs}",
     )
 
 

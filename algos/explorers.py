@@ -4,11 +4,17 @@
 functions that replaces the algorithm's own exploration. Each environment has its own explorer state.
 """
 
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from algos.distributions import Categorical
 from algos.interfaces import Explorer
+from fdg.arguments import quoted
 from fdg.errors import FdgError
 
 
@@ -22,6 +28,7 @@ def boltzmann(temperature: float = 1.0) -> Explorer:
     >>> explorer.apply((), policy, start, keys, jnp.float32(0))[1].tolist()
     [1]
     """
+    _require("boltzmann: temperature", temperature, lambda x: 0 < x < math.inf, "a finite number above 0")
 
     def apply(state, policy, start, keys, progress):
         if not hasattr(policy, "logits"):
@@ -41,6 +48,8 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
     (Lillicrap et al. 2016, "Continuous control with deep reinforcement learning", arXiv 1509.02971, section
     3, in discrete time). The stationary standard deviation is `deviation`.
     """
+    _require("correlated_noise: deviation", deviation, lambda x: 0 <= x < math.inf, "a finite number from 0")
+    _require("correlated_noise: decay", decay, lambda x: -1 < x < 1, "a number above -1 and below 1")
 
     def init(action):
         if not jnp.issubdtype(action.dtype, jnp.floating):
@@ -57,3 +66,9 @@ def correlated_noise(deviation: float = 0.2, decay: float = 0.85) -> Explorer:
         return noise, jnp.clip(policy.mode() + noise, -1.0, 1.0)
 
     return Explorer(init, apply)
+
+
+def _require(what: str, value: Any, is_valid: Callable[[Any], bool], kind: str) -> None:
+    """Refuses a value that is no number of this kind; arrays, possibly traced, are not checked."""
+    if not isinstance(value, jax.Array) and not (isinstance(value, numbers.Real) and is_valid(value)):
+        raise FdgError(f"{what}={quoted(value)}: give {kind}")

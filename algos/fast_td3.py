@@ -69,7 +69,8 @@ class FastTD3(TD3, presets="FastTD3"):
 
         The authors' code samples a deviation for each episode, uniformly between the same bounds.
         """
-        noise = jnp.linspace(self.smallest_noise, self.exploration_noise, len(keys), dtype=jnp.float32)
+        smallest = self.smallest_noise if len(keys) > 1 else self.exploration_noise  # a single one explores
+        noise = jnp.linspace(smallest, self.exploration_noise, len(keys), dtype=jnp.float32)
         return policy._replace(noise=noise[:, None]).sample(keys)
 
     def _update_targets(self, targets: Parameters, parameters: Parameters, is_due: jax.Array) -> Parameters:

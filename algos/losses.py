@@ -70,7 +70,9 @@ class ProximalLoss(Part):
         """
         decision, target = minibatch.decision, minibatch.target
         log_ratio = policy.log_prob(minibatch.action) - decision.log_prob
-        advantage = standardize(minibatch.advantage) if self.normalize_advantage else minibatch.advantage
+        # As in Stable-Baselines3, a single advantage is not normalised: the result would always be zero.
+        normalizes = self.normalize_advantage and minibatch.advantage.size > 1
+        advantage = standardize(minibatch.advantage) if normalizes else minibatch.advantage
         policy_loss = clipped_surrogate(log_ratio, advantage, self.clip_ratio)
         clip_args = decision.value, target, self.clip_ratio
         value_loss = clipped_value_error(value, *clip_args) if self.clip_value else value_error(value, target)

@@ -319,7 +319,7 @@ class Model(nn.Module):
 
     def imagine(self, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`latent [N, D]`, `action [N]` -> the next latent states `[N, D]`, and the rewards `[N]`."""
-        inputs = jnp.concatenate([latent, jax.nn.one_hot(action, self.actions)], axis=-1)
+        inputs = jnp.concatenate([latent, jax.nn.one_hot(action, self.actions, dtype=latent.dtype)], axis=-1)
         return _rescale_latent(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
 
     def predict(self, latent: jax.Array) -> tuple[jax.Array, jax.Array]:

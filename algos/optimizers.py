@@ -178,6 +178,18 @@ def apply_update(
     return project_kernels(optax.apply_updates(parameters, updates)), optimizer_state
 
 
+def update_if(is_due: jax.Array, new: Any, old: Any) -> Any:
+    """`new` if `is_due`, else `old`: parameters with their optimiser state.
+
+    Counts of step-size schedules always advance, so a schedule ends with the run under any `policy_delay`.
+    """
+
+    def select(new: Any, old: Any) -> Any:
+        return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(is_due, new, old)
+
+    return jax.tree.map(select, new, old, is_leaf=lambda x: isinstance(x, optax.ScaleByScheduleState))
+
+
 def rmsprop_of(algorithm: Any) -> optax.GradientTransformation:
     """`clipped_rmsprop` with an algorithm's step size."""
     return clipped_rmsprop(step_size_of(algorithm), algorithm.max_grad_norm)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy, sac
+from algos import networks, off_policy, optimizers, sac
 from algos.agent import Agent, Rollouts
 from algos.checks import check_shape
 from algos.distributional import quantile_error
@@ -134,9 +134,7 @@ def split_update(
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
     after = self._one_update((gradient.actor, gradient.log_temperature), state.actor, before[0])
-    (actor, log_temperature), actor_state = jax.tree.map(
-        lambda new, old: jnp.where(is_due, new, old), after, before
-    )
+    (actor, log_temperature), actor_state = optimizers.update_if(is_due, after, before)
     return Parameters(actor, critics, log_temperature), SplitState(critics_state, actor_state)
 
 

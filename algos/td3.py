@@ -124,7 +124,7 @@ class TD3(Agent, driver=off_policy, presets="TD3"):
         critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
         before = parameters.actor, state.actor
         after = self._one_update(gradient.actor, state.actor, parameters.actor)
-        actor, actor_state = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), after, before)
+        actor, actor_state = registry.option("optimizers").update_if(is_due, after, before)
         parameters = Parameters(actor, critics)
         targets = self._update_targets(targets, parameters, is_due)
         return Learned(parameters, targets, Parameters(actor_state, critics_state), updates + 1)

@@ -42,6 +42,19 @@ def test_exploration_noise_per_environment():
     np.testing.assert_allclose(jnp.std(actions, axis=0), [0.01, 0.155, 0.3], rtol=0.06)
 
 
+def test_exploration_noise_of_a_single_environment():
+    """It is the largest deviation, not the smallest, with which one environment would hardly explore."""
+    algorithm = scalar_fast_td3(
+        num_envs=1, batch_size=1, updates_per_step=1.0, smallest_noise=0.001, exploration_noise=0.3,
+        normalize_observation=False,
+    )  # fmt: skip
+    act = jax.jit(lambda key: algorithm.act(
+        jnp.float32(0.0), None, jnp.bool_(True), None, jnp.zeros((1, 1)), None, key[None]
+    )[0])  # fmt: skip
+    actions = jax.vmap(act)(jax.random.split(jax.random.key(0), 2000))
+    np.testing.assert_allclose(jnp.std(actions), 0.3, rtol=0.06)
+
+
 def test_actor_uses_lower_critic():
     """TD3 uses the first critic. Here: `-2 * tanh(parameter)`, whose slope is `-2 * (1 - 1/4)`."""
     half, c = jnp.float32(math.atanh(0.5)), jnp.array([3.0, 2.0])

@@ -1,5 +1,7 @@
 """Gradient clipping and learning-rate annealing of every algorithm's optimiser."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,3 +71,21 @@ def test_learning_rate_annealing(name, annealed):
         moves.append(float(jnp.abs(parameters - before).max()))
     assert min(moves[:count]) > 0
     assert [move == 0 for move in moves[count:]] == [annealed] * len(moves[count:])
+
+
+@pytest.mark.parametrize("cls", [algos.TD3, algos.REDQ])
+def test_annealing_of_delayed_updates(cls):
+    """The actor's step size falls with the critics' updates: Adam's constant steps are the step size."""
+    algorithm = cls(
+        env=envs.make("probe:continuous"), learning_rate=0.5, anneal_learning_rate=True, policy_delay=4,
+        num_envs=1, total_steps=8, updates_per_step=1.0, hidden=(1,),
+    )  # fmt: skip
+    learned = algorithm.init(jax.random.key(0)).learned
+    gradient, actors = jax.tree.map(jnp.ones_like, learned.parameters), []
+    update = jax.jit(algorithm.update)
+    for i in range(8):
+        actors.append(jax.tree.leaves(learned.parameters.actor)[0])
+        learned = update(gradient, learned, (i + 1) % 4 == 0)
+    actors.append(jax.tree.leaves(learned.parameters.actor)[0])
+    moves = [float(jnp.max(before - after)) for before, after in itertools.pairwise(actors)]
+    np.testing.assert_allclose(moves, [0, 0, 0, 0.5 * 5 / 8, 0, 0, 0, 0.5 / 8], atol=1e-5)

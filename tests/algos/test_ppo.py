@@ -14,8 +14,8 @@ import algos
 import envs
 import fdg
 import policies
-from algos import normalize
-from algos.losses import Decision
+from algos import distributions, normalize
+from algos.losses import Decision, ProximalLoss
 from algos.on_policy import Trajectory
 from envs import TimeStep
 
@@ -136,6 +136,16 @@ def test_loss_by_hand(fields, policy_loss, value_loss):
     assert float(loss) == pytest.approx(policy_loss + 0.5 * value_loss - 0.06931472, rel=1e-5)
     assert float(parts["clip_fraction"]) == 0.5
     assert float(parts["approx_kl"]) == pytest.approx(0.1534264, rel=1e-5)
+
+
+def test_loss_of_one_sample():
+    """A single advantage is not normalised (Stable-Baselines3 too): with a ratio of 1 the loss is -5."""
+    from algos.ppo import Minibatch
+
+    decision = Decision(jnp.log(jnp.full(1, 0.5)), jnp.zeros(1))
+    minibatch = Minibatch(jnp.zeros((1, 4)), jnp.zeros(1, int), decision, jnp.full(1, 5.0), jnp.zeros(1))
+    policy = distributions.Categorical(jnp.zeros((1, 2)))
+    assert float(ProximalLoss().of(policy, jnp.zeros(1), minibatch)[1]["policy_loss"]) == -5.0
 
 
 # --- the learner, compared with NumPy ---

@@ -136,6 +136,8 @@ MAKE = {
         ("sac", {"initial_temperature": 0.0}, "initial_temperature=0.0: it must be above zero"),
         ("sac", {"batch_size": 250}, "num_envs=4 does not divide batch_size=250"),
         ("sac", {"batch_size": 0}, "batch_size=0: it must be above zero"),
+        ("sac", {"memory": "gru", "num_steps": 4, "burn_in": 8, "learning_starts": 47},
+         "=47 is before there is a window of 12 steps of each environment: make it at least 48"),
         ("sac", {"buffer_size": 2}, "buffer_size=2"),
         ("hindsight", {"rnd": True}, "replay=hindsight and a bonus (or rnd=True)"),
         ("td3", {"policy_delay": 0}, "policy_delay=0: it must be above zero"),

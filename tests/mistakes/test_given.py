@@ -86,6 +86,20 @@ def test_invalid_function_results(algorithm, fields, words):
     assert "\n" not in text and ".py" not in text, "the message must not name a line of fdg"
 
 
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (explorers.boltzmann, {"temperature": 0.0}, "boltzmann: temperature=0.0: give a finite number above"),
+        (explorers.correlated_noise, {"deviation": -1}, "deviation=-1: give a finite number from 0"),
+        (explorers.correlated_noise, {"decay": 1.5}, "decay=1.5: give a number above -1 and below 1"),
+        (explorers.correlated_noise, {"decay": "0.5"}, "decay='0.5': give a number"),
+    ],
+)
+def test_impossible_explorers(make, settings, words):
+    with refuses(words):
+        make(**settings)
+
+
 def without_metrics(self, parameters, minibatch):
     return algos.PPO.loss(self, parameters, minibatch)[0]
 
