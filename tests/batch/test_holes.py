@@ -268,3 +268,24 @@ def test_gathered_value_in_a_body_that_is_split_outside(call, devices):
     engine = fdg.compile(Sorting(), policies.GPUOnly(), devices=devices[:4])
     engine.compile(3)
     assert not engine.unexplained()
+
+
+def assert_splits(function, arguments, devices):
+    """Checks that a fragment of a batch gives the numbers of one device on two."""
+    fragment = fdg.fragment("learner", in_axes=0, out_axes=None, name="work")(function)
+
+    class Working:
+        def init(self, key):
+            return arguments, jax.tree.map(jnp.zeros_like, jax.eval_shape(function, *arguments))
+
+        def iterate(self, state):
+            return (state[0], fragment(*state[0])), {}
+
+    engine = fdg.compile(Working(), policies.GPUOnly(), devices[:2])
+    (_, results), _ = engine.run(engine.init(0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, function(*arguments))
+    assert not engine.unexplained()
+
+
+def test_products_of_booleans(devices):
+    assert_splits(lambda x: (x > 0).T @ (x > 1), [numbers(B, F)], devices)
