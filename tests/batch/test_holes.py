@@ -309,3 +309,9 @@ def test_mutable_arrays(devices):
         return x * rows[:1], memory[...] + more[:1] + total[...]
 
     assert_splits(function, [numbers(B, F)], devices, out_axes=0)
+
+
+def test_key_data_with_the_length_of_the_batch(devices):
+    """The axis of an old-style key, uint32[2], becomes part of the key."""
+    data = jnp.arange(2, dtype=jnp.uint32)
+    assert_splits(lambda data: jax.random.key_data(jax.random.wrap_key_data(data)), [data], devices)
