@@ -188,3 +188,21 @@ def test_init_with_host_callback(agents, devices):
     state, _ = engine.run(engine.init(seed=0), 3)
     expected = np.arange(8) if agents is None else np.tile(np.arange(8), (agents, 1))
     np.testing.assert_array_equal(state["data"], expected)
+
+
+class Constants:
+    def init(self, key):
+        return jnp.zeros(4)
+
+    def iterate(self, state):
+        return fdg.fragment("learner", name="work")(jnp.sin)(state), {"done": True, "rate": 0.5, "step": 3}
+
+
+def test_metrics_may_be_constants(devices):
+    engine = fdg.compile(Constants(), policies.GPUOnly(), devices[:2])
+    _, metrics = engine.run(engine.init(0), 2)
+    assert {name: metric.tolist() for name, metric in metrics.items()} == {
+        "done": [True, True],
+        "rate": [0.5, 0.5],
+        "step": [3, 3],
+    }

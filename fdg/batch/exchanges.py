@@ -54,9 +54,12 @@ class _Pruner:
 
     def _prune_equation(self, step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
         """Prunes an equation's bodies for its results `used`; also returns the positions of operands read."""
-        if not step.bodies or step.eqn.effects:
+        if not step.bodies:
             return step, set(range(len(step.eqn.invars)))
         operands = {0} if step.eqn.primitive.name == "cond" else set()
+        if step.eqn.effects:  # reads all operands, and returns all results
+            operands = set(range(len(step.eqn.invars)))
+            used = frozenset(range(len(step.eqn.outvars)))
         while True:  # carried values may need other carried values
             num_before, pruned_bodies = len(operands), []
             for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):

@@ -143,7 +143,8 @@ def _is_tileable(step: EquationFlow) -> bool:
         return False
     if step.reduced:
         name, dtype = step.eqn.primitive.name, step.eqn.outvars[0].aval.dtype
-        return name in _SUMS or (name in _EXTREMES and jnp.issubdtype(dtype, jnp.number))
+        # JAX sums booleans over devices as integers.
+        return name in (*_SUMS, *_EXTREMES) and jnp.issubdtype(dtype, jnp.number)
     return all(axis is not None for axis in step.results) and all(map(is_independent, step.bodies))
 
 

@@ -15,6 +15,7 @@ from fdg.jaxprs.read import (
     is_identity,
     is_jaxpr,
     is_literal,
+    is_mutable,
     open_jaxpr,
     placeholder,
     renamed,

@@ -102,6 +102,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
+def is_mutable(atom: Any) -> bool:
+    """Whether an operand is a mutable array (`jax.new_ref`), not a value."""
+    return not isinstance(atom.aval, jax.core.ShapedArray)
+
+
 def variables(atoms: Iterable[Any]) -> list[Any]:
     """The operands that are variables."""
     return [v for v in atoms if not is_literal(v)]

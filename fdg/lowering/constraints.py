@@ -294,7 +294,7 @@ class _JaxprRewriter:
                 unsplit = {v for v, axis in (*operands, *results) if axis is None and _is_array_variable(v)}
                 pins |= unsplit
                 sliceable |= unsplit
-        return pins, sliceable
+        return {v for v in pins if not jaxprs.is_mutable(v)}, sliceable
 
     def _operands_constrained_inside(self, step: EquationFlow) -> list[int]:
         """The positions of a call's operands that its body constrains."""
@@ -336,8 +336,9 @@ def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
 
 
 def _is_array_variable(atom: Any) -> bool:
-    """Whether `atom` is a variable with at least one dimension."""
-    return not hasattr(atom, "val") and not isinstance(atom, core.DropVar) and bool(atom.aval.shape)
+    """Whether `atom` is a variable with at least one dimension, and not a mutable array."""
+    is_variable = not hasattr(atom, "val") and not isinstance(atom, core.DropVar)
+    return is_variable and bool(atom.aval.shape) and not jaxprs.is_mutable(atom)
 
 
 def _mark_local(step: EquationFlow) -> EquationFlow:

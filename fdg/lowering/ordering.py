@@ -274,6 +274,8 @@ def _make_dependent(
 def _can_wait(v: Any) -> bool:
     """Whether a dependency can be attached to an array: it is not empty, and a number or a random key."""
     dtype = v.aval.dtype
+    if jaxprs.is_mutable(v):
+        return False
     return v.aval.size > 0 and (keys.is_key(dtype) or not jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 

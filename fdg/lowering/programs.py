@@ -285,7 +285,7 @@ def _run_iterations(
         results = iterate(*leaves)
         leaves, metrics = list(results[: len(leaves)]), results[len(leaves) :]
         buffers = [
-            _with_row(buffer, keys.to_data(row), i, first)
+            _with_row(buffer, keys.to_data(jnp.asarray(row)), i, first)  # a constant is a Python number
             for buffer, row in zip(buffers, metrics, strict=True)
         ]
         return i + 1, leaves, buffers

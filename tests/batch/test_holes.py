@@ -15,6 +15,7 @@ from tests.batch import sweep
 from tests.batch.compared import assert_as_predicted, numbers
 from tests.batch.draws import BATCH_DRAWS, DRAWS
 from tests.batch.rows import B, F
+from tests.running.order import is_in_order
 
 
 @pytest.mark.parametrize(
@@ -268,3 +269,49 @@ def test_gathered_value_in_a_body_that_is_split_outside(call, devices):
     engine = fdg.compile(Sorting(), policies.GPUOnly(), devices=devices[:4])
     engine.compile(3)
     assert not engine.unexplained()
+
+
+def assert_splits(function, arguments, devices, out_axes=None):
+    """Checks that a fragment of a batch gives the numbers of one device on two."""
+    fragment = fdg.fragment("learner", in_axes=0, out_axes=out_axes, name="work")(function)
+
+    class Working:
+        def init(self, key):
+            return arguments, jax.tree.map(jnp.zeros_like, jax.eval_shape(function, *arguments))
+
+        def iterate(self, state):
+            return (state[0], fragment(*state[0])), {}
+
+    engine = fdg.compile(Working(), policies.GPUOnly(), devices[:2])
+    (_, results), _ = engine.run(engine.init(0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, function(*arguments))
+    assert not engine.unexplained()
+    assert is_in_order(engine)
+
+
+def test_products_of_booleans(devices):
+    assert_splits(lambda x: (x > 0).T @ (x > 1), [numbers(B, F)], devices)
+
+
+def test_mutable_arrays(devices):
+    """`jax.new_ref` in loops with collectives, which are ordered, and read by a result that is split."""
+
+    def function(x):
+        memory, total = jax.new_ref(x), jax.new_ref(jnp.zeros(()))
+
+        def trip(_, row):
+            memory[1] = row
+            total[...] += jnp.sum(jnp.sort(x, axis=0) * memory[...])
+            return None, memory[0] + jnp.mean(x) * row
+
+        _, rows = lax.scan(trip, None, jnp.ones((3, F)))
+        _, more = lax.scan(trip, None, jnp.ones((3, F)))
+        return x * rows[:1], memory[...] + more[:1] + total[...]
+
+    assert_splits(function, [numbers(B, F)], devices, out_axes=0)
+
+
+def test_key_data_with_the_length_of_the_batch(devices):
+    """The axis of an old-style key, uint32[2], becomes part of the key."""
+    data = jnp.arange(2, dtype=jnp.uint32)
+    assert_splits(lambda data: jax.random.key_data(jax.random.wrap_key_data(data)), [data], devices)

@@ -129,7 +129,22 @@ class WithDeadLoop:
         return (only_first(centred(x, count, x), summed), count), {"mean": jnp.mean(x)}
 
 
-@pytest.mark.parametrize("algorithm", [IndependentLoops(), OfKeys(), OfRows(), OfCalls()])
+@fdg.fragment("learner", in_axes=(0, None), out_axes=None, name="printing")
+def two_loops_and_a_print(x, w):
+    jax.debug.print("{}", w)
+    return two_loops_and_a_sum.__wrapped__(x, w)
+
+
+class WithEffect(IndependentLoops):
+    """The same loops in a fragment with a side effect."""
+
+    def iterate(self, state):
+        x, w = state
+        w, spread = two_loops_and_a_print(x, w)
+        return (x, w), {"spread": spread}
+
+
+@pytest.mark.parametrize("algorithm", [IndependentLoops(), OfKeys(), OfRows(), OfCalls(), WithEffect()])
 def test_loops_are_ordered_and_numbers_are_unchanged(algorithm, devices, monkeypatch):
     def compiled():
         return fdg.compile(algorithm, policies.GPUOnly(), devices[:2])

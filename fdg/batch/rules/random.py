@@ -11,6 +11,11 @@ def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
 
 
+def _wrap(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """The last axis of key data becomes part of the key, so it cannot be split."""
+    return None if operands[0] == len(shape_of(eqn.outvars[0])) else same(eqn, operands)
+
+
 def can_create_split(eqn: Any, axis: Axis) -> bool:
     """Whether each device can compute its part of a result, split along `axis`, from replicated values."""
     name = eqn.primitive.name
@@ -31,6 +36,7 @@ def has_batch_dependent_draws(jaxpr: Any) -> bool:
 RULES: dict[str, Rule] = {
     **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
     # The axes of the keys are the leading axes of the result.
-    **dict.fromkeys("random_bits random_split random_unwrap random_wrap random_seed".split(), same),
+    **dict.fromkeys("random_bits random_split random_unwrap random_seed".split(), same),
+    "random_wrap": _wrap,
     "random_gamma": locally(_gamma),
 }
