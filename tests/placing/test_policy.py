@@ -83,6 +83,13 @@ def test_groups(group, rows, mesh, shards):
     assert group.shards is shards
 
 
+@pytest.mark.parametrize("kind", [policies.Split, policies.Standalone])
+@pytest.mark.parametrize("size", [0, -1])
+def test_generation_parallel_is_at_least_one(kind, size):
+    with pytest.raises(PlanError, match=f"{kind.__name__}: generation_parallel={size}: give a number of at"):
+        kind(generation_parallel=size)
+
+
 def test_any_object_with_place_is_a_policy():
     check_policy(policies.GPUOnly())
     check_policy(types.SimpleNamespace(place=lambda devices: {}))
