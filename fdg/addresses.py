@@ -1,4 +1,4 @@
-"""Parses HOST:PORT."""
+"""Parses and writes HOST:PORT."""
 
 from fdg.errors import FdgError
 
@@ -24,3 +24,12 @@ def split_address(address: str, label: str | None = None, example: str = "10.0.0
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
         raise FdgError(f"{label or f'{address!r:.60}'}: write HOST:PORT, such as {example}")
     return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, with an IPv6 address in brackets: the inverse of `split_address`.
+
+    >>> join_address("localhost", 1234), join_address("::1", 80)
+    ('localhost:1234', '[::1]:80')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -163,6 +163,11 @@ _SCALES = {
 _TIME_UNITS = ("ms", "us", "ns", "seconds", "minutes", "hours")
 
 
+def plain_int(value: Any) -> Any:
+    """A NumPy integer as an `int`; any other value unchanged."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def number_fix(word: Any, kind: Any, name: str = "") -> str:
     """How a message ends if `word` means a number of annotation `kind`: the number to write; otherwise "".
 

@@ -14,6 +14,8 @@ from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError
+from fdg.kinds import plain_int
+from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace
 from policies.central import Central
@@ -63,6 +65,7 @@ class Auto:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "max_staleness", plain_int(self.max_staleness))
         if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
             raise FdgError(
                 f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 or more"
@@ -117,8 +120,8 @@ def auto(
     Raises:
       FdgError: the rates of these devices are unknown, or no policy is possible.
     """
-    allowed = Auto(max_staleness, ",".join(may_change))
-    cluster = _cluster_of(devices)
+    allowed, target = Auto(max_staleness, ",".join(may_change)), _checked_devices(devices)
+    cluster = target if isinstance(target, Cluster) else cluster_for(target)
     original, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
     graphs: dict[Any, tuple[Any, FDG]] = {}
     if graph is not None:
@@ -135,6 +138,9 @@ def auto(
         return changed, side_by_side(graph, num_seeds)
 
     classes = tuple(policies)
+    for policy in classes:
+        if not isinstance(policy, type):
+            check_policy(policy)
     counts = [cluster.devices]
     if not all_devices:
         counts = device_counts(*counts) if len(classes) > 1 else [*group_sizes(*counts), *counts]
@@ -143,31 +149,30 @@ def auto(
         Candidate(policy, count, variant)
         for variant in variants
         for count in counts
-        for policy in policies_of(classes, count, range(max_staleness + 1))
+        for policy in policies_of(classes, count, range(allowed.max_staleness + 1))
     ]
     forbidden = [name for name in _CHANGEABLE if name not in allowed.changeable]
     further_candidates = functools.partial(_forbidden_candidates, algorithm, forbidden, max_staleness)
-    to_place = functools.partial(_devices_to_place, devices)
+    to_place = functools.partial(_devices_to_place, target)
     choice = choose(candidates, cluster, graph_of_agents, to_place, further_candidates if further else None)
     if original is not algorithm:  # several agents
         return dataclasses.replace(choice, algorithm=of_seeds(choice.algorithm, num_seeds))
     return dataclasses.replace(choice, graph=graphs[choice.rows[0].candidate.variant][1])
 
 
-def _cluster_of(devices: int | Sequence[jax.Device] | Cluster | None) -> Cluster:
-    """The cluster of the argument `devices` of `auto`; None stands for all devices of JAX."""
-    if isinstance(devices, Cluster):
-        return devices
-    if isinstance(devices, int) and devices < 1:
-        raise FdgError(f"devices={devices}: give a number of at least 1")
-    return cluster_for(jax.devices() if devices is None else devices)
+def _checked_devices(devices: int | Sequence[jax.Device] | Cluster | None) -> Any:
+    """The argument `devices` of `auto`, with a list of devices in place of None or another sequence."""
+    devices = plain_int(devices)
+    if not isinstance(devices, int | Cluster):
+        devices = checked_devices(jax.devices() if devices is None else devices)
+    if devices == [] or (isinstance(devices, int) and devices < 1):
+        raise FdgError(f"devices={devices}: give at least 1")
+    return devices
 
 
-def _devices_to_place(devices: int | Sequence[jax.Device] | Cluster | None, count: int) -> Any:
+def _devices_to_place(devices: int | list[jax.Device] | Cluster, count: int) -> Any:
     """The argument `devices` of `place`: the first `count` devices, or `count` if there are no devices."""
-    if isinstance(devices, int | Cluster):
-        return count
-    return (jax.devices() if devices is None else list(devices))[:count]
+    return count if isinstance(devices, int | Cluster) else devices[:count]
 
 
 def device_counts(count: int) -> list[int]:

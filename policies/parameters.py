@@ -5,7 +5,7 @@ from typing import Any
 
 from fdg.arguments import check_call, checked_names, quoted
 from fdg.errors import PlanError
-from fdg.kinds import dataclass_fields
+from fdg.kinds import dataclass_fields, plain_int
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
@@ -60,15 +60,18 @@ class ShardsParameters:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model_parallel, int) or self.model_parallel < 1:
-            raise PlanError(
-                f"{type(self).__name__}: model_parallel={quoted(self.model_parallel)}: give a number of at"
-                " least 1"
-            )
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain_int(getattr(self, field.name)))
+        self._check_at_least_one("model_parallel")
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
         # raises an error here, not when the plan is made, if a string is neither "fsdp" nor "declared"
         parameter_rules(self.parameters)
+
+    def _check_at_least_one(self, name: str) -> None:
+        size = getattr(self, name)
+        if not isinstance(size, int) or size < 1:
+            raise PlanError(f"{type(self).__name__}: {name}={quoted(size)}: give a number of at least 1")
 
     def __repr__(self) -> str:
         """The `repr` of a dataclass, without keyword-only fields that have their defaults."""

@@ -37,6 +37,10 @@ class Split(Lags):
     )
     staleness: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_at_least_one("generation_parallel")
+
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Two groups, and a third for rewards if they have separate devices."""
         sizes = {"rewards": self.rewards} if self.rewards is not None else {}

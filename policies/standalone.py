@@ -48,6 +48,7 @@ class Standalone(Lags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_at_least_one("generation_parallel")
         for name in ("references", "critics", "rewards"):
             size = getattr(self, name)
             if not isinstance(size, int) or size < 0:

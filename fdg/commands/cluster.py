@@ -130,7 +130,7 @@ def take_flags(flags: dict[str, Any]) -> dict[str, Any]:
 def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     """The paragraphs to print about a job on a cluster."""
     cluster = read_cluster(Path(flags["cluster"]))
-    counts = flags.get("scale") or (flags.get("devices") or cluster.devices,)
+    counts = flags.get("scale") or (flags.get("devices", cluster.devices),)
     wrong = next((count for count in counts if not 1 <= count <= cluster.devices), None)
     if wrong is not None:
         flag = "--scale" if flags.get("scale") else "--devices"

@@ -187,7 +187,7 @@ class CommandLine:
             settings.check_range("devices", devices)
             settings.check_divides(devices, distributed.count())
             make_host_devices(devices // distributed.count())
-        elif stored.get("devices_chosen") is not None:
+        elif stored.get("devices_chosen") is not None and distributed.count() == 1:
             make_host_devices(stored["devices_chosen"])
         return make_device_per_core() if may_choose and devices is None and distributed.count() == 1 else None
 

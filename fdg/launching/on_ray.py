@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdg import ctrl_c, ray_cluster
+from fdg.addresses import join_address
 from fdg.errors import FdgError, RunError, one_line
 from fdg.launching import ray_host
 from fdg.launching.here import join_flags
@@ -154,7 +155,7 @@ class OnRay:
     ) -> Process | None:
         """Starts all processes; returns a process that could not be started, or None."""
         host = "localhost" if ports.is_local(first_host["ip"]) else first_host["ip"]
-        address = f"[{host}]:{first_host['port']}" if ":" in host else f"{host}:{first_host['port']}"
+        address = join_address(host, first_host["port"])
         environment = {
             **ray_cluster.inherited_variables(os.environ),
             lines.KEY_VARIABLE: secrets.token_hex(32),

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fdg import cores, keys
-from fdg.addresses import split_address
+from fdg.addresses import join_address, split_address
 from fdg.errors import FdgError
 from fdg.jax_internals import internal
 from fdg.processes import peers, ports
@@ -58,9 +58,8 @@ def initialize(
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     # The other processes reach JAX's coordinator through a forwarding port, which outlives process 0. Without
     # this port, JAX would abort them within milliseconds after process 0 ends, before they report the error.
-    service = (
-        f"{host}:{group.notes}" if group.index == 0 else f"localhost:{ports.forward_to((host, group.notes))}"
-    )
+    port = group.notes if group.index == 0 else ports.forward_to((host, group.notes))
+    service = join_address(host if group.index == 0 else "localhost", port)
     _peers = group
     atexit.register(_at_exit)
     try:

@@ -101,6 +101,7 @@ def test_cluster_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
         ("--cluster {cluster} --scale 8,65", "the cluster has 64 devices: use 1 to 64, or set hosts = 9 in"),
         ("--cluster {cluster} --scale 12", "not a whole number of hosts of 8: use 8 or 16"),
         ("--cluster {cluster} --devices -4", "--devices -4: the cluster has"),
+        ("--cluster {cluster} --devices 0", "--devices 0: the cluster has 64 devices: use 1 to 64"),
         ("--cluster {cluster} --compare gpu_olny", "did you mean 'gpu_only'"),
         ("--cluster {cluster} --parameters fsdp --compare auto", "auto: this policy has no --parameters"),
         ("--cluster {cluster} --parameters fsdp --sensitivity true", "leave out --parameters"),

@@ -31,6 +31,13 @@ def test_auto_chooses_the_fastest():
     assert alone.seconds == min(feasible)
 
 
+def test_auto_names_invalid_devices_and_policies():
+    with pytest.raises(FdgError, match=r"devices=\[\]: give at least 1$"):
+        policies.auto(Pupil(), [])
+    with pytest.raises(FdgError, match="'gpu_only' is the name of a policy, not a policy"):
+        policies.auto(Pupil(), 2, policies=["gpu_only"])
+
+
 def test_staleness_needs_permission():
     slow = cluster(2, figures={"memory": 1e6, "product/float32": 1e7}, inside=link("inside", latency=1e-2))
     found = policies.auto(Pupil(64), slow, all_devices=True, policies=[policies.SingleLearnerCoarse])

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+import fdg
 import policies
 from fdg import Group, PlanError
 from fdg.placing.policy import check_policy, checked_devices, parameter_rules, with_host
+from tests.tiny import Pupil
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,25 @@ def test_whole_along_batch_shards_over_model_only():
 def test_groups(group, rows, mesh, shards):
     assert (len(group), group.num_batch_parts, group.mesh) == (len(group.devices), rows, mesh)
     assert group.shards is shards
+
+
+def test_numpy_integers_are_plain_numbers():
+    """In the fields of policies, and as numbers of devices and of agents."""
+    one, two = np.int32(1), np.int64(2)
+    policy = policies.SingleLearnerCoarse(actors=two, learners=one, staleness=one)
+    assert repr(policy) == "SingleLearnerCoarse(actors=2, learners=1, staleness=1)"
+    assert fdg.place(Pupil(), policy, np.int64(3)).num_devices == 3
+    assert "lag=1" in str(fdg.place(Pupil(), policies.Split(generation_parallel=one, lag=one), two).policy)
+    assert policies.Colocated(model_parallel=two, generation_parallel=one).place(["cpu"] * 2)
+    assert fdg.place(Pupil(), policies.GPUOnly(), 4, two).graph.agents == fdg.agents(Pupil(), two).count == 2
+    assert policies.auto(Pupil(), two, policies=[policies.GPUOnly()], max_staleness=one).devices in (1, 2)
+
+
+@pytest.mark.parametrize("kind", [policies.Split, policies.Standalone])
+@pytest.mark.parametrize("size", [0, -1])
+def test_generation_parallel_is_at_least_one(kind, size):
+    with pytest.raises(PlanError, match=f"{kind.__name__}: generation_parallel={size}: give a number of at"):
+        kind(generation_parallel=size)
 
 
 def test_any_object_with_place_is_a_policy():

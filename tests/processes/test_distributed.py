@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -306,6 +307,26 @@ def test_fetch_in_one_process(devices):
     np.testing.assert_array_equal(fetched["key"], jax.random.key_data(tree["key"]))
     assert fetched["half"] == 1.5 and fetched["empty"].shape == (0, 2)
     assert jax.random.key_impl(distributed.gather(tree)["key"]) == jax.random.key_impl(tree["key"])
+
+
+def test_coordinator_with_an_ipv6_address(monkeypatch):
+    """JAX gets the address in brackets; without them gRPC takes the port for a part of the host."""
+    addresses = []
+
+    def stop(address, *args, **options):
+        addresses.append(address)
+        raise RuntimeError("stopped by the test")
+
+    monkeypatch.setattr(jax.distributed, "initialize", stop)
+    monkeypatch.setattr(peers, "Peers", lambda *args: types.SimpleNamespace(index=args[2], notes=args[3]))
+    monkeypatch.setattr(distributed.atexit, "register", lambda function: None)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    monkeypatch.setattr(distributed, "_peers", None)
+    for host in ("[2001:db8::7]", "10.0.0.7"):
+        monkeypatch.setattr(distributed, "_peers", None)
+        with pytest.raises(FdgError, match=r"jax\.distributed cannot start: stopped by the test"):
+            distributed.initialize(f"{host}:1234", 1, 0)
+    assert [address.rpartition(":")[0] for address in addresses] == ["[2001:db8::7]", "10.0.0.7"]
 
 
 def test_missing_process(monkeypatch):

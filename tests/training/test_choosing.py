@@ -120,6 +120,14 @@ def test_one_device_is_chosen_and_cached(folder, searches):
     assert len(searches) == 1  # from the cache
 
 
+def test_several_processes_use_all_devices(monkeypatch, devices):
+    """One process started a run with a number of devices that fdg chose, and two processes resume it."""
+    job = dataclasses.replace(parse(f"{PUPIL} --policy gpu_only"), devices_chosen=1)
+    assert len(prepare(job).devices) == 1
+    monkeypatch.setattr(settling.distributed, "count", lambda: 2)
+    assert prepare(job).devices == devices
+
+
 def test_unknown_device_rates_give_gpu_only(monkeypatch):
     def unknown(*args, **how):
         raise FdgError("no rates are known for devices of kind 'abacus'")
