@@ -5,7 +5,7 @@ from typing import Any
 
 from fdg.arguments import check_call, checked_names, quoted
 from fdg.errors import PlanError
-from fdg.kinds import dataclass_fields
+from fdg.kinds import dataclass_fields, make_fields_python
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
@@ -60,6 +60,7 @@ class ShardsParameters:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         if not isinstance(self.model_parallel, int) or self.model_parallel < 1:
             raise PlanError(
                 f"{type(self).__name__}: model_parallel={quoted(self.model_parallel)}: give a number of at"

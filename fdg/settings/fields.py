@@ -126,9 +126,10 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 def require_types(algorithm: Any, exempt: Collection[str] = ()) -> None:
     """Checks the fields, except the fields `exempt`, against their annotations.
 
-    A number may be a NumPy scalar, and a float may be traced. Integers are at most `MAX_INT`, and
+    NumPy's numbers become Python's; a float may be traced. Integers are at most `MAX_INT`, and
     `total_steps` is at most `MAX_STEPS`.
     """
+    kinds.make_fields_python(algorithm)
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         if field.name not in exempt:
