@@ -155,11 +155,10 @@ def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> Non
 def _anneal_fix(cls: Any, name: str, value: Any) -> str:
     """The fix for a schedule (a function of the step) where a number is expected: `anneal_NAME`, or ""."""
     switch = f"anneal_{name}"
-    return (
-        f": write a number, and {switch}=True to decrease it"
-        if callable(value) and hasattr(cls, switch)
-        else ""
-    )
+    if not callable(value) or not hasattr(cls, switch):
+        return ""
+    other = ", or give optimizer=optax.adam(schedule)" if name == "learning_rate" else ""
+    return f": write a number, and {switch}=True to decrease it linearly{other}"
 
 
 @functools.cache

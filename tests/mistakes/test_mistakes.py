@@ -76,7 +76,7 @@ MISTAKES = {
     "a schedule as number": (
         lambda: ppo(learning_rate=lambda progress: 1e-3 * progress),
         "it must be a number",
-        "anneal_learning_rate=True to decrease it",
+        "anneal_learning_rate=True to decrease it linearly, or give optimizer=optax.adam(schedule)",
     ),
     "a device": (
         lambda: ppo(device="cuda"),
