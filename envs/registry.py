@@ -41,6 +41,7 @@ from envs.text import verifiers
 from envs.wrappers import PARAMETERS, apply_wrappers
 from fdg.arguments import checked, checked_names, quoted
 from fdg.errors import FdgError, listed, one_line, unknown_name, whose_file
+from fdg.kinds import as_python
 
 SOURCES = (
     from_gymnax,
@@ -147,6 +148,7 @@ def make(name: str, **overrides: Any) -> Any:
         raise FdgError(
             f"envs.make({name!r}): in Python, parameters are keywords: envs.make('{plain}'{keywords})"
         )
+    overrides = {key: as_python(value) for key, value in overrides.items()}
     common = {key: overrides[key] for key in _COMMON_PARAMETERS if key in overrides}
     try:
         env = _make_unwrapped(

@@ -14,6 +14,7 @@ import numpy as np
 
 from fdg.arguments import checked_names, order_of
 from fdg.errors import FdgError
+from fdg.kinds import make_fields_python
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
 
@@ -34,6 +35,7 @@ class Discrete:
     n: int
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         if not _is_int(self.n) or self.n < 1:
             raise FdgError(f"Discrete(n={self.n!r}): n must be an integer of at least 1")
 
@@ -71,6 +73,7 @@ class MultiDiscrete:
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         if (
             not isinstance(self.nvec, tuple)
             or not self.nvec
@@ -107,8 +110,8 @@ class MultiDiscrete:
 class Box:
     """Arrays of one shape and dtype, `low <= x <= high` in every component.
 
-    `low` and `high` are numbers, or nested tuples of `shape` (tuples hash, arrays do not); an infinite number
-    means no bound.
+    `low` and `high` are numbers, or arrays, lists or nested tuples of `shape`, which are stored as tuples
+    (tuples hash, arrays do not); an infinite number means no bound.
 
     >>> Box(-1.0, 1.0, (3,))
     Box(low=-1.0, high=1.0, shape=(3,), dtype='float32')
@@ -122,17 +125,18 @@ class Box:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         if not isinstance(self.shape, tuple) or not all(_is_int(size) and size >= 0 for size in self.shape):
             order = order_of(Box, "shape", vars(self))
             raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers{order}")
         # jnp.float32, np.dtype("float32") and "float32" are the same dtype and must make equal spaces.
         object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         for field in ("low", "high"):
-            bound = getattr(self, field)
+            bound = _nested_tuple(getattr(self, field))
+            object.__setattr__(self, field, bound)
             if not _is_nested_tuple(bound):
                 raise FdgError(
-                    f"Box({field}={bound!r}): a bound must be a number or nested tuples of numbers, so that"
-                    " the space hashes; for an array use tuple(array.tolist())"
+                    f"Box({field}={bound!r}): a bound must be a number, or an array or nested tuples of them"
                 )
             if np.shape(bound) not in ((), self.shape):
                 raise FdgError(
@@ -268,7 +272,8 @@ def _is_int(value: Any) -> bool:
 
 
 def _nested_tuple(values: Any) -> Any:
-    return tuple(map(_nested_tuple, values)) if isinstance(values, list) else values
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return tuple(map(_nested_tuple, values)) if isinstance(values, list | tuple) else values
 
 
 def _is_nested_tuple(bound: Any) -> bool:

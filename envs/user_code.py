@@ -57,6 +57,12 @@ def import_attribute(what: str, name: str, is_candidate: Callable[[Any], bool] =
         )
         raise FdgError(f"{what} '{name}': there is no module '{module_name}': {fix}") from None
     for part in attribute.split("."):
+        if not hasattr(value, part) and module_name == "__main__":
+            raise FdgError(
+                f"{what} '{name}' is from a script or notebook that is not this program: move it into a"
+                " module that both import, or, in Python, define it here and pass the object (fdg.load(...,"
+                " algorithm=...))"
+            )
         if not hasattr(value, part):
             public_attributes = {
                 key: item for key, item in getattr(value, "__dict__", {}).items() if not key.startswith("_")

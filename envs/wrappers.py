@@ -23,6 +23,7 @@ from envs.observations import MaskedObservation, Observation, features_and_mask
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.arguments import check_options, check_takes
 from fdg.errors import FdgError, kind_of, listed
+from fdg.kinds import as_python, make_fields_python
 
 
 class WrapperState(NamedTuple):
@@ -69,6 +70,7 @@ class Wrapper(EnvironmentBase):
 
     def __post_init__(self) -> None:
         check_wrapped(self)
+        make_fields_python(self)
         if getattr(self.env, "acts", False):
             raise FdgError(
                 f"acts=True does not work with the wrapper {type(self).__name__}: leave out one of them"
@@ -293,7 +295,8 @@ class HideObservations(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hidden = tuple(self.hidden) if isinstance(self.hidden, tuple | list) else (self.hidden,)
+        hidden = self.hidden if isinstance(self.hidden, tuple | list | np.ndarray) else (self.hidden,)
+        hidden = as_python(tuple(hidden))
         object.__setattr__(self, "hidden", hidden)
         space, part_names = self.env.observation_space, self._part_names
         kind = f"environment '{self.name}': HideObservations"

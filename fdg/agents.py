@@ -22,7 +22,7 @@ from fdg.arguments import check_takes, checked, quoted
 from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, PlanError
-from fdg.kinds import plain_int
+from fdg.kinds import as_python
 
 _MAX_AGENTS = 2**32  # since seeds have 32 bits
 
@@ -72,7 +72,7 @@ class Agents:
     count: int
 
     def __post_init__(self):
-        object.__setattr__(self, "count", plain_int(self.count))
+        object.__setattr__(self, "count", as_python(self.count))
         if not _is_valid_count(self.count):
             raise PlanError(f"n={self.count!r}: give a whole number of agents, at least 1")
 
@@ -171,7 +171,7 @@ def checked_name(algorithm: Any) -> str:
 
 def of_seeds(algorithm: Any, num_seeds: int | None) -> Any:
     """`num_seeds` agents of an algorithm; the algorithm itself if `num_seeds` is None."""
-    num_seeds = plain_int(num_seeds)
+    num_seeds = as_python(num_seeds)
     if num_seeds is None:
         return algorithm
     if not _is_valid_count(num_seeds):

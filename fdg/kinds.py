@@ -1,5 +1,6 @@
 """Checks values against type annotations, describes these, and converts values to and from text and JSON."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -163,11 +164,6 @@ _SCALES = {
 _TIME_UNITS = ("ms", "us", "ns", "seconds", "minutes", "hours")
 
 
-def plain_int(value: Any) -> Any:
-    """A NumPy integer as an `int`; any other value unchanged."""
-    return int(value) if isinstance(value, np.integer) else value
-
-
 def number_fix(word: Any, kind: Any, name: str = "") -> str:
     """How a message ends if `word` means a number of annotation `kind`: the number to write; otherwise "".
 
@@ -267,6 +263,27 @@ _READERS: dict[Any, Callable[[str], Any]] = {int: _read_int, float: _read_float,
 def is_tuple(kind: Any) -> bool:
     """Whether an annotation is a tuple, or a union with one."""
     return any(typing.get_origin(part) is tuple for part in (kind, *typing.get_args(kind)))
+
+
+def as_python(value: Any) -> Any:
+    """A NumPy or JAX scalar as a Python value, also in tuples and lists; any other value unchanged.
+
+    >>> as_python((np.int64(64), [np.float32(0.5)])), as_python(np.ones(2))
+    ((64, [0.5]), array([1., 1.]))
+    """
+    if type(value) in (tuple, list):
+        return type(value)(map(as_python, value))
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        with contextlib.suppress(Exception):  # a key of JAX, an array of a traced function
+            return value.item()
+    return value
+
+
+def make_fields_python(instance: Any) -> None:
+    """Applies `as_python` to the fields of a frozen dataclass, so that `config.json` can store them."""
+    for field in dataclasses.fields(instance):
+        if field.init:
+            object.__setattr__(instance, field.name, as_python(getattr(instance, field.name)))
 
 
 def to_json(value: Any) -> Any:

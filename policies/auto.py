@@ -14,7 +14,7 @@ from fdg.costs.choosing import Candidate, Choice, Row, choose
 from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError
-from fdg.kinds import plain_int
+from fdg.kinds import as_python
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace
@@ -65,7 +65,7 @@ class Auto:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_staleness", plain_int(self.max_staleness))
+        object.__setattr__(self, "max_staleness", as_python(self.max_staleness))
         if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
             raise FdgError(
                 f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 or more"
@@ -162,7 +162,7 @@ def auto(
 
 def _checked_devices(devices: int | Sequence[jax.Device] | Cluster | None) -> Any:
     """The argument `devices` of `auto`, with a list of devices in place of None or another sequence."""
-    devices = plain_int(devices)
+    devices = as_python(devices)
     if not isinstance(devices, int | Cluster):
         devices = checked_devices(jax.devices() if devices is None else devices)
     if devices == [] or (isinstance(devices, int) and devices < 1):

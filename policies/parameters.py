@@ -5,7 +5,7 @@ from typing import Any
 
 from fdg.arguments import check_call, checked_names, quoted
 from fdg.errors import PlanError
-from fdg.kinds import dataclass_fields, plain_int
+from fdg.kinds import dataclass_fields, make_fields_python
 from fdg.placing.policy import DECLARED, Group, Rules, parameter_rules
 
 
@@ -60,8 +60,7 @@ class ShardsParameters:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, plain_int(getattr(self, field.name)))
+        make_fields_python(self)
         self._check_at_least_one("model_parallel")
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))

@@ -26,7 +26,7 @@ from fdg.cores import min_cores_per_process
 from fdg.errors import PlanError
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
-from fdg.kinds import plain_int
+from fdg.kinds import as_python
 from fdg.placing.agents_per_device import (
     agents_per_vmap,
     population_collectives,
@@ -82,7 +82,7 @@ def place(
       GraphError: `trace` cannot trace the algorithm.
     """
     check_policy(policy)
-    devices, num_seeds = plain_int(devices), plain_int(num_seeds)
+    devices, num_seeds = as_python(devices), as_python(num_seeds)
     if devices is None:
         devices = with_host(policy, jax.devices())
     if isinstance(devices, bool) or (isinstance(devices, int) and devices > _MAX_DEVICES):

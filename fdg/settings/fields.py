@@ -126,9 +126,10 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 def require_types(algorithm: Any, exempt: Collection[str] = ()) -> None:
     """Checks the fields, except the fields `exempt`, against their annotations.
 
-    A number may be a NumPy scalar, and a float may be traced. Integers are at most `MAX_INT`, and
+    NumPy's numbers become Python's; a float may be traced. Integers are at most `MAX_INT`, and
     `total_steps` is at most `MAX_STEPS`.
     """
+    kinds.make_fields_python(algorithm)
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         if field.name not in exempt:
@@ -154,11 +155,10 @@ def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> Non
 def _anneal_fix(cls: Any, name: str, value: Any) -> str:
     """The fix for a schedule (a function of the step) where a number is expected: `anneal_NAME`, or ""."""
     switch = f"anneal_{name}"
-    return (
-        f": write a number, and {switch}=True to decrease it"
-        if callable(value) and hasattr(cls, switch)
-        else ""
-    )
+    if not callable(value) or not hasattr(cls, switch):
+        return ""
+    other = ", or give optimizer=optax.adam(schedule)" if name == "learning_rate" else ""
+    return f": write a number, and {switch}=True to decrease it linearly{other}"
 
 
 @functools.cache

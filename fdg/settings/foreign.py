@@ -5,6 +5,7 @@ get batches `[N, ...]`; Equinox modules get one sample and are vmapped. `init` r
 nested dictionaries.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -55,9 +56,15 @@ def is_module_instance(value: Any) -> bool:
 
 
 def make_hashable(value: Any) -> Any:
-    """Makes a field's value hashable: wraps module instances that hold arrays in `IdentityHashed`."""
-    holds_arrays = library_of(value) in ("nnx", "equinox") and is_module_instance(value)
-    return IdentityHashed(value) if holds_arrays and not isinstance(value, IdentityHashed) else value
+    """Makes a field's value hashable: wraps modules that hold arrays or lists in `IdentityHashed`."""
+    library = library_of(value)
+    if library is None or isinstance(value, IdentityHashed) or not is_module_instance(value):
+        return value
+    if library == "linen":
+        with contextlib.suppress(TypeError):  # a field is a list, a dictionary or an array
+            hash(value)
+            return value
+    return IdentityHashed(value)
 
 
 def is_network(value: Any) -> bool:
@@ -72,8 +79,6 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
     the run. Equal modules give equal functions. Errors name the algorithm's field `field`.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
-    if init is _linen_init and not is_module_instance(network):
-        network = _make_module(network)
     return _BoundFunction(init, network, field), _BoundFunction(apply, network)
 
 
@@ -104,15 +109,20 @@ def _make_module(network: Any, **rng_arguments: Any) -> Any:
     return network(**rng_arguments)
 
 
-def _linen_init(module: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
-    variables = dict(module.init(key, *inputs))
+def _make_linen(network: Any) -> Any:
+    network = network.module if isinstance(network, IdentityHashed) else network
+    return network if is_module_instance(network) else _make_module(network)
+
+
+def _linen_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
+    variables = dict(_make_linen(network).init(key, *inputs))
     parameters = variables.pop("params", {})
     _refuse_state(field, sorted(variables))
     return parameters
 
 
-def _linen_apply(module: Any, field: str, parameters: Any, *inputs: Any) -> Any:
-    return module.apply({"params": parameters}, *inputs)
+def _linen_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
+    return _make_linen(network).apply({"params": parameters}, *inputs)
 
 
 def _make_nnx(network: Any, key: jax.Array) -> Any:

@@ -12,7 +12,7 @@ import policies
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line, place_of, user_errors
-from fdg.kinds import annotations_of, dataclass_fields, fits_one_word, to_json
+from fdg.kinds import annotations_of, as_python, dataclass_fields, fits_one_word, to_json
 from fdg.training.name_resolver import PERMIT_ALL, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import restore_sweep, wrapper_entries
@@ -50,7 +50,7 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     return {
         "policy": _registered_name(type(policy), policies),
         "policy_fields": _plain_fields(policy),
-        **{delay: getattr(policy, delay, 0) for delay in _DELAYS},
+        **{delay: as_python(getattr(policy, delay, 0)) for delay in _DELAYS},
     }
 
 
@@ -219,7 +219,7 @@ def _query_text(parameters: Mapping[str, Any]) -> str:
 
 def _plain_fields(value: Any) -> dict[str, Any]:
     """The fields that a file can store, as JSON values, without `_SEPARATE_FIELDS`."""
-    fields = {f.name: getattr(value, f.name) for f in dataclass_fields(type(value)) if f.init}
+    fields = {f.name: as_python(getattr(value, f.name)) for f in dataclass_fields(type(value)) if f.init}
     return {name: to_json(x) for name, x in fields.items() if name not in _SEPARATE_FIELDS and _is_plain(x)}
 
 

@@ -31,6 +31,16 @@ class Linen(nn.Module):
         return nn.Dense(2)(x), nn.Dense(1)(x)[:, 0]
 
 
+class LinenOfList(nn.Module):
+    widths: list  # does not hash
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths:
+            x = nn.tanh(nn.Dense(width)(x))
+        return nn.Dense(2)(x), nn.Dense(1)(x)[:, 0]
+
+
 class Nnx(nnx.Module):
     def __init__(self, width=4, *, rngs):
         self.layers = nnx.List([nnx.Linear(3, width, rngs=rngs)])
@@ -79,6 +89,16 @@ X = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 KEY = jax.random.key(7)
 CASES = {  # the `network` argument; the module made by its library; the library's call of it
     "linen": (lambda: Linen(), lambda: Linen().init(KEY, X), lambda v, x: Linen().apply(v, x)),
+    "linen of a list": (
+        lambda: LinenOfList([4, 5]),
+        lambda: LinenOfList([4, 5]).init(KEY, X),
+        lambda v, x: LinenOfList([4, 5]).apply(v, x),
+    ),
+    "linen partial of a list": (
+        lambda: functools.partial(LinenOfList, [4]),
+        lambda: LinenOfList([4]).init(KEY, X),
+        lambda v, x: LinenOfList([4]).apply(v, x),
+    ),
     "nnx": (lambda: Nnx, lambda: Nnx(rngs=nnx.Rngs(KEY)), lambda module, x: module(x)),
     "nnx partial": (
         lambda: functools.partial(Nnx, 6),

@@ -118,6 +118,18 @@ def test_dtype_spellings_are_equal():
     assert hash(Box(0.0, 1.0, (2,), np.dtype("float32"))) == hash(Box(0, 1, (2,)))
 
 
+def test_numpy_numbers_and_arrays_become_python_values():
+    largest, low = np.finfo(np.float32).max, np.array([[-1, 0.5]], np.float32)
+    assert Box(-largest, largest, (2,)) == Box(-float(largest), float(largest), (2,))
+    assert Box(low, jnp.ones((1, 2)), (np.int64(1), 2)) == Box(((-1.0, 0.5),), [[1.0, 1.0]], (1, 2))
+    assert (
+        repr(Box(low, np.int64(1), low.shape))
+        == "Box(low=((-1.0, 0.5),), high=1, shape=(1, 2), dtype='float32')"
+    )
+    assert repr(Discrete(np.int64(3))) == "Discrete(n=3)"
+    assert repr(MultiDiscrete(tuple(np.array([3, 2])))) == "MultiDiscrete(nvec=(3, 2))"
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -125,7 +137,7 @@ def test_dtype_spellings_are_equal():
         (lambda: Discrete(2.0), "n must be an integer"),
         (lambda: MultiDiscrete([2, 3]), "nvec must be a tuple"),
         (lambda: MultiDiscrete((2, 0)), "at least 1"),
-        (lambda: Box(np.zeros(2), 1.0, (2,)), "so that the space hashes"),
+        (lambda: Box(np.array("a"), 1.0, ()), "a bound must be a number, or an array"),
         (lambda: Box(0.0, float("nan"), (2,)), "a bound must be a number"),
         (lambda: Box((0.0, 0.0, 0.0), 1.0, (2,)), r"has shape \(3,\), but the space has \(2,\)"),
         (lambda: Box(1.0, 0.0, (2,)), "low must not exceed high"),

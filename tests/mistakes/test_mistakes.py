@@ -66,6 +66,11 @@ RESULTS = {
 # (call, cause in the error message, fix in the error message)
 MISTAKES = {
     **environments_table.MISTAKES,
+    "a class of another notebook": (
+        lambda: envs.make("__main__:Gone"),
+        "'__main__:Gone' is from a script or notebook that is not this program",
+        "move it into a module",
+    ),
     # hyperparameters
     "a list of widths": (lambda: ppo(hidden=[64, 64]), "hidden=[64, 64]", "write hidden=(64, 64)"),
     "a number as widths": (lambda: ppo(hidden=64), "a tuple of integers", "write hidden=(64,)"),
@@ -76,7 +81,7 @@ MISTAKES = {
     "a schedule as number": (
         lambda: ppo(learning_rate=lambda progress: 1e-3 * progress),
         "it must be a number",
-        "anneal_learning_rate=True to decrease it",
+        "anneal_learning_rate=True to decrease it linearly, or give optimizer=optax.adam(schedule)",
     ),
     "a device": (
         lambda: ppo(device="cuda"),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algos
 import envs
 import fdg
 import policies
@@ -190,11 +191,21 @@ def test_description_rebuilds_the_algorithm(name):
     env_name, overrides = envs.parse(name)
     algorithm = small(env=env_name) if not overrides else None
     if overrides:
-        import algos
-
         algorithm = algos.PPO(env=envs.make(env_name, **overrides))
     config = description.describe(algorithm, policies.GPUOnly())
     assert "rebuilds" not in config and description.rebuild_algorithm(config, PERMIT_ALL) == algorithm
+
+
+def test_description_has_numpy_numbers():
+    hidden = envs.HideObservations(envs.make("CartPole-v1", gravity=np.float64(9.0)), np.array([0, 1]))
+    env = envs.FrameStack(hidden, np.int64(2))
+    algorithm = algos.A2C(env=env, num_envs=np.int64(8), hidden=(np.int64(8),), learning_rate=np.float32(0.5))
+    policy = policies.SingleLearnerCoarse(actors=np.int64(3), staleness=np.int64(1))
+    config = json.loads(json.dumps(description.describe(algorithm, policy)))
+    assert "rebuilds" not in config
+    assert config["env"] == "CartPole-v1?gravity=9.0&hide_observations=(0, 1)&frame_stack=2"
+    assert description.rebuild_algorithm(config, PERMIT_ALL) == algorithm
+    assert description.rebuild_policy(config, PERMIT_ALL) == policy
 
 
 def test_evaluate_command(run, capsys):
