@@ -194,11 +194,20 @@ def test_unknown_arguments_are_refused(function, words, task):
         task.with_reward(function, weights=[1, 2])
 
 
-def test_reward_that_returns_no_list(task):
+@pytest.mark.parametrize("result", [None, "12345", b"12345", dict.fromkeys(range(5)), set(range(5))])
+def test_reward_that_returns_no_list(result, task):
     with pytest.raises(Exception) as error:
-        jax.block_until_ready(task_rewards(task.with_reward(lambda p, r, a: None)).total)
+        jax.block_until_ready(task_rewards(task.with_reward(lambda p, r, a: result)).total)
     found = fdg.errors.host_error(error.value)
-    assert "gave None: return a list of 5 numbers" in str(found)
+    assert f"gave {result!r}: return a list of 5 numbers" in str(found)
+
+
+def test_weights_of_rewards_are_finite_numbers(task):
+    for weights in ([np.float32(0.5), 3], np.array([0.5, 3]), [jnp.float32(0.5), np.int64(3)]):
+        assert HostReward((len, len), weights) == HostReward((len, len), [0.5, 3])
+    for weight in (10**400, 1e39, math.nan, -math.inf, "1", None, [1.0]):
+        with refuses("HostReward: weights=(", "must be finite numbers (float32)"):
+            task.with_reward(lambda responses: [], weights=[weight])
 
 
 def test_responses_without_a_reward_are_ignored():
