@@ -449,6 +449,31 @@ def test_invalid_prompts_are_refused(prompts):
             take(prompts)
 
 
+@pytest.mark.parametrize(
+    "prompts", [np.array(["1+1="]), np.array(["1+1=", "2+2="]), np.zeros(3), [np.ones(2)]]
+)
+def test_arrays_are_no_prompts(prompts):
+    with refuses("prompts=", "give a list of texts or of lists of messages"):
+        envs.make("text:addition").prompts_of(prompts)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ({"max_new_tokens": 1.5}, "answer(max_new_tokens=1.5): give an integer"),
+        ({"max_new_tokens": "3"}, "answer(max_new_tokens='3'): give an integer or None: write 3"),
+        ({"temperature": "a"}, "answer(temperature='a'): give a number or None"),
+        ({"temperature": math.nan}, "answer(temperature=nan): give a number or None"),
+        ({"temperature": -1}, "temperature=-1: it must be 0 or more"),
+        ({"system": 3}, "answer(system=3): give a string or None"),
+        ({"seed": None}, "answer(seed=None): give an integer"),
+    ],
+)
+def test_invalid_settings_of_answers_are_refused(setting, fix):
+    with refuses(fix):
+        algos.SFT(env=envs.make("text:addition"), **SMALL).answer(None, ["1+1="], **setting)
+
+
 def test_games_answer_no_prompts():
     with pytest.raises(fdg.FdgError, match=r"'guess' is a game, which asks its own prompts: use evaluate"):
         algos.GRPO(env=envs.text.Guess(), **SMALL).answer(None, ["0-99?"])
