@@ -24,7 +24,7 @@ from algos.rlhf.objective import masked_mean
 from algos.rlhf.responses import Responses, repeat_rows
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, Transcript, is_game, play
 from envs.text.game import checked_reply
-from fdg.arguments import quoted
+from fdg.arguments import check_arguments, quoted
 from fdg.errors import FdgError
 
 _RESPONSES_AT_ONCE = 256  # in an evaluation
@@ -289,8 +289,11 @@ def answer(
 
     Raises:
       FdgError: `prompts` is not a list; a prompt is too long, or has a character outside the vocabulary;
-        a number is out of range; the tokenizer has no place for a system message; or the task is a game.
+        a setting has a wrong type or is out of range; the tokenizer has no place for a system message; or the
+        task is a game.
     """
+    settings = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system, "seed": seed}
+    check_arguments(answer, settings)
     sampling, env, context = self._speaker.sampling, self.env, self.network.config.max_positions
     if is_game(env):
         raise FdgError(f"'{env.name}' is a game, which asks its own prompts: use evaluate, or examples")

@@ -59,7 +59,7 @@ def decode(
     dropped_blanks = jnp.where(is_first, blanks[tokens], 0)
     starts, sizes = starts + dropped_blanks, sizes - dropped_blanks
     ends = jnp.cumsum(sizes)
-    max_bytes = int(tables[2].max(initial=1))
+    max_bytes = int((tables[2] - np.minimum(tables[3], 0)).max(initial=1))
     width = tokens.shape[0] * min(max_bytes, 16)
     width = width if room is None else min(tokens.shape[0] * max_bytes, max(width, room))
     position = jnp.arange(width)
@@ -73,10 +73,16 @@ def decode(
 
 @functools.cache
 def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All tokens' bytes, concatenated; each token's offset, its length, and the blanks it loses if first."""
+    """All tokens' bytes, concatenated; each token's offset, its length, and the blanks it loses if first.
+
+    The opening mark precedes each token's bytes, so that a token that begins with it loses less than nothing.
+    """
     codes, counts = tokenizer.codes_of_tokens()
-    all_bytes = codes[np.arange(codes.shape[1]) < counts[:, None]]
-    return all_bytes, np.cumsum(counts) - counts, counts, tokenizer.opening_blanks()
+    mark = np.frombuffer(getattr(tokenizer, "opening_mark", b""), np.uint8)
+    codes = np.concatenate([np.broadcast_to(mark, (len(codes), len(mark))), codes], axis=1)
+    ends = counts + len(mark)
+    all_bytes = codes[np.arange(codes.shape[1]) < ends[:, None]]
+    return all_bytes, np.cumsum(ends) - counts, counts, tokenizer.opening_blanks()
 
 
 @functools.cache

@@ -70,6 +70,7 @@ def _read_csv(path: str, separator: str) -> list[Record]:
     """The rows of a file with a line of column names; empty fields are None."""
     rows = csv.reader(io.StringIO(read_text(path, _MAX_BYTES), newline=""), delimiter=separator, strict=True)
     records: list[Record] = []
+    earlier_limit = csv.field_size_limit(_MAX_BYTES)  # for the whole process; 131,072 unless something set it
     try:
         names = next(rows, [])
         other_separator = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
@@ -89,4 +90,6 @@ def _read_csv(path: str, separator: str) -> list[Record]:
                 records.append(Record(where, {n: v or None for n, v in zip(names, row, strict=True)}))
     except csv.Error as error:
         raise FdgError(f"{path}, line {rows.line_num}: is not CSV: {one_line(error)}") from None
+    finally:
+        csv.field_size_limit(earlier_limit)
     return records

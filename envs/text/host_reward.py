@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 from envs.text.rows import Row
 from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, user_frame
+from fdg.kinds import matches
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -23,6 +24,7 @@ RewardFunction = Callable[..., Sequence[float | None]]
 _ARGUMENTS = ("prompts", "responses", "completions", "answers")
 _POSITIONAL_NAMES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
 _TRIAL_SIZE = 3  # responses in a trial
+_LARGEST = float(np.finfo(np.float32).max)
 _SHADOWED_COLUMNS = {"prompt", "completion", "response", *_ARGUMENTS}  # columns that these names would shadow
 
 
@@ -75,8 +77,12 @@ class HostReward:
                 f"HostReward has {len(self.functions)} functions but {len(self.weights)} weights: give one"
                 " weight per function"
             )
-        if not all(isinstance(weight, int | float) and math.isfinite(weight) for weight in self.weights):
-            raise FdgError(f"HostReward: weights={quoted(self.weights)} must be finite numbers")
+        if not all(
+            (isinstance(weight, int) or matches(weight, float)) and abs(weight) <= _LARGEST
+            for weight in self.weights
+        ):
+            raise FdgError(f"HostReward: weights={quoted(self.weights)} must be finite numbers (float32)")
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
@@ -199,7 +205,8 @@ class _NamedFunction:
         positional, keywords = self.arguments(available)
         try:
             result = self.function(*positional, **keywords)
-            if not hasattr(result, "__len__"):
+            is_no_list = isinstance(result, str | bytes | bytearray | Mapping | Set)
+            if is_no_list or not hasattr(result, "__len__"):
                 raise HostError(
                     f"{self.__name__} gave {quoted(result)}: return a list of {len(texts)} numbers"
                 )

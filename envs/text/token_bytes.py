@@ -1,5 +1,6 @@
 """The bytes of each token of a vocabulary; a character may be split over several tokens."""
 
+import collections
 import functools
 import re
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ def pad_bytes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return codes, counts
 
 
-def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray]:
+def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
     """For each token of a `tokenizers.Tokenizer`, its bytes between other tokens, and `[V] int32` the number
-    of bytes that it loses as the first token of a text.
+    of bytes that it loses as the first token of a text; negative if it begins there with the mark, the last
+    result (WordPiece's `##`).
     """
     size = tokenizer_files.vocab_size(loaded)
     special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
@@ -39,6 +41,7 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray]:
     start = min(_common_prefix_length(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
     end = _common_prefix_length([text[::-1] for text in texts])
     pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)
+    marked: dict[str, list[int]] = collections.defaultdict(list)  # tokens by what each gains as the first
     for token, text, first in zip(tokens, texts, firsts, strict=True):
         if token in special:
             continue
@@ -48,7 +51,11 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray]:
             pieces[token] = _spelled_bytes(loaded.id_to_token(token), text)
         elif text.endswith(first):
             lost_bytes[token] = len(pieces[token]) - len(first.encode())
-    return pieces, lost_bytes
+        elif first.endswith(text):
+            marked[first.removesuffix(text)].append(token)
+    mark = max(marked, key=lambda text: len(marked[text]), default="")
+    lost_bytes[marked[mark]] = -len(mark.encode())
+    return pieces, lost_bytes, mark.encode()
 
 
 def _common_prefix_length(texts: Sequence[str]) -> int:

@@ -437,8 +437,13 @@ class HuggingFaceTokenizer:
         return token_bytes.pad_bytes(_token_bytes(self.path)[0])
 
     def opening_blanks(self) -> np.ndarray:
-        """See `Tokenizer.opening_blanks`."""
+        """See `Tokenizer.opening_blanks`; negative for a token that begins there with `opening_mark`."""
         return _token_bytes(self.path)[1]
+
+    @property
+    def opening_mark(self) -> bytes:
+        """What continuations of a word begin with if they are the first token of a text, as `##`."""
+        return _token_bytes(self.path)[2]
 
     def _library_errors(self) -> contextlib.AbstractContextManager[None]:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
@@ -479,8 +484,8 @@ def _compile_template(template: str) -> Any:
 
 
 @functools.cache
-def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray]:
-    """Bytes and lost blanks of each token, as in `token_bytes.decode_each_token`."""
+def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray, bytes]:
+    """Bytes and lost blanks of each token, and the mark, as in `token_bytes.decode_each_token`."""
     loaded = tokenizer_config.load(path)
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
         return token_bytes.decode_each_token(loaded)

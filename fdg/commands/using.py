@@ -114,7 +114,7 @@ def _evaluate(flags: dict[str, Any]) -> None:
     positionals={**RUN, "prompt": {"nargs": "*", "help": "texts (none: each line of standard input)"}},
 )
 def _answer(flags: dict[str, Any]) -> None:
-    prompts = flags.get("prompt") or sys.stdin.read().splitlines()
+    prompts = flags.get("prompt") or _input_lines()
     if not prompts:
         raise FdgError(
             'no prompt was given: write fdg answer RUN "1+1=", or give one prompt per line on standard input'
@@ -122,6 +122,12 @@ def _answer(flags: dict[str, Any]) -> None:
     arguments = {name: flags[name] for name in ("temperature", "max_new_tokens", "system", "seed", "agent")}
     for answer in _load(flags).answer(prompts, **arguments):
         print(answer, flush=True)
+
+
+def _input_lines() -> list[str]:
+    """The lines of standard input. Not `splitlines`, which also splits at form feeds and U+2028."""
+    text = sys.stdin.buffer.read().decode(sys.stdin.encoding, sys.stdin.errors or "strict")
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
 
 
 @_command(

@@ -73,6 +73,18 @@ def test_random_rows_round_trip(seed, tmp_path):
     assert [dict(row.columns) for row in found] == rows
 
 
+def test_long_texts_in_csv(tmp_path):
+    """The csv module refuses fields of more than 131,072 characters unless told otherwise."""
+    path, limit, rows = (
+        tmp_path / "a.csv",
+        csv.field_size_limit(),
+        [{"prompt": "1+1=" * 40_000, "answer": "2"}],
+    )
+    write_csv(path, rows, None)
+    assert [record.columns for record in files.read(str(path))] == rows
+    assert csv.field_size_limit() == limit
+
+
 def test_splits_are_disjoint_and_not_empty(tmp_path):
     for seed in range(5):
         rng = random.Random(seed)

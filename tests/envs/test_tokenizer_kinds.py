@@ -78,6 +78,19 @@ def test_encode_and_decode_match_library(kind):
     compare()
 
 
+def test_text_that_begins_within_a_word(kind):
+    """Each token as the first one, before others: WordPiece keeps the mark `##` there."""
+    library, ours, read = kind
+    rest = library.encode("the sum", add_special_tokens=False).ids
+    tokens = [i for word, i in library.get_vocab().items() if word.isascii() and not word.startswith("<")]
+    for after in (rest, []):
+        ids = [[token, *after] for token in tokens]
+        found = jax.tree.map(np.asarray, read(*padded(ids)))
+        for i, one in enumerate(ids):
+            text = to_string(jax.tree.map(lambda leaf, i=i: leaf[i], found))
+            assert text == library.decode(one) == ours.decode(one)
+
+
 def test_words_without_decoder_are_joined_by_spaces(tmp_path):
     library = word_level()
     ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))

@@ -194,11 +194,20 @@ def test_unknown_arguments_are_refused(function, words, task):
         task.with_reward(function, weights=[1, 2])
 
 
-def test_reward_that_returns_no_list(task):
+@pytest.mark.parametrize("result", [None, "12345", b"12345", dict.fromkeys(range(5)), set(range(5))])
+def test_reward_that_returns_no_list(result, task):
     with pytest.raises(Exception) as error:
-        jax.block_until_ready(task_rewards(task.with_reward(lambda p, r, a: None)).total)
+        jax.block_until_ready(task_rewards(task.with_reward(lambda p, r, a: result)).total)
     found = fdg.errors.host_error(error.value)
-    assert "gave None: return a list of 5 numbers" in str(found)
+    assert f"gave {result!r}: return a list of 5 numbers" in str(found)
+
+
+def test_weights_of_rewards_are_finite_numbers(task):
+    for weights in ([np.float32(0.5), 3], np.array([0.5, 3]), [jnp.float32(0.5), np.int64(3)]):
+        assert HostReward((len, len), weights) == HostReward((len, len), [0.5, 3])
+    for weight in (10**400, 1e39, math.nan, -math.inf, "1", None, [1.0]):
+        with refuses("HostReward: weights=(", "must be finite numbers (float32)"):
+            task.with_reward(lambda responses: [], weights=[weight])
 
 
 def test_responses_without_a_reward_are_ignored():
@@ -438,6 +447,31 @@ def test_invalid_prompts_are_refused(prompts):
     for take in (task.prompts_of, functools.partial(algos.SFT(env=task, **SMALL).answer, None)):
         with pytest.raises(fdg.FdgError, match=r"prompts=.*: give a list of texts or of lists of messages"):
             take(prompts)
+
+
+@pytest.mark.parametrize(
+    "prompts", [np.array(["1+1="]), np.array(["1+1=", "2+2="]), np.zeros(3), [np.ones(2)]]
+)
+def test_arrays_are_no_prompts(prompts):
+    with refuses("prompts=", "give a list of texts or of lists of messages"):
+        envs.make("text:addition").prompts_of(prompts)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ({"max_new_tokens": 1.5}, "answer(max_new_tokens=1.5): give an integer"),
+        ({"max_new_tokens": "3"}, "answer(max_new_tokens='3'): give an integer or None: write 3"),
+        ({"temperature": "a"}, "answer(temperature='a'): give a number or None"),
+        ({"temperature": math.nan}, "answer(temperature=nan): give a number or None"),
+        ({"temperature": -1}, "temperature=-1: it must be 0 or more"),
+        ({"system": 3}, "answer(system=3): give a string or None"),
+        ({"seed": None}, "answer(seed=None): give an integer"),
+    ],
+)
+def test_invalid_settings_of_answers_are_refused(setting, fix):
+    with refuses(fix):
+        algos.SFT(env=envs.make("text:addition"), **SMALL).answer(None, ["1+1="], **setting)
 
 
 def test_games_answer_no_prompts():
