@@ -182,7 +182,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     policy, algorithm, agents = job.policy, job.algorithm, job.agents
     target: Any = job.devices if devices is None and plans_only else devices
     if target is None:
-        target, count = available_devices(job.devices), job.devices_chosen or job.devices
+        target, count = available_devices(job.devices), job.devices or job.devices_chosen
         on_cpu = target[0].platform == "cpu"
         if count is None and job.cores is not None and on_cpu:
             count, reason = quickest_count(policy, algorithm, graph, target[: job.cores], agents)

@@ -120,6 +120,13 @@ def test_one_device_is_chosen_and_cached(folder, searches):
     assert len(searches) == 1  # from the cache
 
 
+def test_devices_of_an_earlier_resume_are_kept(tmp_path):
+    """A resume with `--devices` stores that number beside the number that the run chose when it started."""
+    config = {**parse(PUPIL).config, "devices": 1, "devices_chosen": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert len(prepare(parse(f"--resume {tmp_path} --trust")).devices) == 1
+
+
 def test_unknown_device_rates_give_gpu_only(monkeypatch):
     def unknown(*args, **how):
         raise FdgError("no rates are known for devices of kind 'abacus'")
