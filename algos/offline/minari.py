@@ -40,6 +40,7 @@ _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
 _PNG_SIGNATURE = b"\x89PNG"
 _ROWS_PER_READ = 64  # rows of variable length that are read at once
+MAX_METADATA_BYTES = 64 << 20  # Minari writes the bounds of each element of a space
 _NUMBER_KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
 
@@ -259,7 +260,7 @@ class DataSet:
                 f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
                 " Minari"
             )
-        values = read_json(self._file, any_number=True)
+        values = read_json(self._file, MAX_METADATA_BYTES, any_number=True)
         if values.get("data_format", "hdf5") != "hdf5":
             raise FdgError(f"{self._file}: data_format is {values['data_format']!r:.40}: only hdf5 is read")
         return values

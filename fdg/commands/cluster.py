@@ -16,6 +16,7 @@ from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError, PlanError
 from fdg.showing.words import table
+from fdg.training.curves import plot_label
 from fdg.training.job import Job, steps_unit
 from fdg.training.settings import AUTO_LAG
 from fdg.training.settling import choose_policy, choose_quickest_lag
@@ -168,7 +169,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     paragraphs += [f"not feasible {line}" for line in infeasible]
     if flags.get("pictures"):
         path = Path(flags["pictures"], "sweep.png")
-        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {cluster.kind.name}")
+        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {plot_label(cluster.kind.name)}")
         paragraphs.append(f"picture {path}")
     if flags.get("sensitivity"):
         count = counts[-1]

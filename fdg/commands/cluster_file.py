@@ -27,8 +27,9 @@ from fdg.arguments import quoted
 from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.machine import FIX, usable_calibration
-from fdg.errors import FdgError, FdgWarning, unknown_name
+from fdg.errors import FdgError, FdgWarning, escape_unprintable, unknown_name
 from fdg.kinds import number_fix, parse_quantity
+from fdg.placing.place import MAX_DEVICES
 from fdg.reading import read_toml
 
 THIS_MACHINE = "this machine"
@@ -96,6 +97,11 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         raise FdgError(
             f"devices = {devices}, but {hosts} hosts of devices_per_host = {per_host} have"
             f" {hosts * per_host}: {fix}, or give another devices_per_host"
+        )
+    if hosts * per_host > MAX_DEVICES:
+        raise FdgError(
+            f"hosts = {hosts} of devices_per_host = {per_host} have {hosts * per_host} devices: give fewer"
+            f" hosts; a cluster has at most {MAX_DEVICES:,} devices"
         )
     source = "measured" if "measured" in kind.figures["memory"].source else "published or from the file"
     return Cluster(
@@ -173,7 +179,7 @@ def _read_kind(
         rates = {rate: (meaning, published.kind("H100").rate(rate)) for rate, meaning in RATES.items()}
         references = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
         figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, references)
-        return DeviceKind(name, platform, {**base, **figures}), usual_links, None
+        return DeviceKind(escape_unprintable(name), platform, {**base, **figures}), usual_links, None
     if name == THIS_MACHINE:
         device = jax.local_devices()[0]
         calibration = usable_calibration(device.device_kind)
@@ -216,7 +222,8 @@ def _read_link(place: str, name: Any, links: Mapping[str, Mapping[str, Any]], de
     if isinstance(name, str) and name in links:
         references, required = [vars(link) for link in published.LINKS.values()], ("latency", "bandwidth")
         place = f"[links.'{name}']"
-        return Link(name, **_read_figures(place, "setting", links[name], _LINK_FIELDS, references, required))
+        figures = _read_figures(place, "setting", links[name], _LINK_FIELDS, references, required)
+        return Link(escape_unprintable(name), **figures)
     if not isinstance(name, str):
         raise FdgError(f"{place} = {name!r}: give the name of a link in quotes")
     if name not in published.LINKS:

@@ -54,7 +54,7 @@ from fdg.placing.staleness import Ages, Delay, DelayedState, algorithm_state, de
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
-_MAX_DEVICES = 2**20
+MAX_DEVICES = 2**20
 _MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
 _OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
@@ -85,8 +85,8 @@ def place(
     devices, num_seeds = as_python(devices), as_python(num_seeds)
     if devices is None:
         devices = with_host(policy, jax.devices())
-    if isinstance(devices, bool) or (isinstance(devices, int) and devices > _MAX_DEVICES):
-        raise PlanError(f"devices={devices}: give an integer, at most {_MAX_DEVICES:,}")
+    if isinstance(devices, bool) or (isinstance(devices, int) and devices > MAX_DEVICES):
+        raise PlanError(f"devices={devices}: give an integer, at most {MAX_DEVICES:,}")
     platforms = (
         ["cpu"] * devices if isinstance(devices, int) else [d.platform for d in checked_devices(devices)]
     )

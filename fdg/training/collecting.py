@@ -203,6 +203,18 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
         data.check_appendable(observations, actions)
     elif not files.is_free(out):
         raise FdgError(f"{out}: is neither a data set nor empty: give a new folder, or a data set to add to")
+    metadata = minari.metadata(
+        env.name,
+        env.observation_space,
+        actions.description,
+        algorithm,
+        author=f"fdg {fdg.__version__}",
+    )
+    if (size := len(json.dumps(metadata))) > (limit := minari.MAX_METADATA_BYTES):
+        raise FdgError(
+            f"{env.name}: {minari.METADATA} with the bounds of each element of its spaces has"
+            f" {size >> 20} MiB, but at most {limit >> 20} MiB are read: give smaller observations"
+        )
     h5py = minari.import_h5py()
     with explain_os_errors(out), contextlib.ExitStack() as stack:
         folder = data.folder if exists else stack.enter_context(files.filling(out)) / "data"
@@ -217,13 +229,6 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
             episodes, steps = (data.num_episodes, data.num_steps) if exists else (0, 0)
             with h5py.File(copy, "r+" if exists else "w") as file:
                 yield (writer := minari.Writer(file, episodes, env.observation_space, actions))
-        metadata = minari.metadata(
-            env.name,
-            env.observation_space,
-            actions.description,
-            algorithm,
-            author=f"fdg {fdg.__version__}",
-        )
         metadata |= data.metadata if exists else {}  # such as Minari's env_spec and dataset_id
         metadata |= {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
         files.write(folder / minari.METADATA, json.dumps(metadata, indent=1).encode())

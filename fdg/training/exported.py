@@ -200,14 +200,19 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
         raise FdgError(f"{label}: its arguments are not those of its program")
     if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(action_leaves) + len(memory):
         raise FdgError(f"{label}: its actions or results do not match its program")
+    if wrong := [leaf.shape for leaf in memory if leaf.shape[:1] != (1,)]:
+        raise FdgError(f"{label}: its memory has shape {list(wrong[0])}, expected [1, ...]: export again")
     memory_leaves = [{"shape": ["N", *leaf.shape[1:]], "dtype": str(leaf.dtype)} for leaf in memory]
     observation_avals = inputs[int(is_sampled) : int(is_sampled) + len(observation_leaves)]
     memory_avals = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
     pairs = zip([*observation_leaves, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
-    results = zip(action_leaves, outputs[: len(action_leaves)], strict=True) if "action" in facts else ()
+    results = zip([*action_leaves, *memory_leaves], outputs, strict=True)
+    if "action" not in facts:
+        results = zip(memory_leaves, outputs[1:], strict=True)
     for leaf, aval in [*pairs, *results]:
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
-        if tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
+        is_batch = len(aval.shape) == 1 + len(shape) and not isinstance(aval.shape[0], int)
+        if not is_batch or tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
             raise FdgError(f"{label}: {dtype} {shape}, where its program has {aval.str_short()}")
 
 

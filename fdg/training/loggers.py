@@ -39,8 +39,8 @@ def open_loggers(
 
 def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
     """Event files in `RUN/tensorboard`, by tensorboardX, which needs no TensorFlow."""
-    # Entries that an earlier session logged after its last checkpoint are dropped.
-    writer = package.SummaryWriter(str(path / "tensorboard"), purge_step=steps + 1 if steps else None)
+    # Entries that an earlier session logged after its last checkpoint (or before the first) are dropped.
+    writer = package.SummaryWriter(str(path / "tensorboard"), purge_step=steps + 1)
     summary = importlib.import_module(f"{package.__name__}.proto.summary_pb2").Summary
 
     def log(env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -70,8 +70,13 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     client, entities, name = package.MlflowClient(tracking_uri=uri), package.entities, target or "fdg"
     existing = client.get_experiment_by_name(name)
     experiment = existing.experiment_id if existing else client.create_experiment(name)
-    earlier_runs = client.search_runs([experiment], f"tags.mlflow.runName = '{path.name}'", max_results=1)
-    run = earlier_runs[0] if earlier_runs and steps else client.create_run(experiment, run_name=path.name)
+    # The run's id is a tag, since another run's folder may have the same name.
+    tags = {"fdg_run": read_config(path).get("id") or path.name}
+    earlier_runs = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
+    if earlier_runs and steps:
+        run = earlier_runs[0]
+    else:
+        run = client.create_run(experiment, run_name=path.name, tags=tags)
     if not steps:
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
         client.log_batch(run.info.run_id, params=parameters)

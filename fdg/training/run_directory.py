@@ -306,6 +306,7 @@ def check_config(file: Path, content: Any) -> dict[str, Any]:
         expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
         if name in content and not isinstance(content[name], expected):
             raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
+    read_value(file, "id", content.get("id"), str | None)
     read_settings(file, content)
     read_value(file, "total_steps", content["hyperparameters"].get("total_steps"), int | float | None)
     return content

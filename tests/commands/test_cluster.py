@@ -14,10 +14,12 @@ from tests.refusing import refused
 CLUSTER = """
 hosts = 8
 devices_per_host = 8
-kind = "H100"
+kind = "$x^{$"
 price = 2.5
 straggling = 0.02
 failures_per_device_hour = 1e-3
+[kinds."$x^{$"]
+like = "H100"
 """
 
 
@@ -77,11 +79,11 @@ def test_cluster_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
     assert plan_main([*words.split(), *more]) == 0
     text = capsys.readouterr().out
     assert any(line.startswith(8 * " " + "1  GPUOnly") for line in text.splitlines())  # right-aligned
-    assert "H100: 8 hosts of 8 devices" in text and "save every: Young" in text and "halved rate" in text
+    assert "$x^{$: 8 hosts of 8 devices" in text and "save every: Young" in text and "halved rate" in text
     assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
     axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
     assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
-        *("steps/s", "idle time of the idlest group", "bytes over links", "goodput")
+        *("steps/s", "idle time of the idlest group", "bytes over links per iteration", "goodput")
     ]
     assert {axis.get_xlabel() for axis in axes} == {"devices"}
     assert {axis.get_xscale() for axis in axes} == {"log"}

@@ -131,6 +131,14 @@ def test_implausible_numbers_warn(file, text, message):
         assert ("looks like memory_bytes = 8e" in str(raised.value)) == (words == "'80 GB'")
 
 
+def test_control_characters_of_names_are_escaped(file):
+    kind, link = KIND.format("memory", 1e12), LINK.format(1e-6, 1e11)
+    found = read_cluster(file(kind.replace('"A"', r'"\u001b[2J"').replace("kinds.A", r'kinds."\u001b[2J"')))
+    assert found.kind.name == r"\x1b[2J" and "\x1b" not in found.note
+    found = read_cluster(file(link.replace('"W"', r'"\u001b[2J"').replace("links.W", r'links."\u001b[2J"')))
+    assert found.inside.name == r"\x1b[2J"
+
+
 def test_missing_file(tmp_path):
     with pytest.raises(FdgError, match="docs/scale"):
         read_cluster(tmp_path / "none.toml")
@@ -155,13 +163,14 @@ def test_files_in_the_guide(file):
     ("text", "message"),
     [
         (f"hosts = 1{'0' * 400}\nkind = 'H100'", "'hosts' does not fit 64 bits"),
+        ("hosts = 1000000000000\nkind = 'H100'", "hosts = 1000000000000 of devices_per_host = 8 have"),
         (f"hosts = 1\nkind = 'H100'\nprice = 1{'0' * 400}", "'price' does not fit 64 bits"),
         (f"hosts = 1\nkind = 'A'\nkinds = {'[' * 99}{']' * 99}", "is nested more than 64 levels deep"),
         ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = []", "unknown device kind '[]'"),
         ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = {a = 1}", "unknown device kind '{'a': 1}'"),
         (f"hosts = 1\nkind = '{'A' * 5000}'", f"unknown device kind '{'A' * 97}...'"),
     ],
-    ids=["hosts", "price", "deep", "list", "table", "long"],
+    ids=["hosts", "devices", "price", "deep", "list", "table", "long"],
 )
 def test_extreme_values(file, text, message):
     with pytest.raises(FdgError) as caught:

@@ -153,6 +153,12 @@ def test_invalid_arguments(arguments, message):
         policies.auto(Pupil(64), 0)
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_staleness", True), ("measure", "no"), ("measure", 1)])
+def test_fields_of_auto_of_another_type_are_refused(name, value):
+    with pytest.raises(FdgError, match=f"{name}={value!r}: give "):
+        policies.Auto(**{name: value})
+
+
 def test_sensitivity_to_halved_rates():
     where = cluster(4, inside=link("inside", latency=1e-4))
     classes = [policies.GPUOnly, policies.SingleLearnerCoarse]

@@ -95,7 +95,7 @@ FIELDS = tuple(
     devices devices_chosen eval_episodes total_steps tensorboard wandb mlflow profile out resume
     start_from from config trust preset preset_name follows versions resumes command program_cache
     xla_options coordinator_address num_processes distributed rebuilds logger tokenizer checkpoint_every
-    on_nan eval_every stop_at num_envs hidden activation git_commit host_reward measure may_change
+    id on_nan eval_every stop_at num_envs hidden activation git_commit host_reward measure may_change
     parameters model_parallel learners actors precision shuffle unroll cluster
     """.split()
 )

@@ -16,6 +16,7 @@ from gymnasium import spaces
 import algos
 import envs
 import fdg
+from algos.offline import minari
 from algos.offline.minari import DataSet, Writer
 from algos.rollout import Actor, empty_memory
 from fdg import files
@@ -343,6 +344,13 @@ def test_names_invalid_in_hdf5_are_refused(tmp_path, monkeypatch, what, name):
     monkeypatch.setattr(RandomActions, "actor", lambda *_: Actor(empty_memory, None))  # must not be called
     with refuses(match="sees: (observations|actions) have a part named .*: rename it"):
         collect(Run(RandomActions(env), {}, 0), tmp_path / "x", 2, num_envs=2)
+    assert not (tmp_path / "x").exists()
+
+
+def test_spaces_too_large_for_the_metadata_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(minari, "MAX_METADATA_BYTES", 100)
+    with refuses("Pendulum-v1: metadata.json with the bounds of each element"):
+        collect(constant_run(0.5), tmp_path / "x", steps=4, num_envs=1)
     assert not (tmp_path / "x").exists()
 
 

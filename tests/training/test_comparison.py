@@ -173,6 +173,13 @@ def test_copy_of_a_run_is_refused(tmp_path, read):
         read([run, copy])
 
 
+@pytest.mark.parametrize("read", [fdg.compare, curves.compare])
+def test_id_that_is_no_string_is_refused(tmp_path, read):
+    run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3, id=["x"])
+    with refuses(f"{run}/config.json has id = ['x'], which is not"):
+        read([run])
+
+
 def test_failed_seed_ranks_last(tmp_path):
     last = {"loss_per_seed": [1.0, None, 1.0, 1.0]}
     runs = make_runs(tmp_path)

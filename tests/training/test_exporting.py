@@ -188,6 +188,16 @@ def custom_call(name):
     return bytes(jax.export.export(function, disabled_checks=checks)(shape).serialize())
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (0,)])
+def test_memory_of_another_shape_is_refused(tmp_path, shape):
+    run = fdg.Run(Half(), {}, 0)
+    package = run.export(tmp_path / "policy.jax").read_bytes()
+    memory = io.BytesIO()
+    np.savez(memory, np.zeros(shape, jnp.bfloat16))
+    with refuses(f"its memory has shape {list(shape)}, expected [1, ...]"):
+        fdg.load_exported(repacked(tmp_path / "other.jax", package, memory_npz=memory.getvalue()))
+
+
 def test_other_jax_versions_are_named(package, tmp_path):
     """The error names both versions and the fix; with equal versions, an invalid program is damage."""
     path = tmp_path / "policy.jax"

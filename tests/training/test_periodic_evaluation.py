@@ -241,25 +241,40 @@ class FakeMlflow:
         return types.SimpleNamespace(experiment_id=name)
 
     def search_runs(self, experiments, query, max_results):
-        return [one for one in self.runs if repr(one.name) in query][:max_results]
+        return [one for one in self.runs if query == f"tags.fdg_run = {one.tag!r}"][:max_results]
 
-    def create_run(self, experiment, run_name):
+    def create_run(self, experiment, run_name, tags):
         info = types.SimpleNamespace(run_id=f"{run_name}-{len(self.runs)}")
-        self.runs.append(types.SimpleNamespace(name=run_name, info=info))
+        self.runs.append(types.SimpleNamespace(tag=tags["fdg_run"], info=info))
         return self.runs[-1]
 
     def log_batch(self, run, params=(), metrics=()):
         self.logged.append((run, params, metrics))
 
+    def set_terminated(self, run):
+        pass
 
-def test_mlflow_resumes_the_run_of_the_same_name(tmp_path, monkeypatch):
+
+def test_mlflow_resumes_the_run_of_the_same_id(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeMlflow, "runs", [])
+    monkeypatch.setattr(FakeMlflow, "logged", [])
     monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
+    for folder in "ab":
+        fitted(tmp_path / folder / "bo's run", Counter(), iterations=1, mlflow="project")
+    fitted(tmp_path / "a" / "bo's run", Counter(), iterations=2, mlflow="project", resume=True)
+    found = list(dict.fromkeys(run for run, _, metrics in FakeMlflow.logged if metrics))
+    assert found == ["bo's run-0", "bo's run-1"] and FakeMlflow.logged[-1][0] == "bo's run-0"
 
-    def run_logged_to(steps, name="run"):
-        (mlflow,) = loggers.open_loggers({"mlflow": ""}, tmp_path / name, {"env": "x"}, steps)
-        mlflow.log(steps, {"loss": 1.0})
-        return FakeMlflow.logged[-1][0]
 
-    found = [run_logged_to(0), run_logged_to(5), run_logged_to(0), run_logged_to(5, "other")]
-    assert found == ["run-0", "run-0", "run-1", "other-2"]
+def test_tensorboard_drops_all_entries_at_a_restart(tmp_path, monkeypatch):
+    """A run that was killed before its first checkpoint logs again from its first step."""
+    calls = []
+
+    def writer(path, purge_step):
+        calls.append(purge_step)
+        return types.SimpleNamespace(close=None)
+
+    monkeypatch.setattr("tensorboardX.SummaryWriter", writer)
+    for steps in (0, 32):
+        loggers.open_loggers({"tensorboard": True}, tmp_path, {}, steps)
+    assert calls == [1, 33]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 
 import h5py
 import numpy as np
@@ -85,6 +86,18 @@ def test_values_that_do_not_fit_dtype(tmp_path, name, values, dtype, says):
         file[f"episode_0/{name}"] = np.array(values, dtype)
     with pytest.raises(FdgError, match=f"episode_0/{name} .*{says}"):
         steps_of(path, Spaces)
+
+
+def test_bounds_of_many_elements_are_read(tmp_path):
+    """Minari writes the bounds of each element, here more than 8 MiB of text."""
+    shape = (420_000,)
+    pictures = types.SimpleNamespace(
+        name="pictures", observation_space=Box(-np.inf, np.inf, shape), action_space=Discrete(2)
+    )
+    observed = np.zeros((2, *shape), np.float32)
+    path = write(tmp_path / "x", pictures, [episode(observed, np.array([1]), [0.0])])
+    assert (tmp_path / "x/data/metadata.json").stat().st_size > 8 << 20
+    assert DataSet(path).num_steps == 1
 
 
 def test_descriptions_match_minari():
