@@ -65,13 +65,9 @@ class Auto:
     )
 
     def __post_init__(self) -> None:
-<<<<<<< HEAD
         object.__setattr__(self, "max_staleness", as_python(self.max_staleness))
-        if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
-=======
         is_whole = isinstance(self.max_staleness, int) and not isinstance(self.max_staleness, bool)
         if not is_whole or self.max_staleness < 0:
->>>>>>> f428fe319a3927491d8aeeb3ec4924657131cf9d
             raise FdgError(
                 f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 or more"
             )

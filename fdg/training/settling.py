@@ -182,13 +182,9 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     policy, algorithm, agents = job.policy, job.algorithm, job.agents
     target: Any = job.devices if devices is None and plans_only else devices
     if target is None:
-<<<<<<< HEAD
         # The chosen number counts devices of one process: several processes use all of their devices.
         chosen = job.devices_chosen if distributed.count() == 1 else None
-        target, count = available_devices(job.devices), chosen or job.devices
-=======
-        target, count = available_devices(job.devices), job.devices or job.devices_chosen
->>>>>>> f428fe319a3927491d8aeeb3ec4924657131cf9d
+        target, count = available_devices(job.devices), job.devices or chosen
         on_cpu = target[0].platform == "cpu"
         if count is None and job.cores is not None and on_cpu:
             count, reason = quickest_count(policy, algorithm, graph, target[: job.cores], agents)

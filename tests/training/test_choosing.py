@@ -120,20 +120,19 @@ def test_one_device_is_chosen_and_cached(folder, searches):
     assert len(searches) == 1  # from the cache
 
 
-<<<<<<< HEAD
 def test_several_processes_use_all_devices(monkeypatch, devices):
     """One process started a run with a number of devices that fdg chose, and two processes resume it."""
     job = dataclasses.replace(parse(f"{PUPIL} --policy gpu_only"), devices_chosen=1)
     assert len(prepare(job).devices) == 1
     monkeypatch.setattr(settling.distributed, "count", lambda: 2)
     assert prepare(job).devices == devices
-=======
+
+
 def test_devices_of_an_earlier_resume_are_kept(tmp_path):
     """A resume with `--devices` stores that number beside the number that the run chose when it started."""
     config = {**parse(PUPIL).config, "devices": 1, "devices_chosen": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert len(prepare(parse(f"--resume {tmp_path} --trust")).devices) == 1
->>>>>>> f428fe319a3927491d8aeeb3ec4924657131cf9d
 
 
 def test_unknown_device_rates_give_gpu_only(monkeypatch):
