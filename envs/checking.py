@@ -5,6 +5,7 @@
 running a step; `envs.check` also runs random steps.
 """
 
+import contextlib
 import inspect
 import math
 import warnings
@@ -27,6 +28,7 @@ _ATTRIBUTES = {  # required attributes, each with a line of code that defines it
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
+names_with_parameters: dict[Any, str] = {}  # results of `envs.make` -> their names with parameters
 _MAX_CATEGORIES = 2**20
 _STEP_RESULTS = "(state, observation, reward, terminated, truncated)"
 _STEP_FIELDS = {  # fields of `TimeStep`: dtype, and whether each agent has its own value
@@ -145,9 +147,13 @@ def read_attribute(env: Any, attribute: str) -> Any:
     except FdgError:
         raise
     except Exception as error:
+        name = None
+        with contextlib.suppress(TypeError):  # not hashable
+            name = names_with_parameters.get(env)
+        fix = "correct the property" if name is None else "change its parameters, or correct the property"
         raise FdgError(
-            f"environment {_as_written(env)}: its {attribute} cannot be read{line_of(error)}:"
-            f" {one_line(error)}: correct the property"
+            f"environment {_as_written(env) if name is None else repr(name)}: its {attribute} cannot be"
+            f" read{line_of(error)}: {one_line(error)}: {fix}"
         ) from error
 
 

@@ -8,6 +8,7 @@ imported, so a missing or slow package affects only those who use its environmen
 import ast
 import contextlib
 import dataclasses
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,8 @@ from envs import (
     text,
     user_code,
 )
+from envs.adapters import check_names
+from envs.checking import names_with_parameters
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
@@ -100,7 +103,6 @@ _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
 _registered: dict[str, Callable[..., Environment]] = {}
-_names_with_parameters: dict[Any, str] = {}  # results of `make` -> their names with parameters
 
 
 @checked_names
@@ -166,7 +168,7 @@ def make(name: str, **overrides: Any) -> Any:
         # A user's text task is found by its problem, since algorithms replace its tokens and lengths.
         key = env if _module_of(name) is None else getattr(env, "problem", env)
         with contextlib.suppress(TypeError):  # not hashable
-            _names_with_parameters[key] = f"{name}?{options}" if options else name
+            names_with_parameters[key] = f"{name}?{options}" if options else name
     return env
 
 
@@ -221,8 +223,19 @@ def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, FdgError) or not overrides:
             raise
+        _check_parameters(name, factory, overrides)
         arguments = ", ".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
         raise FdgError(f"environment '{name}' does not take {arguments}: {one_line(error)}") from error
+
+
+def _check_parameters(name: str, factory: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
+    """Raises for parameters that a factory does not have; the message lists those that it has."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a C function without signature
+        return
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_names(f"environment '{name}'", overrides, parameters)
 
 
 # A prefix as users of other libraries write it, a sign, and a name.
@@ -423,7 +436,7 @@ def _make_fleet(name: str, **overrides: Any) -> Any:
 def name_with_parameters(env: Any) -> str | None:
     """The `NAME?PARAMETER=VALUE` of an environment that `make` returned; None if its name is enough."""
     try:
-        return _names_with_parameters.get(getattr(env, "problem", env))
+        return names_with_parameters.get(getattr(env, "problem", env))
     except TypeError:  # not hashable
         return None
 

@@ -1,5 +1,7 @@
 """The tokenizer in a checkpoint's folder: its file, configuration and chat templates."""
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -12,8 +14,33 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.reading import read_json, read_text
 
+_READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # the files that a tokenizer is read from
 
-def stop_tokens(path: str, name: str) -> list[int]:
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A folder and the stamps of its files, by which contents are cached: a changed folder is another one."""
+
+    path: str
+    stamps: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def of(cls, path: str) -> "Folder":
+        """The folder as it is now."""
+        stamps = []
+        with contextlib.suppress(OSError):  # reading a file raises a better error
+            for file in (file for pattern in _READ for file in sorted(pathlib.Path(path).glob(pattern))):
+                status = os.stat(file)
+                stamps.append((str(file), status.st_mtime_ns, status.st_size))
+        return cls(path, tuple(stamps))
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    __str__ = __fspath__
+
+
+def stop_tokens(path: Folder, name: str) -> list[int]:
     """The stop tokens in the JSON file `name` of the folder `path`."""
     value = _read_config(path, name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -22,13 +49,13 @@ def stop_tokens(path: str, name: str) -> list[int]:
     return ids
 
 
-def _invalid_value(path: str, file: str, name: str, value: Any, kind: str) -> FdgError:
+def _invalid_value(path: Folder, file: str, name: str, value: Any, kind: str) -> FdgError:
     """An error for a value in a file; `kind` says what it must be."""
     return FdgError(f"{pathlib.Path(path) / file}: {name}={quoted(value)}: it must be {kind}")
 
 
 @functools.cache
-def load(path: str) -> Any:
+def load(path: Folder) -> Any:
     """The folder's `tokenizers.Tokenizer`, with the special tokens of the configuration."""
     file = pathlib.Path(path) / "tokenizer.json"
     if not os.path.lexists(file):
@@ -43,13 +70,13 @@ def load(path: str) -> Any:
 
 
 @functools.cache
-def vocab_size(path: str) -> int:
+def vocab_size(path: Folder) -> int:
     """The largest token number plus one; numbers may have gaps."""
     return tokenizer_files.vocab_size(load(path))
 
 
 @functools.cache
-def digest(path: str) -> str:
+def digest(path: Folder) -> str:
     """A hash of the tokenizer: its file, special tokens, chat templates and stop tokens."""
     eos = [_read_config(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
     settings = json.dumps([special_tokens(path), chat_templates(path), eos], sort_keys=True)
@@ -58,14 +85,14 @@ def digest(path: str) -> str:
 
 
 @functools.cache
-def _read_config(path: str, name: str) -> dict[str, Any]:
+def _read_config(path: Folder, name: str) -> dict[str, Any]:
     """A JSON file of the folder; empty if it is missing."""
     file = pathlib.Path(path) / name
     return read_json(file, any_number=True) if os.path.lexists(file) else {}
 
 
 @functools.cache
-def chat_templates(path: str) -> dict[str, str]:
+def chat_templates(path: Folder) -> dict[str, str]:
     """Chat templates by name; see `HuggingFaceTokenizer.chat_templates`."""
     folder = pathlib.Path(path)
     files = {"default": folder / "chat_template.jinja"}
@@ -86,7 +113,7 @@ def chat_templates(path: str) -> dict[str, str]:
 
 
 @functools.cache
-def special_tokens(path: str) -> dict[str, str | list[str]]:
+def special_tokens(path: Folder) -> dict[str, str | list[str]]:
     """Special tokens by name; see `HuggingFaceTokenizer.special_tokens`."""
     config = _read_config(path, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a separate file
@@ -105,7 +132,7 @@ def special_tokens(path: str) -> dict[str, str | list[str]]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _token_text(path: str, name: str, value: Any) -> str | None:
+def _token_text(path: Folder, name: str, value: Any) -> str | None:
     """A token as text, from a text or an object with `content`; None for none."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str | None):

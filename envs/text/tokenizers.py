@@ -193,13 +193,18 @@ class HuggingFaceTokenizer:
         if not isinstance(self.path, str | os.PathLike):
             raise FdgError(f"HuggingFaceTokenizer({quoted(self.path)}): give the directory of a checkpoint")
         object.__setattr__(self, "path", str(pathlib.Path(self.path).absolute()))
-        tokenizer_config.load(self.path)
-        object.__setattr__(self, "digest", tokenizer_config.digest(self.path))
+        tokenizer_config.load(self._folder)
+        object.__setattr__(self, "digest", tokenizer_config.digest(self._folder))
+
+    @functools.cached_property
+    def _folder(self) -> tokenizer_config.Folder:
+        """The folder as it was when this object was made."""
+        return tokenizer_config.Folder.of(self.path)
 
     @property
     def vocab_size(self) -> int:
         """Tokens of the file, including added ones; a model's embedding may have more rows."""
-        return tokenizer_config.vocab_size(self.path)
+        return tokenizer_config.vocab_size(self._folder)
 
     @property
     def pad(self) -> int:
@@ -228,8 +233,8 @@ class HuggingFaceTokenizer:
         named = self._special_token("eos_token")
         ids = [
             *([] if named is None else [named]),
-            *tokenizer_config.stop_tokens(self.path, "generation_config.json"),
-            *tokenizer_config.stop_tokens(self.path, "config.json"),
+            *tokenizer_config.stop_tokens(self._folder, "generation_config.json"),
+            *tokenizer_config.stop_tokens(self._folder, "config.json"),
         ]
         if not ids:
             raise FdgError(
@@ -244,7 +249,7 @@ class HuggingFaceTokenizer:
         """
         _check_text(text)
         with self._library_errors():
-            return list(tokenizer_config.load(self.path).encode(text, add_special_tokens=False).ids)
+            return list(tokenizer_config.load(self._folder).encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -254,7 +259,7 @@ class HuggingFaceTokenizer:
         """
         numbers = _token_numbers(ids, self.vocab_size)
         with self._library_errors():
-            return tokenizer_config.load(self.path).decode(numbers, skip_special_tokens=True)
+            return tokenizer_config.load(self._folder).decode(numbers, skip_special_tokens=True)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
@@ -300,7 +305,7 @@ class HuggingFaceTokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text, as in `encode`, and each token's start and end characters."""
         with self._library_errors():
-            encoding = tokenizer_config.load(self.path).encode(text, add_special_tokens=False)
+            encoding = tokenizer_config.load(self._folder).encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def _encode_after(self, before: list[int], joint: list[int], answer: str) -> list[int]:
@@ -316,14 +321,16 @@ class HuggingFaceTokenizer:
         with self._library_errors():
             return [
                 encoding.ids
-                for encoding in tokenizer_config.load(self.path).encode_batch(texts, add_special_tokens=False)
+                for encoding in tokenizer_config.load(self._folder).encode_batch(
+                    texts, add_special_tokens=False
+                )
             ]
 
     @property
     def _begin_tokens(self) -> list[int]:
         """The special tokens that the library puts before a text."""
         with self._library_errors():
-            loaded = tokenizer_config.load(self.path)
+            loaded = tokenizer_config.load(self._folder)
             words = filter(None, map(loaded.id_to_token, range(self.vocab_size)))
             for text in itertools.chain("a", words):  # a vocabulary may lack "a", which then has no tokens
                 encoding = loaded.encode(text, add_special_tokens=True)
@@ -395,7 +402,7 @@ class HuggingFaceTokenizer:
         """All templates by name: from `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else
         from `tokenizer_config.json`.
         """
-        return tokenizer_config.chat_templates(self.path)
+        return tokenizer_config.chat_templates(self._folder)
 
     def _choose_template(self, choice: Any, tools: Any) -> str:
         """The text of the template: `choice` (a name or a text), or the one for tools, or the default."""
@@ -422,7 +429,7 @@ class HuggingFaceTokenizer:
         """Special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...) for templates:
         from the tokenizer's configuration or `special_tokens_map.json`.
         """
-        return tokenizer_config.special_tokens(self.path)
+        return tokenizer_config.special_tokens(self._folder)
 
     def token_of_code(self) -> np.ndarray:
         """See `Tokenizer.token_of_code`."""
@@ -434,16 +441,16 @@ class HuggingFaceTokenizer:
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
-        return token_bytes.pad_bytes(_token_bytes(self.path)[0])
+        return token_bytes.pad_bytes(_token_bytes(self._folder)[0])
 
     def opening_blanks(self) -> np.ndarray:
         """See `Tokenizer.opening_blanks`; negative for a token that begins there with `opening_mark`."""
-        return _token_bytes(self.path)[1]
+        return _token_bytes(self._folder)[1]
 
     @property
     def opening_mark(self) -> bytes:
         """What continuations of a word begin with if they are the first token of a text, as `##`."""
-        return _token_bytes(self.path)[2]
+        return _token_bytes(self._folder)[2]
 
     def _library_errors(self) -> contextlib.AbstractContextManager[None]:
         return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
@@ -451,7 +458,7 @@ class HuggingFaceTokenizer:
     def _special_token(self, name: str) -> int | None:
         """The number of a special token; None if the checkpoint defines none."""
         word = self.special_tokens.get(name)
-        return None if word is None else tokenizer_config.load(self.path).token_to_id(word)
+        return None if word is None else tokenizer_config.load(self._folder).token_to_id(word)
 
 
 def _check_text(text: Any) -> None:
@@ -484,8 +491,8 @@ def _compile_template(template: str) -> Any:
 
 
 @functools.cache
-def _token_bytes(path: str) -> tuple[list[bytes], np.ndarray, bytes]:
+def _token_bytes(folder: tokenizer_config.Folder) -> tuple[list[bytes], np.ndarray, bytes]:
     """Bytes and lost blanks of each token, and the mark, as in `token_bytes.decode_each_token`."""
-    loaded = tokenizer_config.load(path)
-    with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
+    loaded = tokenizer_config.load(folder)
+    with tokenizer_files.library_errors(f"tokenizer of '{folder}'"):
         return token_bytes.decode_each_token(loaded)

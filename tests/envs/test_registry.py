@@ -4,9 +4,11 @@ import sys
 import jax
 import pytest
 
+import algos
 import envs
 from envs import from_brax, from_gymnax, from_jaxmarl, probe, registry
 from fdg.errors import FdgError, UnknownNameError
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -114,6 +116,7 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
         ("hanabi", {"shaping": 1}, "shaping=1 must be a number, for overcooked or overcooked_v2"),
         ("storm", {"num_agents": (3,)}, "must be a Python number or string"),
         ("ant_4x2", {"backend": "rigid"}, "backend='rigid' must be one of positional"),
+        ("ant_4x2", {"foo": 1}, "unknown parameter 'foo': takes backend, episode_length"),
         ("ant_4x2", {"episode_length": 0}, "episode_length=0 must be an integer of at least 1"),
         ("Craftax-Symbolic-v1", {"lives": 3}, "unknown parameter 'lives': takes .*reset_ratio"),
         ("Craftax-Symbolic-v1", {"max_timesteps": 0}, "max_timesteps=0 must be an integer of at least 1"),
@@ -135,10 +138,22 @@ def test_invalid_overrides_are_refused(name, overrides, message):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 constructor arguments are checked here
 
 
+@pytest.mark.parametrize("text", ["hanabi?hand_size=0", "MPE_simple_spread_v3?num_agents=0"])
+def test_parameters_that_a_library_fails_for_are_named(text):
+    name, parameters = envs.parse(text)
+    env = envs.make(name, **parameters)
+    with refuses(
+        f"environment '{text}': its observation_space cannot be read", ": change its parameters, or"
+    ):
+        algos.IPPO(env=env)
+
+
 def test_register(empty_registry):
     envs.register("recall", lambda delay=8: envs.vectorize(probe.Memory(delay)))
     assert "recall" in envs.names()
     assert envs.make("recall", delay=2) == envs.make("probe:memory", delay=2)
+    with refuses("environment 'recall': unknown parameter 'steps': takes delay"):
+        envs.make("recall", steps=2)
     envs.register("recall", lambda: envs.make("probe:value"))
     assert envs.make("recall") == envs.make("probe:value")
     with pytest.raises(FdgError, match="'CartPole-v1' is built in and cannot be replaced"):

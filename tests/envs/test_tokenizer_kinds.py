@@ -298,6 +298,19 @@ def test_named_templates_and_special_tokens(chat_checkpoint):
             call()
 
 
+def test_a_folder_that_changes(chat_checkpoint):
+    """A new object reads the folder's files again; an earlier one stays as it was."""
+    user, before = [{"role": "user", "content": "a"}], HuggingFaceTokenizer(str(chat_checkpoint))
+    assert HuggingFaceTokenizer(str(chat_checkpoint)) == before
+    write_checkpoint(chat_checkpoint, KINDS["unigram"](), chat_template="{{ eos_token }}", eos_token="<pad>")
+    after = HuggingFaceTokenizer(str(chat_checkpoint))
+    assert before != after and before.vocab_size != after.vocab_size
+    assert [each.chat(user) for each in (before, after)] == ["<s>[user]a</s>[assistant]", "<pad>"]
+    assert [each.stops for each in (before, after)] == [(2,), (3,)]
+    (chat_checkpoint / "chat_template.jinja").write_text("new")
+    assert HuggingFaceTokenizer(str(chat_checkpoint)).chat(user) == "new" and after.chat(user) == "<pad>"
+
+
 def test_special_tokens_of_the_configuration(tmp_path):
     """`</s>` and `<s>` are ordinary words of the vocabulary, but special in the configuration."""
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
