@@ -95,11 +95,14 @@ class Words:
         return [*self._leading_words, *(word for words in self._flags for word in words)]
 
 
+_NEGATIVE_NUMBER = re.compile(r"-([\d.]\S*|inf|infinity|nan)", re.IGNORECASE)  # a value, not a flag
+
+
 def _split_by_flag(words: Iterable[str]) -> tuple[list[str], list[list[str]]]:
     """The words before the first flag, and each flag with the words up to the next flag."""
     flags: list[list[str]] = [[]]
     for word in words:
-        if word.startswith("-") and not re.fullmatch(r"-|-[\d.]\S*", word):
+        if word.startswith("-") and word != "-" and not _NEGATIVE_NUMBER.fullmatch(word):
             flags.append([])
         flags[-1].append(word)
     return flags[0], flags[1:]
@@ -116,7 +119,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
             if name == "--" or value == "--":  # argparse would interpret it
                 raise FdgError(f"'{word}': '--' is neither a flag nor a value: see --help")
             words.append(name.replace("_", "-") + equals + value)
-        elif words and re.fullmatch(r"--[\w-]+", words[-1]) and re.fullmatch(r"-[\d.]\S*", word):
+        elif words and re.fullmatch(r"--[\w-]+", words[-1]) and _NEGATIVE_NUMBER.fullmatch(word):
             words[-1] += f"={word}"
         else:
             words.append(word)

@@ -136,8 +136,13 @@ def write_sweep(
     failed: Sequence[int] = (),
     seed: int = 0,
 ) -> list[str]:
-    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table and the best point as lines."""
+    """Writes `sweep.json`, `sweep.csv` and `sweep.png`; returns the table and the best point as lines.
+
+    Writes nothing for a population without metrics: agents' final hyperparameters are in their last row.
+    """
     rows = list(read_metrics(run.path / "metrics.jsonl"))
+    if not rows and sweep.exploit_every is not None:
+        return [f"no sweep.json: {run.path / 'metrics.jsonl'} has no rows with hyperparameters"]
     results = point_results(sweep, rows, evaluated, failed, seed)
     measure = "greedy evaluation after training" if evaluated is not None else "last tenth of the training"
     index = best_index(results)

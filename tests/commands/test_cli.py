@@ -106,6 +106,8 @@ ERRORS = {
     "--policy central --workers 0": "workers=0: give a number of at least 1",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
+    "--learning-rate -inf": "learning_rate=-inf: it must be above zero",
+    "--stop-at -nan": "--stop-at: '-nan' is not a number",
     # user-defined algorithms
     "--algo tests.tiny:Continuous": "that of CartPole-v1 is Discrete(n=2): use --algo ppo, ",
     "--algo tests.tiny:Walc": "unknown algorithm in tests.tiny 'Walc': did you mean 'Walk'?",

@@ -69,6 +69,17 @@ def test_population_run(tmp_path):
     assert (run.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_population_without_metrics_ends(tmp_path, capsys):
+    """A run that was killed after its last checkpoint, and lost its metrics, can be resumed."""
+    settings = {"num_seeds": 1, "exploit_every": 2, "total_steps": 32, "devices": 1, "out": tmp_path / "run"}
+    fdg.sweep(Descent(), {"rate": [0.01, 0.5]}, **settings, progress=False)
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / "run" / name).unlink()
+    fdg.sweep(Descent(), {"rate": [0.01, 0.5]}, **settings, resume=True)
+    assert "no sweep.json: " in capsys.readouterr().out
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
