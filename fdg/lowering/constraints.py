@@ -42,8 +42,9 @@ def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
     With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
     a convolution's windows move over a dimension that is split over `model` only, the partitioner sums over
     all devices, so the result is multiplied by the mesh's size along the batch axis. For a reduction by an
-    operation without an all-reduce in XLA, the partitioner emits an all-reduce that does not compile. Such
-    dimensions are gathered first.
+    operation without an all-reduce in XLA, the partitioner emits an all-reduce that does not compile. If it
+    splits a scatter's updates among devices unevenly, it adds updates of its own at index 0; a gather with
+    indices that are split unevenly may not compile. Such dimensions are gathered first.
     """
     eqn = step.eqn
     if step.bodies or step.local:
@@ -55,8 +56,19 @@ def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
             layouts = eqn.params["dimension_numbers"]
             lhs, rhs, out = (tuple(spec if grouped else spec[2:]) for spec in layouts)
             return {0: lhs, 1: rhs}, {0: out}
+        case "gather":
+            batching = eqn.params["dimension_numbers"].start_indices_batching_dims
+            dimensions = tuple(d for d in range(eqn.invars[1].aval.ndim) if d not in batching)
+            return {i: dimensions for i in arrays if i == 1}, {}
         case "reduce":
             return dict.fromkeys(arrays, tuple(eqn.params["dimensions"])), {}
+        case name if name.startswith("scatter-"):
+            numbers = eqn.params["dimension_numbers"]
+            batching = numbers.scatter_indices_batching_dims
+            scattered = [d for d in range(eqn.invars[2].aval.ndim) if d not in numbers.update_window_dims]
+            indices = [i for i in range(len(scattered)) if i not in batching]
+            dimensions = {1: tuple(indices), 2: tuple(scattered[i] for i in indices)}
+            return {i: dimensions[i] for i in arrays if i in dimensions}, {}
         case name if name.startswith(("reduce_window", "select_and_")):
             dimensions = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
             return dict.fromkeys(arrays, dimensions), dict.fromkeys(range(len(eqn.outvars)), dimensions)

@@ -1,5 +1,7 @@
 """Operations that XLA partitions wrongly if parameters are split over `model`: the numbers of one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,12 @@ def integers(x):
     return (100 * x).astype(jnp.int32)
 
 
+def scattered(x, name):
+    """Scatters an odd number of updates, which devices cannot share evenly."""
+    odd = x[:7, :, :7]
+    return getattr(odd.at[:, :, integers(odd)[0, 0] % 8], name)(odd[..., ::-1], mode="drop")
+
+
 def gradient(function):
     return jax.grad(lambda x: jnp.sum(function(x) ** 2))
 
@@ -36,6 +44,9 @@ OPERATIONS = {
     "in groups": lambda x: convolution(x, 4),
     "max pooling": largest,
     "max pooling gradient": gradient(largest),
+    **{f"scatter {name}": functools.partial(scattered, name=name) for name in ("multiply", "min")},
+    "look-up": lambda x: x.reshape(64, 8)[integers(x)[0, :, :7] % 64],
+    "look-up gradient": gradient(lambda x: jnp.take(x[..., :7], integers(x)[0, 0, :7] % 7, 2)),
     "custom reduce": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b + 0.1 * a * b, (2,)),
     "xor of integers": lambda x: lax.reduce_xor(integers(x), (2,)),
     "and of integers": lambda x: lax.reduce_and(integers(x), (0, 1, 2)),
