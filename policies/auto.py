@@ -15,6 +15,7 @@ from fdg.costs.hardware import Cluster
 from fdg.costs.machine import cluster_for
 from fdg.errors import FdgError
 from fdg.kinds import as_python
+from fdg.placing.place import MAX_STALENESS
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace
@@ -67,9 +68,10 @@ class Auto:
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_staleness", as_python(self.max_staleness))
         is_whole = isinstance(self.max_staleness, int) and not isinstance(self.max_staleness, bool)
-        if not is_whole or self.max_staleness < 0:
+        if not is_whole or not 0 <= self.max_staleness <= MAX_STALENESS:
             raise FdgError(
-                f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 or more"
+                f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 to"
+                f" {MAX_STALENESS}"
             )
         if not isinstance(self.measure, bool):
             raise FdgError(f"measure={quoted(self.measure)}: give True or False")
@@ -252,7 +254,7 @@ def _forbidden_candidates(
                 flag = f"only with --may-change {name}"
                 candidates.append(Candidate(row.candidate.policy, row.candidate.devices, changes, flag))
     rows_at_limit = [row for row in rows if getattr(row.candidate.policy, "staleness", None) == max_staleness]
-    for row in rows_at_limit[:_WITH_MORE_STALENESS]:
+    for row in rows_at_limit[:_WITH_MORE_STALENESS] if max_staleness < MAX_STALENESS else ():
         policy = dataclasses.replace(row.candidate.policy, staleness=max_staleness + 1)
         flag = f"only with --max-staleness {max_staleness + 1}"
         candidates.append(Candidate(policy, row.candidate.devices, row.candidate.variant, flag))

@@ -55,7 +55,7 @@ from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
 MAX_DEVICES = 2**20
-_MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
+MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
 _OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
 _COLLECTIVES_CACHE: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
@@ -169,9 +169,9 @@ def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
     ages = Ages({fragment.name: staleness for fragment in graph.fragments})
     if lag:
         graph, ages = with_lag(graph, lag, str(policy))
-    if ages.oldest > _MAX_STALENESS:
-        limit = _MAX_STALENESS * max(ages.micro_batches, 1)
-        unit_note = f", which are {_MAX_STALENESS} iterations" if lag else ""
+    if ages.oldest > MAX_STALENESS:
+        limit = MAX_STALENESS * max(ages.micro_batches, 1)
+        unit_note = f", which are {MAX_STALENESS} iterations" if lag else ""
         raise PlanError(f"{policy}: {ages}: give at most {limit} {ages.unit}{unit_note}")
     return graph, ages
 

@@ -144,7 +144,11 @@ def test_algorithm_without_batch():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"max_staleness": -1}, "max_staleness=-1"), ({"may_change": ["env"]}, "'env' must be one of shuffle")],
+    [
+        ({"max_staleness": -1}, "max_staleness=-1"),
+        ({"max_staleness": 201}, "max_staleness=201: give a whole number of iterations, 0 to 200"),
+        ({"may_change": ["env"]}, "'env' must be one of shuffle"),
+    ],
 )
 def test_invalid_arguments(arguments, message):
     with pytest.raises(FdgError, match=message):
