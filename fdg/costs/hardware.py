@@ -86,6 +86,11 @@ class DeviceKind:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
             where = f"device kind {self.name}: {name}"
             _check_number(where, figure.value, f"{RATES[name]}, a number", name in TIMES | SHARES)
+            if name in SHARES and figure.value > 1:
+                raise FdgError(
+                    f"{where} = {figure.value!r}: give a share, from 0 to 1; for {figure.value:g}% write"
+                    f" {figure.value / 100:g}"
+                )
         for name, value in vars(self.overheads).items() if self.overheads else ():
             where = f"device kind {self.name}: overhead {name}"
             _check_number(where, value, may_be_zero=name not in ("shared", "meetings"))

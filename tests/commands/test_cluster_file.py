@@ -94,6 +94,8 @@ def test_user_defined_kinds_and_links(file):
         ('hosts = 1\nkind = "A"\n[kinds.A]\nplatform = "xpu"\nmemory = 1e12', "one of cpu, gpu, tpu"),
         ('hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = 1', "needs bandwidth"),
         ("hosts = 1\nkind = 3", "give a name in quotes"),
+        (KIND.format("convolution", 5), "convolution = 5.0: give a share, from 0 to 1; for 5% write 0.05"),
+        (KIND.format("parallel", 1.5), "parallel = 1.5: give a share, from 0 to 1"),
     ],
 )
 def test_errors(file, text, message):
