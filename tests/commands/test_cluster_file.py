@@ -41,6 +41,16 @@ def test_default_links(file):
     assert "data sheet" in found.kind.figures["memory"].source
 
 
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("NVIDIA A100-SXM4-40GB", 40e9), ("NVIDIA A100-SXM4-80GB", 80e9), ("Tesla V100-SXM2-16GB", 16e9)],
+)
+def test_memory_of_kinds_by_jax_names(file, name, memory):
+    found = read_cluster(file(f'hosts = 1\nkind = "{name}"'))
+    assert found.kind.rate("memory_bytes") == memory
+    assert found.inside.name == ("NVLink 2" if "V100" in name else "NVLink 3")
+
+
 def test_user_defined_kinds_and_links(file):
     text = """
     devices = 10000
