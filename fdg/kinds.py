@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from fdg.errors import FdgError, listed, nearest, place_of
@@ -273,7 +274,7 @@ def as_python(value: Any) -> Any:
     """
     if type(value) in (tuple, list):
         return type(value)(map(as_python, value))
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
         with contextlib.suppress(Exception):  # a key of JAX, an array of a traced function
             return value.item()
     return value
