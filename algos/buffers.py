@@ -92,6 +92,8 @@ def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
 
     Proportional prioritised replay (Schaul et al. 2016, arXiv 1511.05952, equation 1).
     """
+    if not 0 <= exponent <= 1:
+        raise FdgError(f"prioritized: exponent={exponent}: it must be from 0 to 1")
     # `update` applies the exponent. "cpu" selects sequential updates of the tree, which run on any device.
     buffer = flashbax.make_prioritised_trajectory_buffer(
         **_flashbax_sizes(spec), priority_exponent=1.0, device="cpu"

@@ -254,6 +254,7 @@ class DQN(Agent, presets="DQN"):
         _ = self.buffer  # refuses sizes that do not fit
 
     updates_per_iteration = property(lambda self: replaying.whole_updates(self))
+    _first_learning_iteration = property(lambda self: self.buffer.first_ready_iteration(self.num_steps))
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""

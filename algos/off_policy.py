@@ -112,7 +112,7 @@ def iterate(self: Any, state: State) -> tuple[State, dict[str, jax.Array]]:
     """Steps all environments, then takes the gradient steps."""
     key, rollout_key, sample_key, learn_key = jax.random.split(state.key, 4)
     actor, statistics = _rollout_parameters(self, state.learned), state.observation_statistics
-    is_learning = state.iteration >= math.ceil(self.learning_starts / self.steps_per_iteration)
+    is_learning = state.iteration >= self._first_learning_iteration
     progress = state.iteration / self.num_iterations if self.explore is not None else None
     rows, observations, new_fields, metrics = replaying.collect(
         self, state, lambda *inputs: self.act(actor, statistics, is_learning, progress, *inputs), rollout_key
@@ -217,6 +217,9 @@ MEMBERS = {
     "default_env": "Pendulum-v1",
     "updates_per_iteration": property(whole_updates),
     "buffer": property(buffer),
+    "_first_learning_iteration": property(
+        lambda self: math.ceil(self.learning_starts / self.steps_per_iteration)
+    ),
     "init": init,
     "iterate": iterate,
     "actor": actor,

@@ -164,10 +164,11 @@ def adam_of(algorithm: Any) -> optax.GradientTransformation:
 
 
 def step_size_of(algorithm: Any) -> StepSize:
-    """An algorithm's step size, or its schedule."""
+    """An algorithm's step size, or its schedule over the iterations that learn."""
     if not algorithm.anneal_learning_rate:
         return algorithm.learning_rate
-    return linear_decay(algorithm.learning_rate, algorithm.num_iterations, algorithm.updates_per_iteration)
+    iterations = algorithm.num_iterations - getattr(algorithm, "_first_learning_iteration", 0)
+    return linear_decay(algorithm.learning_rate, max(iterations, 1), algorithm.updates_per_iteration)
 
 
 def apply_update(

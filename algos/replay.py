@@ -257,8 +257,16 @@ class Replay:
 
         The buffer must have `learning_starts` steps (or as many as fit), and a window of each environment.
         """
+        return state.added >= self._rows_until_ready
+
+    def first_ready_iteration(self, num_steps: int) -> int:
+        """The first iteration (from 0) whose rollout of `num_steps` steps makes the buffer ready."""
+        return -(-self._rows_until_ready * self.steps_per_row // num_steps) - 1
+
+    @property
+    def _rows_until_ready(self) -> int:
         rows = math.ceil(self.learning_starts / (self.num_envs * self.steps_per_row))
-        return state.added >= max(self.least_rows, min(rows, self.length))
+        return max(self.least_rows, min(rows, self.length))
 
     @fdg.fragment("buffer", in_axes=(_BATCH_AXES, 0), name="sample")
     def _sample(self, state: ReplayState, keys: jax.Array) -> Sample:

@@ -103,6 +103,7 @@ class ValueDecomposition(Agent):
         _ = self.buffer  # refuses sizes that do not fit
 
     updates_per_iteration = property(lambda self: self.num_updates)
+    _first_learning_iteration = property(lambda self: self.buffer.first_ready_iteration(self.num_steps))
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""

@@ -74,8 +74,8 @@ def _evaluate(flags: dict[str, Any]) -> None:
     greedy_choices = {"greedy": [True], "sampled": [False], "both": [True, False]}.get(flags["actions"])
     if greedy_choices is None:
         raise FdgError(f"--actions {flags['actions']}: it must be greedy, sampled or both")
-    out = Path(flags["out"] or Path(flags["run"]) / "evaluation.jsonl")
     run = _load(flags)
+    out = Path(flags["out"] or run.path / "evaluation.jsonl")
     try:
         check_writable(out)
     except FdgError as error:
@@ -144,9 +144,10 @@ def _input_lines() -> list[str]:
     _TRUST,
 )
 def _play(flags: dict[str, Any]) -> None:
-    out = flags["out"] or Path(flags["run"]) / "video.gif"
+    run = _load(flags)
+    out = flags["out"] or run.path / "video.gif"
     arguments = {name: flags[name] for name in ("episodes", "agent", "seed", "fps", "max_steps")}
-    print(_load(flags).play(out, greedy=not flags["sampled"], **arguments))
+    print(run.play(out, greedy=not flags["sampled"], **arguments))
 
 
 @_command(
@@ -175,7 +176,7 @@ def _export(flags: dict[str, Any]) -> None:
     loaded = _load(flags)
     extension = flags["format"] if flags["format"] in ("jax", "onnx") else "jax"
     file = "exported" if callable(getattr(loaded.algorithm, "export", None)) else f"policy.{extension}"
-    out = flags["out"] or Path(flags["run"]) / file
+    out = flags["out"] or loaded.path / file
     print(loaded.export(out, format=flags["format"], agent=flags["agent"], greedy=not flags["sampled"]))
 
 

@@ -373,7 +373,10 @@ class Recorder:
                 ) from error
 
 
-_NON_METRICS = ("iteration", "env_steps", "wall_s", "eval_return")  # columns of metrics.jsonl
+_NON_METRICS = (  # columns of metrics.jsonl
+    *("iteration", "env_steps", "wall_s", "eval_return", "eval_return_sampled"),
+    *("eval_returns", "eval_returns_sampled", "eval_episodes"),
+)
 
 
 def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
@@ -382,6 +385,10 @@ def check_metrics(metrics: Mapping[str, jax.ShapeDtypeStruct]) -> None:
         if name in _NON_METRICS:
             raise FdgError(
                 f"metric '{name}': metrics.jsonl has its own column of this name: rename the metric"
+            )
+        if name.endswith("_per_seed"):
+            raise FdgError(
+                f"metric '{name}': names that end in _per_seed are lists by agent in metrics.jsonl: rename it"
             )
         if not any(jnp.issubdtype(metric.dtype, kind) for kind in (jnp.integer, jnp.floating, jnp.bool_)):
             raise FdgError(

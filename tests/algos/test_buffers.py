@@ -138,6 +138,11 @@ def test_full_buffer_is_ready():
         ("Pendulum-v1", {"replay": lambda spec: spec}, "it must return an algos.ReplayBuffer"),
         ("Pendulum-v1", {"replay": lambda spec: 1 // 0}, "ZeroDivisionError"),
         ("Pendulum-v1", {"replay": "uniform", "priority_exponent": 0.6}, "give one of them"),
+        (
+            "Pendulum-v1",
+            {"replay": functools.partial(buffers.prioritized, exponent=-0.6)},
+            "exponent=-0.6: it must be from 0 to 1",
+        ),
         ("probe:reach", {"replay": "hindsight", "learning_starts": 40}, "make it at least 50"),
         ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "hindsight looks 25 steps ahead"),
         ("probe:reach", {"replay": hindsight(share=2.0)}, "share=2.0: it must be from 0 to 1"),

@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import algos
@@ -78,7 +79,7 @@ def test_annealing_of_delayed_updates(cls):
     """The actor's step size falls with the critics' updates: Adam's constant steps are the step size."""
     algorithm = cls(
         env=envs.make("probe:continuous"), learning_rate=0.5, anneal_learning_rate=True, policy_delay=4,
-        num_envs=1, total_steps=8, updates_per_step=1.0, hidden=(1,),
+        num_envs=1, total_steps=8, learning_starts=0, updates_per_step=1.0, hidden=(1,),
     )  # fmt: skip
     learned = algorithm.init(jax.random.key(0)).learned
     gradient, actors = jax.tree.map(jnp.ones_like, learned.parameters), []
@@ -89,3 +90,23 @@ def test_annealing_of_delayed_updates(cls):
     actors.append(jax.tree.leaves(learned.parameters.actor)[0])
     moves = [float(jnp.max(before - after)) for before, after in itertools.pairwise(actors)]
     np.testing.assert_allclose(moves, [0, 0, 0, 0.5 * 5 / 8, 0, 0, 0, 0.5 / 8], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "vdn"])
+def test_annealing_begins_with_learning(name):
+    """The step size reaches zero with the end of the run, not later by the iterations before learning."""
+    sizes = {"num_envs": 2, "num_steps": 2, "batch_size": 2, "learning_starts": 10, "total_steps": 24}
+    updates = {"num_updates": 1} if name == "vdn" else {"updates_per_step": 0.5}
+    env = envs.make({"sac": "probe:continuous", "vdn": "probe:agents"}.get(name, "CartPole-v1"))
+    algorithm = algos.get(name)(
+        env=env, hidden=(1,), learning_rate=0.5, anneal_learning_rate=True, **sizes, **updates
+    )
+    state, step_sizes = algorithm.init(jax.random.key(0)), []
+    iterate = jax.jit(algorithm.iterate)
+    schedule = algos.optimizers.step_size_of(algorithm)
+    for _ in range(algorithm.num_iterations):
+        state = iterate(state)[0]
+        counts = optax.tree_utils.tree_get_all_with_path(state.learned.optimizer_state, "count")
+        step_sizes.append(float(schedule(max(int(count) for _, count in counts))))
+    np.testing.assert_allclose(step_sizes[-1], 0, atol=1e-6)
+    assert 0 < step_sizes[-2] < step_sizes[-3]

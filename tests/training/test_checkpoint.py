@@ -214,6 +214,22 @@ def test_protected_checkpoint_is_kept(tmp_path):
     assert Checkpoints(tmp_path).last_finite() == 1
 
 
+def test_new_checkpoint_is_kept_below_damaged_ones(tmp_path):
+    checkpoints, state = Checkpoints(tmp_path), {"x": jnp.float32(0)}
+    for iteration in (1, 3, 4, 5):
+        checkpoints.save(iteration, state)
+        if iteration == 1:
+            assert checkpoints.last_finite() == 1
+            checkpoints.protect(1)
+    checkpoints.close()
+    for iteration in (3, 4, 5):
+        (tmp_path / str(iteration) / "manifest.json").unlink()
+    resumed = Checkpoints(tmp_path)
+    resumed.save(2, state)
+    resumed.close()
+    assert resumed.iterations() == [1, 2, 3, 4, 5]
+
+
 def test_leftovers_of_a_killed_process_are_removed(two_checkpoints):
     directory, state, _ = two_checkpoints
     shutil.copytree(directory / "2", directory / "3.writing")

@@ -35,7 +35,8 @@ class Counter:
         (lambda: jnp.zeros((), jnp.complex64), "odd", "'odd' is complex64"),
         (lambda: 2**70, "odd", "metrics['odd'] as 1180591620717411303424, which does not fit 32 bits"),
         *[(lambda: 1.0, name, f"'{name}': metrics.jsonl has its own column of this name")
-          for name in ("iteration", "env_steps", "wall_s", "eval_return")],
+          for name in ("iteration", "env_steps", "wall_s", "eval_return", "eval_returns_sampled")],
+        (lambda: 1.0, "loss_per_seed", "'loss_per_seed': names that end in _per_seed are lists by agent"),
     ],
 )  # fmt: skip
 def test_invalid_metrics_are_refused(metric, name, words, tmp_path):

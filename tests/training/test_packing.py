@@ -138,11 +138,14 @@ def hub(monkeypatch, tmp_path):
     return module
 
 
-def test_push_and_load(hub, trained, fake_video, tmp_path, capsys):
+def test_push_and_load(hub, trained, fake_video, tmp_path, capsys, monkeypatch):
     words = ["pack", str(trained), "--out", str(tmp_path / "out"), "--trust", "--push", "me/guess"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "hf://me/guess"
     assert fdg.load("hf://me/guess@main", trust=True).iteration == 4 and hub.revisions == ["main"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "hf://me/guess", "--trust", "--actions", "greedy", "--episodes", "1"]) == 0
+    assert list((tmp_path / "home").rglob("evaluation.jsonl")) and not Path("hf:").exists()
     for address, message in {
         "hf://me/other": "hf://me/other cannot be read (",
         "hf://guess": "hf://guess: give USER/NAME",
