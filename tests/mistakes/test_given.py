@@ -130,6 +130,14 @@ def test_invalid_method_arguments_and_results(methods, words):
         fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
 
 
+def test_keys_of_other_kinds():
+    legacy, typed = PPO.init(jax.random.PRNGKey(3)), PPO.init(jax.random.key(3))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, legacy.parameters, typed.parameters))
+    for key in (0, None, jnp.zeros(2)):
+        with refuses("PPO.init: ", "is not a random key: give jax.random.key(0)"):
+            PPO.init(key)
+
+
 @pytest.mark.parametrize(
     ("order", "ahead", "why"), [("prompt", 1, "order='prompt'"), ("finished", 0, "ahead=0")]
 )
