@@ -47,11 +47,14 @@ def typed(key: Any, what: str) -> Any:
 
 
 def takes_typed_key(method: Callable) -> Callable:
-    """Wraps a method `(self, key)` so that its key is `typed`."""
+    """Wraps a method `(self, key, ...)` so that its key is `typed`."""
 
     @functools.wraps(method)
-    def call(self: Any, key: Any) -> Any:
-        return method(self, typed(key, f"{type(self).__name__}.{method.__name__}"))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        what = f"{type(self).__name__}.{method.__name__}"
+        args = (*(typed(key, what) for key in args[:1]), *args[1:])
+        kwargs = {name: typed(x, what) if name == "key" else x for name, x in kwargs.items()}
+        return method(self, *args, **kwargs)
 
     return call
 

@@ -144,6 +144,8 @@ def test_keys_of_other_kinds():
     for key in (0, None, jnp.zeros(2)):
         with refuses("PPO.init: ", "is not a random key: give jax.random.key(0)"):
             PPO.init(key)
+        with refuses("PPO.init: ", "is not a random key"):
+            PPO.init(key=key)
 
 
 @pytest.mark.parametrize(
