@@ -12,6 +12,7 @@ from algos.values import Policy
 from envs import Environment, Observation, TimeStep, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
+from fdg.keys import typed
 from fdg.settings.fields import hyperparameter, own_value, require, require_positive
 from fdg.settings.parts import Part
 from fdg.settings.presets import HasPresets
@@ -90,6 +91,7 @@ class Agent(HasPresets):
     def evaluate(self, state: Any, key: jax.Array, episodes: int, greedy: bool = True) -> dict[str, Any]:
         """Plays whole episodes, by default with the likeliest actions; see `algos.evaluation.evaluate`."""
         registry.option("checks").check_state(self, state)
+        key = typed(key, f"{type(self).__name__}.evaluate")
         return registry.option("evaluation").evaluate(self.env, self.actor(state), key, episodes, greedy)
 
     def check_when_traced(self, state: Any) -> None:

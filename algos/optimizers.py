@@ -175,7 +175,15 @@ def apply_update(
     optimizer: optax.GradientTransformation, gradient: Any, optimizer_state: Any, parameters: Any
 ) -> tuple[Any, Any]:
     """One step of an optimiser: new parameters (see `project_kernels`) and optimiser state."""
-    updates, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
+    try:
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise FdgError(
+            f"optimizer: {one_line(error)}, and an optimiser gets only gradients and parameters: leave out"
+            " transformations that need the loss (reduce_on_plateau, polyak_sgd, lbfgs)"
+        ) from error
     return project_kernels(optax.apply_updates(parameters, updates)), optimizer_state
 
 

@@ -74,6 +74,7 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         make_fields_python(self)
+        object.__setattr__(self, "nvec", _nested_tuple(self.nvec))
         if (
             not isinstance(self.nvec, tuple)
             or not self.nvec
@@ -111,7 +112,8 @@ class Box:
     """Arrays of one shape and dtype, `low <= x <= high` in every component.
 
     `low` and `high` are numbers, or arrays, lists or nested tuples of `shape`, which are stored as tuples
-    (tuples hash, arrays do not); an infinite number means no bound.
+    (tuples hash, arrays do not); an infinite number means no bound. Without `shape`, the shape is that of
+    the bounds, one of which must then be an array.
 
     >>> Box(-1.0, 1.0, (3,))
     Box(low=-1.0, high=1.0, shape=(3,), dtype='float32')
@@ -121,11 +123,17 @@ class Box:
 
     low: Bound
     high: Bound
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = None  # type: ignore[assignment]
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         make_fields_python(self)
+        if self.shape is None:
+            shapes = {_bound_shape(field, _nested_tuple(getattr(self, field))) for field in ("low", "high")}
+            object.__setattr__(self, "shape", max(shapes, key=len))
+            if not self.shape:
+                raise FdgError("Box: shape is missing: give a tuple of integers, () for one number")
+        object.__setattr__(self, "shape", _nested_tuple(self.shape))
         if not isinstance(self.shape, tuple) or not all(_is_int(size) and size >= 0 for size in self.shape):
             order = order_of(Box, "shape", vars(self))
             raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers{order}")
@@ -134,13 +142,9 @@ class Box:
         for field in ("low", "high"):
             bound = _nested_tuple(getattr(self, field))
             object.__setattr__(self, field, bound)
-            if not _is_nested_tuple(bound):
+            if (shape := _bound_shape(field, bound)) not in ((), self.shape):
                 raise FdgError(
-                    f"Box({field}={bound!r}): a bound must be a number, or an array or nested tuples of them"
-                )
-            if np.shape(bound) not in ((), self.shape):
-                raise FdgError(
-                    f"Box({field}={bound!r:.60}) has shape {np.shape(bound)}, but the space has {self.shape}:"
+                    f"Box({field}={bound!r:.60}) has shape {shape}, but the space has {self.shape}:"
                     f" give a number, or nested tuples of shape {self.shape}"
                 )
             if np.dtype(self.dtype).kind in "iu":
@@ -274,6 +278,18 @@ def _is_int(value: Any) -> bool:
 def _nested_tuple(values: Any) -> Any:
     values = values.tolist() if hasattr(values, "tolist") else values
     return tuple(map(_nested_tuple, values)) if isinstance(values, list | tuple) else values
+
+
+def _bound_shape(field: str, bound: Any) -> tuple[int, ...]:
+    """The shape of a `Box`'s bound, a number or nested tuples; an `FdgError` for other values."""
+    try:
+        if _is_nested_tuple(bound):
+            return np.shape(bound)
+    except ValueError:  # rows of several lengths
+        pass
+    raise FdgError(
+        f"Box({field}={bound!r:.60}): a bound must be a number, or an array or nested tuples of them"
+    )
 
 
 def _is_nested_tuple(bound: Any) -> bool:

@@ -1,9 +1,13 @@
 """Typed random keys: conversion to and from JAX's key data (uint32), and which draws depend on the batch."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from fdg.arguments import quoted
+from fdg.errors import FdgError
 
 _INDEPENDENT_DRAWS = {
     "threefry2x32": {"random_bits", "random_gamma", "random_split", "random_fold_in", "random_seed"},
@@ -22,6 +26,37 @@ _GENERATORS = frozenset({"rng_bit_generator", "rng_uniform"})  # XLA's own gener
 def is_key(dtype: Any) -> bool:
     """Whether arrays of this dtype are random keys."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def typed(key: Any, what: str) -> Any:
+    """Typed keys unchanged, and a key of `jax.random.PRNGKey` as a typed one.
+
+    Raises:
+      FdgError: for other values; the message calls the function that takes the key `what`.
+
+    >>> typed(0, "PPO.init")
+    Traceback (most recent call last):
+    fdg.errors.FdgError: PPO.init: 0 is not a random key: give jax.random.key(0)
+    """
+    dtype = getattr(key, "dtype", None)
+    if dtype is not None and is_key(dtype):
+        return key
+    if dtype == "uint32" and key.shape == jax.random.key_data(jax.random.key(0)).shape:
+        return jax.random.wrap_key_data(key)
+    raise FdgError(f"{what}: {quoted(key)} is not a random key: give jax.random.key(0)")
+
+
+def takes_typed_key(method: Callable) -> Callable:
+    """Wraps a method `(self, key, ...)` so that its key is `typed`."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        what = f"{type(self).__name__}.{method.__name__}"
+        args = (*(typed(key, what) for key in args[:1]), *args[1:])
+        kwargs = {name: typed(x, what) if name == "key" else x for name, x in kwargs.items()}
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 def implementation(shape: tuple[int, ...], dtype: Any) -> tuple[Any, jax.ShapeDtypeStruct] | None:

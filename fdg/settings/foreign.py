@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 
-from fdg.errors import FdgError
+from fdg.errors import FdgError, one_line
 
 Library = Literal["linen", "nnx", "equinox"]
 
@@ -122,7 +122,12 @@ def _linen_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
 
 
 def _linen_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
-    return _make_linen(network).apply({"params": parameters}, *inputs)
+    from flax.errors import InvalidRngError
+
+    try:
+        return _make_linen(network).apply({"params": parameters}, *inputs)
+    except InvalidRngError as error:
+        raise _no_key(network, error, "deterministic=True") from None
 
 
 def _make_nnx(network: Any, key: jax.Array) -> Any:
@@ -171,7 +176,12 @@ def _equinox_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> A
     skeleton = equinox.filter_eval_shape(_make_equinox, network, jax.random.key(0))
     leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
     filled = [parameters.get(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
-    return jax.vmap(jax.tree.unflatten(structure, filled))(*inputs)
+    try:
+        return jax.vmap(jax.tree.unflatten(structure, filled))(*inputs)
+    except RuntimeError as error:
+        if "requires a key" not in str(error):
+            raise
+        raise _no_key(network, error, "inference=True") from None
 
 
 _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -179,6 +189,15 @@ _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "nnx": (_nnx_init, _nnx_apply),
     "equinox": (_equinox_init, _equinox_apply),
 }
+
+
+def _no_key(network: Any, error: Exception, fix: str) -> FdgError:
+    network = network.module if isinstance(network, IdentityHashed) else network
+    name = getattr(getattr(network, "func", network), "__name__", None) or type(network).__name__
+    return FdgError(
+        f"network {name}: {one_line(error)}: fdg gives networks no random key: leave out dropout and other"
+        f" random layers, or give them {fix}"
+    )
 
 
 def _refuse_state(field: str, names: list[str]) -> None:

@@ -1,11 +1,13 @@
 """Presets: tuned settings for an environment, which replace an algorithm's defaults."""
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fdg.arguments import check_call, checked, explain_frozen, quoted
 from fdg.errors import OURS, Elsewhere, FdgError, place_of, unknown_name, user_errors
+from fdg.keys import takes_typed_key
 from fdg.kinds import dataclass_fields
 from fdg.settings.overridden_methods import check_overridden_methods
 from fdg.settings.parts import flattened
@@ -44,6 +46,8 @@ class HasPresets(_AnyFields):
         flattened(cls)
         if cls.__module__.partition(".")[0] not in OURS:
             check_overridden_methods(cls)
+        if inspect.isfunction(vars(cls).get("init")):
+            cls.init = takes_typed_key(vars(cls)["init"])
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
         """Raises an error for unknown field names (with the most similar one) and missing fields."""

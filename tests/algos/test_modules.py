@@ -79,6 +79,19 @@ class Normalising(nn.Module):
         return nn.BatchNorm(use_running_average=True)(x)
 
 
+class LinenWithDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=False)(nn.Dense(2)(x))
+
+
+class EquinoxWithDropout(equinox.Module):
+    dropout: equinox.nn.Dropout = equinox.nn.Dropout(0.5)
+
+    def __call__(self, x):
+        return self.dropout(x)
+
+
 def for_spaces(observation_space, action_space):
     assert (observation_space, action_space) == (SPACE, ACTIONS)
     return functools.partial(Equinox, 5)
@@ -167,6 +180,17 @@ def test_algorithm_accepts_module(name):
 def test_invalid_network(network, message):
     with pytest.raises(FdgError, match=message):
         resolve_network(network, SPACE, ACTIONS).init(KEY, X)
+
+
+@pytest.mark.parametrize(
+    ("network", "fix"),
+    [(LinenWithDropout(), "deterministic=True"), (EquinoxWithDropout(), "inference=True")],
+    ids=["linen", "equinox"],
+)
+def test_dropout_is_refused_with_the_fix(network, fix):
+    network = resolve_network(foreign.make_hashable(network), SPACE, ACTIONS)
+    with pytest.raises(FdgError, match=f"network .*WithDropout: .* leave out dropout .*{fix}"):
+        network.apply(network.init(KEY, X), X)
 
 
 def test_actor_does_not_see_privileged_observations():

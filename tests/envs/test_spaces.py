@@ -130,12 +130,19 @@ def test_numpy_numbers_and_arrays_become_python_values():
     assert repr(MultiDiscrete(tuple(np.array([3, 2])))) == "MultiDiscrete(nvec=(3, 2))"
 
 
+def test_spaces_take_the_arguments_of_gymnasium():
+    low, high = np.array([-1.0, 0.5], np.float32), np.array([1.0, 2.0])
+    assert Box(low, high) == Box(low, high, (2,)) and Box(low=0, high=high) == Box(0, high, (2,))
+    assert hash(Box(-1, 1, [2])) == hash(Box(-1, 1, np.array([2]))) == hash(Box(-1, 1, (2,)))
+    assert hash(MultiDiscrete([3, 2])) == hash(MultiDiscrete(np.array([3, 2]))) == hash(MultiDiscrete((3, 2)))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Discrete(0), "n must be an integer of at least 1"),
         (lambda: Discrete(2.0), "n must be an integer"),
-        (lambda: MultiDiscrete([2, 3]), "nvec must be a tuple"),
+        (lambda: MultiDiscrete([[2, 3]]), "nvec must be a tuple"),
         (lambda: MultiDiscrete((2, 0)), "at least 1"),
         (lambda: Box(np.array("a"), 1.0, ()), "a bound must be a number, or an array"),
         (lambda: Box(0.0, float("nan"), (2,)), "a bound must be a number"),
@@ -143,7 +150,9 @@ def test_numpy_numbers_and_arrays_become_python_values():
         (lambda: Box(1.0, 0.0, (2,)), "low must not exceed high"),
         (lambda: Box(INF, INF, ()), "no number is between"),
         (lambda: Box((0.0, -INF), (1.0, -INF), (2,)), "no number is between"),
-        (lambda: Box(0.0, 1.0, [2]), "shape must be a tuple of integers"),
+        (lambda: Box(0.0, 1.0, [2.0]), "shape must be a tuple of integers"),
+        (lambda: Box(0.0, 1.0), "shape is missing"),
+        (lambda: Box([[0.0, 0.0], [0.0]], 1.0, (2, 2)), "a bound must be a number, or an array"),
     ],
 )
 def test_invalid_spaces_are_refused(build, message):

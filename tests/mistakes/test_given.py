@@ -10,6 +10,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import algos
@@ -128,6 +129,23 @@ def test_invalid_method_arguments_and_results(methods, words):
     with refuses(words):
         own = type("Own", (algos.PPO,), methods)
         fdg.trace(own(**{field.name: getattr(PPO, field.name) for field in dataclasses.fields(PPO)}))
+
+
+def test_optimizer_that_needs_the_loss():
+    plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
+    for optimizer in (plateau, optax.polyak_sgd()):
+        with refuses("'value'", "leave out transformations that need the loss"):
+            fdg.trace(algos.A2C(env=ENV, num_envs=2, num_steps=2, hidden=(4,), optimizer=optimizer))
+
+
+def test_keys_of_other_kinds():
+    legacy, typed = PPO.init(jax.random.PRNGKey(3)), PPO.init(jax.random.key(3))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, legacy.parameters, typed.parameters))
+    for key in (0, None, jnp.zeros(2)):
+        with refuses("PPO.init: ", "is not a random key: give jax.random.key(0)"):
+            PPO.init(key)
+        with refuses("PPO.init: ", "is not a random key"):
+            PPO.init(key=key)
 
 
 @pytest.mark.parametrize(
