@@ -67,8 +67,8 @@ def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
             batching = numbers.scatter_indices_batching_dims
             scattered = [d for d in range(eqn.invars[2].aval.ndim) if d not in numbers.update_window_dims]
             indices = [i for i in range(len(scattered)) if i not in batching]
-            dimensions = {1: tuple(indices), 2: tuple(scattered[i] for i in indices)}
-            return {i: dimensions[i] for i in arrays if i in dimensions}, {}
+            by_operand = {1: tuple(indices), 2: tuple(scattered[i] for i in indices)}
+            return {i: by_operand[i] for i in arrays if i in by_operand}, {}
         case name if name.startswith(("reduce_window", "select_and_")):
             dimensions = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
             return dict.fromkeys(arrays, dimensions), dict.fromkeys(range(len(eqn.outvars)), dimensions)
