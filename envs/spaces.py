@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg.arguments import checked_names, order_of
+from fdg.arguments import checked_names, order_of, quoted
 from fdg.errors import FdgError
 from fdg.kinds import make_fields_python
 
@@ -138,7 +138,10 @@ class Box:
             order = order_of(Box, "shape", vars(self))
             raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers{order}")
         # jnp.float32, np.dtype("float32") and "float32" are the same dtype and must make equal spaces.
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        try:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        except TypeError:
+            raise FdgError(f"Box(dtype={quoted(self.dtype)}): give a dtype, such as 'float32'") from None
         for field in ("low", "high"):
             bound = _nested_tuple(getattr(self, field))
             object.__setattr__(self, field, bound)

@@ -151,6 +151,7 @@ def test_spaces_take_the_arguments_of_gymnasium():
         (lambda: Box(INF, INF, ()), "no number is between"),
         (lambda: Box((0.0, -INF), (1.0, -INF), (2,)), "no number is between"),
         (lambda: Box(0.0, 1.0, [2.0]), "shape must be a tuple of integers"),
+        (lambda: Box(0.0, 1.0, (2,), "flaot32"), "Box\\(dtype='flaot32'\\): give a dtype"),
         (lambda: Box(0.0, 1.0), "shape is missing"),
         (lambda: Box([[0.0, 0.0], [0.0]], 1.0, (2, 2)), "a bound must be a number, or an array"),
     ],
