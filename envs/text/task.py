@@ -478,7 +478,11 @@ class TextTask:
 def _is_problem(value: Any) -> bool:
     """True for a text or messages."""
     is_list = isinstance(value, list | tuple) and bool(value)
-    return isinstance(value, str) or (is_list and all(isinstance(m, Mapping) and "role" in m for m in value))
+    return isinstance(value, str) or (is_list and all(map(_is_message, value)))
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "role" in value and getattr(value.get("content"), "ndim", 0) == 0
 
 
 def _as_row_prompt(problem: str | Sequence[Message]) -> str | tuple[Message, ...]:

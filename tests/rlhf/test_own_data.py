@@ -450,7 +450,11 @@ def test_invalid_prompts_are_refused(prompts):
 
 
 @pytest.mark.parametrize(
-    "prompts", [np.array(["1+1="]), np.array(["1+1=", "2+2="]), np.zeros(3), [np.ones(2)]]
+    "prompts",
+    [
+        *(np.array(["1+1="]), np.array(["1+1=", "2+2="]), np.zeros(3), [np.ones(2)]),
+        [[{"role": "user", "content": np.array(["1", "2"])}]],
+    ],
 )
 def test_arrays_are_no_prompts(prompts):
     with refuses("prompts=", "give a list of texts or of lists of messages"):
