@@ -157,7 +157,7 @@ def auto(
         for policy in policies_of(classes, count, range(allowed.max_staleness + 1))
     ]
     forbidden = [name for name in _CHANGEABLE if name not in allowed.changeable]
-    further_candidates = functools.partial(_forbidden_candidates, algorithm, forbidden, max_staleness)
+    further_candidates = functools.partial(_forbidden_candidates, algorithm, forbidden, allowed.max_staleness)
     to_place = functools.partial(_devices_to_place, target)
     choice = choose(candidates, cluster, graph_of_agents, to_place, further_candidates if further else None)
     if original is not algorithm:  # several agents

@@ -85,9 +85,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         name, _, parameters = item.nodeid.partition("[")
         families[name][parameters.removesuffix("]")] = item
-    whole_files = {item.nodeid.partition("::")[0] for item in items}
+    complete_files = {item.nodeid.partition("::")[0] for item in items}
     if any("::" in word for word in config.args):
-        whole_files = set()  # only some tests of these files were collected
+        complete_files = set()  # only some tests of these files were collected
     repeats = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
     for file, name, entry in (
         (file, name, {} if isinstance(entry, str) else entry)
@@ -95,20 +95,16 @@ def pytest_collection_modifyitems(config, items):
         for name, entry in tests.items()
     ):
         found = families.get(f"{file}::{name}", {})
-        if file in whole_files:
+        if file in complete_files:
             if not found:
                 raise pytest.UsageError(f"tests/whole.toml: {file} has no {name}: remove or rename the entry")
             if missing := [x for x in entry.get("only", []) + entry.get("but", []) if x not in found]:
                 raise pytest.UsageError(
                     f"tests/whole.toml: {file}::{name} has no {missing}: give some of {[*found]}"
                 )
-        for parameters, item in found.items():
-            if (
-                parameters not in entry["only"]
-                if "only" in entry
-                else parameters in entry.get("but", [parameters])
-            ):
-                item.add_marker(pytest.mark.whole)
+        repeated = entry.get("but", found) if "only" not in entry else found.keys() - entry["only"]
+        for parameters in found.keys() & repeated:
+            found[parameters].add_marker(pytest.mark.whole)
     if not config.getoption("--whole"):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)

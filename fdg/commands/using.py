@@ -126,7 +126,12 @@ def _answer(flags: dict[str, Any]) -> None:
 
 def _input_lines() -> list[str]:
     """The lines of standard input. Not `splitlines`, which also splits at form feeds and U+2028."""
-    text = sys.stdin.buffer.read().decode(sys.stdin.encoding, sys.stdin.errors or "strict")
+    try:
+        text = sys.stdin.buffer.read().decode(sys.stdin.encoding, sys.stdin.errors or "strict")
+    except UnicodeDecodeError as error:
+        raise FdgError(
+            f"standard input is not {sys.stdin.encoding}: {error.reason} at byte {error.start}"
+        ) from None
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
 
 

@@ -45,3 +45,6 @@ def test_prompts_of_standard_input_end_at_newlines(monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines() == [*map(repr, prompts)]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), "utf-8"))
     assert main(["answer", "RUN"]) == 2 and "no prompt was given" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1+\xff"), "utf-8"))
+    assert main(["answer", "RUN"]) == 2
+    assert "standard input is not utf-8: invalid start byte at byte 2" in capsys.readouterr().err

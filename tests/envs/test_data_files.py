@@ -74,12 +74,9 @@ def test_random_rows_round_trip(seed, tmp_path):
 
 
 def test_long_texts_in_csv(tmp_path):
-    """The csv module refuses fields of more than 131,072 characters unless told otherwise."""
-    path, limit, rows = (
-        tmp_path / "a.csv",
-        csv.field_size_limit(),
-        [{"prompt": "1+1=" * 40_000, "answer": "2"}],
-    )
+    """By default, the csv module refuses fields of more than 131,072 characters."""
+    path, limit = tmp_path / "a.csv", csv.field_size_limit()
+    rows = [{"prompt": "1+1=" * 40_000, "answer": "2"}]
     write_csv(path, rows, None)
     assert [record.columns for record in files.read(str(path))] == rows
     assert csv.field_size_limit() == limit
