@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.arguments import checked_names, explain_frozen, quoted
 from fdg.errors import FdgError, FdgWarning, kind_of, listed
+from fdg.keys import takes_typed_key
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -63,6 +64,7 @@ class Dict:
         hidden = f", privileged={self.privileged}" if self.privileged else ""
         return f"Dict({dict(self.spaces)}{hidden})"
 
+    @takes_typed_key
     @checked_names
     def sample(self, key: jax.Array) -> dict[str, Any]:
         """Draws one element."""
@@ -92,6 +94,7 @@ class Tuple:
         for position, part in enumerate(self.spaces):
             _check_part(f"Tuple(...), part {position}", part)
 
+    @takes_typed_key
     @checked_names
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
         """Draws one element."""

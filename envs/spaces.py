@@ -14,6 +14,7 @@ import numpy as np
 
 from fdg.arguments import checked_names, order_of, quoted
 from fdg.errors import FdgError
+from fdg.keys import takes_typed_key
 from fdg.kinds import make_fields_python
 
 Bound: TypeAlias = "float | tuple[Any, ...]"
@@ -49,6 +50,7 @@ class Discrete:
         """Dtype of an element."""
         return "int32"
 
+    @takes_typed_key
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Samples an element uniformly: `[] int32`."""
@@ -94,6 +96,7 @@ class MultiDiscrete:
         """Dtype of an element."""
         return "int32"
 
+    @takes_typed_key
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Samples an element uniformly: `[len(nvec)] int32`."""
@@ -208,6 +211,7 @@ class Box:
             return False
         return min(self.shape[:2]) >= _MIN_IMAGE_SIZE
 
+    @takes_typed_key
     @checked_names
     def sample(self, key: jax.Array) -> jax.Array:
         """Samples an element, `[*shape]` of `dtype`.

@@ -94,6 +94,20 @@ class _BoundFunction:
         return self.function(self.network, self.field, *arguments)
 
 
+def _call(network: Any, module: Any, method: Callable[..., Any], *inputs: Any) -> Any:
+    """`method(*inputs)`, after a check that the module's `__call__` needs no further arguments."""
+    try:
+        inspect.signature(module.__call__).bind(*inputs)
+    except TypeError as error:
+        raise FdgError(
+            f"network {_name(network)}: {error} in __call__, which fdg calls with {len(inputs)} of them:"
+            " give the others default values"
+        ) from None
+    except ValueError:  # no signature
+        pass
+    return method(*inputs)
+
+
 def _make_module(network: Any, **rng_arguments: Any) -> Any:
     """The module that a class, or a `functools.partial` of a class, makes."""
     try:
@@ -115,7 +129,8 @@ def _make_linen(network: Any) -> Any:
 
 
 def _linen_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
-    variables = dict(_make_linen(network).init(key, *inputs))
+    module = _make_linen(network)
+    variables = dict(_call(network, module, functools.partial(module.init, key), *inputs))
     parameters = variables.pop("params", {})
     _refuse_state(field, sorted(variables))
     return parameters
@@ -153,7 +168,8 @@ def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
     abstract = nnx.eval_shape(lambda: _make_nnx(network, jax.random.key(0)))
     structure, state, _ = nnx.split(abstract, nnx.Param, ...)
     nnx.replace_by_pure_dict(state, parameters)
-    return nnx.merge(structure, state)(*inputs)
+    module = nnx.merge(structure, state)
+    return _call(network, module, module, *inputs)
 
 
 def _make_equinox(network: Any, key: jax.Array) -> Any:
@@ -176,8 +192,9 @@ def _equinox_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> A
     skeleton = equinox.filter_eval_shape(_make_equinox, network, jax.random.key(0))
     leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
     filled = [parameters.get(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    module = jax.tree.unflatten(structure, filled)
     try:
-        return jax.vmap(jax.tree.unflatten(structure, filled))(*inputs)
+        return _call(network, module, jax.vmap(module), *inputs)
     except RuntimeError as error:
         if "requires a key" not in str(error):
             raise
@@ -191,12 +208,15 @@ _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def _no_key(network: Any, error: Exception, fix: str) -> FdgError:
+def _name(network: Any) -> str:
     network = network.module if isinstance(network, IdentityHashed) else network
-    name = getattr(getattr(network, "func", network), "__name__", None) or type(network).__name__
+    return getattr(getattr(network, "func", network), "__name__", None) or type(network).__name__
+
+
+def _no_key(network: Any, error: Exception, fix: str) -> FdgError:
     return FdgError(
-        f"network {name}: {one_line(error)}: fdg gives networks no random key: leave out dropout and other"
-        f" random layers, or give them {fix}"
+        f"network {_name(network)}: {one_line(error)}: fdg gives networks no random key: leave out dropout"
+        f" and other random layers, or give them {fix}"
     )
 
 

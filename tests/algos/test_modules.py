@@ -193,6 +193,38 @@ def test_dropout_is_refused_with_the_fix(network, fix):
         network.apply(network.init(KEY, X), X)
 
 
+class LinenWithFlag(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(2)(x)
+
+
+class NnxWithFlag(nnx.Module):
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x, train):
+        return self.dense(x)
+
+
+class EquinoxWithFlag(equinox.Module):
+    dense: equinox.nn.Linear
+
+    def __init__(self, key):
+        self.dense = equinox.nn.Linear(3, 2, key=key)
+
+    def __call__(self, x, train):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("network", [LinenWithFlag(), NnxWithFlag, EquinoxWithFlag], ids=str)
+def test_further_arguments_of_a_call_are_refused_with_the_fix(network):
+    network = resolve_network(network, SPACE, ACTIONS)
+    message = "network .*WithFlag: missing a required argument: 'train' in __call__, .* default values"
+    with pytest.raises(FdgError, match=message):
+        network.apply(network.init(KEY, X), X)
+
+
 def test_actor_does_not_see_privileged_observations():
     space = envs.Dict({"a": Box(0.0, 1.0, (1,)), "b": Box(0.0, 1.0, (1,))}, privileged=("b",))
     network = algos.Network(

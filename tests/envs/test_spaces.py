@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import Box, Discrete, MultiDiscrete
+from envs import Box, Dict, Discrete, MultiDiscrete
 from fdg.errors import FdgError
 
 FEW = settings(max_examples=25, deadline=None)  # each new shape compiles
@@ -135,6 +135,16 @@ def test_spaces_take_the_arguments_of_gymnasium():
     assert Box(low, high) == Box(low, high, (2,)) and Box(low=0, high=high) == Box(0, high, (2,))
     assert hash(Box(-1, 1, [2])) == hash(Box(-1, 1, np.array([2]))) == hash(Box(-1, 1, (2,)))
     assert hash(MultiDiscrete([3, 2])) == hash(MultiDiscrete(np.array([3, 2]))) == hash(MultiDiscrete((3, 2)))
+
+
+@pytest.mark.parametrize(
+    "space", [Discrete(3), MultiDiscrete((2, 3)), Box(0.0, 1.0, (2,)), Dict({"a": Discrete(3)})], ids=str
+)
+def test_samples_take_every_kind_of_key(space):
+    drawn, legacy = space.sample(jax.random.key(4)), space.sample(jax.random.PRNGKey(4))
+    jax.tree.map(np.testing.assert_array_equal, drawn, legacy)
+    with pytest.raises(FdgError, match=r"sample: 0 is not a random key: give jax.random.key\(0\)"):
+        space.sample(0)
 
 
 @pytest.mark.parametrize(
