@@ -36,7 +36,6 @@ from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
 from fdg.training.starting import (
     Weights,
-    compile_and_init,
     load_weights_into,
     open_run,
     read_weights,
@@ -319,7 +318,7 @@ class _Session:
             if latest < job.num_iterations:
                 engine.compile()
         else:
-            state = compile_and_init(engine, job.seed)
+            state = engine.compile_and_init(job.seed)
             if self.weights is not None:
                 state = load_weights_into(self.weights, engine, state)
                 self.say(self.weights.message)

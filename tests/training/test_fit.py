@@ -45,6 +45,12 @@ def test_fit_matches_the_command_line(tmp_path):
     assert "git_commit" in shell and "100% iteration 4/4" in run.printed
 
 
+def test_options_of_jax_hold_in_every_thread(tmp_path):
+    with jax.enable_x64(True):
+        run = fitted(tmp_path / "run", Descent())
+    assert run.state["x"].dtype == np.float64
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
