@@ -51,6 +51,12 @@ def test_options_of_jax_hold_in_every_thread(tmp_path):
     assert run.state["x"].dtype == np.float64
 
 
+def test_nan_that_jax_refuses(tmp_path):
+    with jax.debug_nans(True), pytest.raises(FdgError, match=r"^jax_debug_nans .* unset JAX_DEBUG_NANS"):
+        fitted(tmp_path / "run", Walk())
+    assert not (tmp_path / "run").exists()
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
