@@ -57,6 +57,13 @@ def test_nan_that_jax_refuses(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_metrics_are_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = fitted("run", Walk()), fdg.load("run", trust=True)
+    monkeypatch.chdir("/")
+    assert [len(run.metrics) for run in runs] == [4, 4] and all(run.summary for run in runs)
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
