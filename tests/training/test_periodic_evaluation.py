@@ -185,6 +185,20 @@ def test_tensorboard(tmp_path):
     assert np.float32(written[96]["loss"]) == found["loss"][96]
 
 
+def test_trackers_get_metrics_with_names_like_evaluations(tmp_path, monkeypatch):
+    class Named(Counter):
+        def iterate(self, state):
+            state, metrics = super().iterate(state)
+            return state, {**metrics, "eval_accuracy": jnp.float32(state)}
+
+    logged = []
+    tracker = loggers.Logger(lambda steps, metrics: logged.append(metrics), lambda: None)
+    monkeypatch.setattr("fdg.training.loggers.open_loggers", lambda *_: [tracker])
+    fitted(tmp_path / "run", Named(), iterations=4, eval_every=2, num_seeds=2)
+    assert [row["eval_accuracy"] for row in logged] == [1, 2, 3, 4]
+    assert [row.get("eval_return") for row in logged] == [None, 2, None, 4]
+
+
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
 def test_missing_logger(tmp_path, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
