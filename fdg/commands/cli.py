@@ -169,6 +169,10 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if is_xla_error and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
+        if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("/jax/_src/xla_bridge.py"):
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            fix = "set JAX_PLATFORMS=cpu for CPUs, or repair JAX's installation for the other devices"
+            return _fail(f"JAX finds no devices ({one_line(error)}; JAX_PLATFORMS={platforms!r}): {fix}")
         if is_xla_error and (cause := host_error(error)):
             return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_TIMEOUT_S):
