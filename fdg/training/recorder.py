@@ -353,11 +353,9 @@ class Recorder:
 
     def _notify(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
         """Passes rows to the experiment trackers and the callbacks."""
-        if self.loggers:
-            means = _mean_rows(rows)
-            for logger in self.loggers:
-                logger.log(rows[-1]["env_steps"], means)
         steps, total = rows[-1]["env_steps"], self.job.num_iterations
+        for logger in self.loggers:
+            logger.log(steps, _mean_rows(rows))
         report = Report(self.iteration, total, steps, self.wall_s, rows, evaluation)
         for callback in self.callbacks:
             try:
