@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
-from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_error, one_line, shortened
+from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_errors, one_line, shortened
 from fdg.garbage import infrequent_gc
 from fdg.process_exit import CLOSED_PIPE
 from fdg.processes import distributed
@@ -136,7 +136,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     try:
         if problem := shadowed_package():
             return _fail(problem)
-        with _one_line_warnings(), infrequent_gc():
+        with _one_line_warnings(), infrequent_gc(), host_errors():
             if problem := unimportable_folder():
                 warnings.warn(problem, FdgWarning, stacklevel=2)
             status = _exit_status(run, sys.argv[1:] if argv is None else argv)
@@ -173,8 +173,6 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
             platforms = os.environ.get("JAX_PLATFORMS", "")
             fix = "set JAX_PLATFORMS=cpu for CPUs, or repair JAX's installation for the other devices"
             return _fail(f"JAX finds no devices ({one_line(error)}; JAX_PLATFORMS={platforms!r}): {fix}")
-        if is_xla_error and (cause := host_error(error)):
-            return _fail(str(cause), 1)
         if lost := distributed.lost(_CAUSE_TIMEOUT_S):
             return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")
