@@ -64,11 +64,6 @@ def test_metrics_are_found_from_another_folder(tmp_path, monkeypatch):
     assert [len(run.metrics) for run in runs] == [4, 4] and all(run.summary for run in runs)
 
 
-def test_evaluation_without_a_method_for_it_warns(tmp_path):
-    with pytest.warns(fdg.FdgWarning, match=r"^eval_every has no effect, for .* no method evaluate or actor"):
-        fitted(tmp_path / "run", Descent(), eval_every=2, stop_at=1.0)
-
-
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
