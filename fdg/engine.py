@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -200,8 +200,16 @@ class Engine:
         """
         if iterations is not None:
             self._check_iterations(iterations)
-        self._execution.compile()
+        self._compile(lambda: None)
+
+    def compile_and_init(self, seed: int = 0) -> Any:
+        """`init(seed)`, which compiles a program too, while `compile` runs."""
+        return self._compile(lambda: self.init(seed))
+
+    def _compile(self, meanwhile: Callable[[], Any]) -> Any:
+        result = self._execution.compile(meanwhile)
         self._read_collectives()
+        return result
 
     @staticmethod
     def _check_iterations(iterations: Any, **other_arguments: Any) -> None:

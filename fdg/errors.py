@@ -150,7 +150,9 @@ def host_error(error: BaseException) -> HostError | None:
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Context manager that raises a failed host callback's `HostError` instead of JAX's long error.
+    """Context manager that replaces JAX's long errors of a running program by one-line errors.
+
+    They are the `HostError` of a failed host callback, and NaN that `JAX_DEBUG_NANS` found.
 
     >>> with host_errors():
     ...     raise RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: the judge is asleep")
@@ -159,9 +161,15 @@ def host_errors() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         if cause := host_error(error):
             raise cause from None
+        if type(error).__name__ in ("FloatingPointError", "InternalFloatingPointError"):  # JAX's has no base
+            raise RunError(
+                f"jax_debug_nans or jax_debug_infs ended the run ({one_line(error)}), though metrics may have"
+                " NaN (episode_return until an episode ends): unset JAX_DEBUG_NANS and JAX_DEBUG_INFS; fdg"
+                " itself stops training at a loss that is not finite"
+            ) from error
         raise
 
 

@@ -36,11 +36,13 @@ HIGH_LEVEL_PRIMITIVES = ("call_hi_primitive", "call_hi_primitive_linearized")
 
 def check_jax_settings() -> None:
     """Raises a `GraphError` if a JAX option is set with which fdg cannot read jaxprs."""
-    if getattr(jax.config, "jax_scan3", False):
-        raise GraphError(
-            "JAX_SCAN3=1 makes jax.lax.scan a loop that cannot be split into fragments: unset it, or call"
-            " jax.config.update('jax_scan3', False)"
-        )
+    for option, effect in (
+        ("jax_scan3", "makes jax.lax.scan a loop that cannot be split into fragments"),
+        ("jax_disable_jit", "unrolls loops and leaves out fragments; only algorithm.iterate(state) works so"),
+    ):
+        if getattr(jax.config, option, False):
+            fix = f"unset it, or call jax.config.update('{option}', False)"
+            raise GraphError(f"{option.upper()}=1 {effect}: {fix}")
 
 
 def lower_high_level(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

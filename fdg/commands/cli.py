@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from fdg import ctrl_c
-from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_error, one_line, shortened
+from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_errors, one_line, shortened
 from fdg.garbage import infrequent_gc
 from fdg.process_exit import CLOSED_PIPE
 from fdg.processes import distributed
@@ -136,7 +136,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
     try:
         if problem := shadowed_package():
             return _fail(problem)
-        with _one_line_warnings(), infrequent_gc():
+        with _one_line_warnings(), infrequent_gc(), host_errors():
             if problem := unimportable_folder():
                 warnings.warn(problem, FdgWarning, stacklevel=2)
             status = _exit_status(run, sys.argv[1:] if argv is None else argv)
@@ -169,8 +169,10 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if is_xla_error and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
-        if is_xla_error and (cause := host_error(error)):
-            return _fail(str(cause), 1)
+        if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("/jax/_src/xla_bridge.py"):
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            fix = "set JAX_PLATFORMS=cpu for CPUs, or repair JAX's installation for the other devices"
+            return _fail(f"JAX finds no devices ({one_line(error)}; JAX_PLATFORMS={platforms!r}): {fix}")
         if lost := distributed.lost(_CAUSE_TIMEOUT_S):
             return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")

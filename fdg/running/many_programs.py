@@ -113,11 +113,12 @@ class ManyPrograms:
         """Bytes transferred between groups so far."""
         return self._builder.moved_bytes
 
-    def compile(self) -> None:
-        """Compiles all programs and copies constants to the devices."""
+    def compile(self, meanwhile: Callable[[], Any]) -> Any:
+        """Compiles all programs and copies constants to the devices; `meanwhile` as in `OneProgram`."""
+        result = compile_programs([*self.programs, *self._stack.programs], meanwhile)
         if self._constants is None:
-            compile_programs([*self.programs, *self._stack.programs])
             self._constants = [(slot, put(value, shape)) for slot, value, shape in self._host_constants]
+        return result
 
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]

@@ -1,6 +1,7 @@
 """Runs a plan whose fragments share their devices: the training loop is one program."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from fdg.lowering import programs as lowering
 from fdg.placing.plans import Plan
 from fdg.running import metrics
 from fdg.running.metrics import PendingMetrics
-from fdg.running.program import Program
+from fdg.running.program import Program, compile_programs
 from fdg.running.timeline import Timeline
 
 
@@ -50,9 +51,9 @@ class OneProgram:
         )
         self.programs: tuple[Program, ...] = (self._program,)
 
-    def compile(self) -> None:
-        """Compiles the program."""
-        self._program.compile()
+    def compile(self, meanwhile: Callable[[], Any]) -> Any:
+        """Compiles the program; calls `meanwhile` at the same time, and returns its result."""
+        return compile_programs(self.programs, meanwhile)
 
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]

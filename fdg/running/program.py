@@ -1,9 +1,9 @@
 """`Program`: one XLA program of an engine, its compilation and its cost."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from fdg.batch.collective import Collective
 from fdg.errors import PlanError
 from fdg.running.hlo import read_collectives
 from fdg.running.xla_options import older_emitter_options, xla_options
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,7 +70,7 @@ class Program:
 
     def compile(self) -> jax.stages.Compiled:
         """Compiles the program at the first call."""
-        compile_programs([self])
+        compile_programs([self], lambda: None)
         return self.compiled
 
     def hlo(self) -> str:
@@ -123,19 +125,23 @@ def _check_widths(arguments: Any) -> None:
 _DTYPE_INFO: tuple[Any, ...] = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
 
 
-def compile_programs(programs: Iterable[Program]) -> None:
-    """Compiles programs that have a device in this process and are not compiled yet, in parallel."""
+def compile_programs(programs: Iterable[Program], meanwhile: Callable[[], T]) -> T:
+    """Compiles programs that have a device in this process and are not compiled yet, in parallel.
+
+    Calls `meanwhile` in this thread while XLA compiles, and returns its result.
+    """
     uncompiled = [program for program in programs if program.is_here and program.compiled is None]
-    # Tracing and lowering hold the GIL, so only XLA's compilation can run in parallel.
+    if not uncompiled:
+        return meanwhile()
+    # Only XLA compiles in other threads: tracing and lowering hold the GIL, and must read the JAX options of
+    # this thread (`with jax.enable_x64():`).
     lowered = [program.lower() for program in uncompiled]
-    platforms = [program.devices[0].platform for program in uncompiled]
-    if len(uncompiled) == 1:
-        uncompiled[0].compiled = compile_lowered(lowered[0], platforms[0])
-        return
     with ThreadPoolExecutor() as pool:
-        executables = pool.map(compile_lowered, lowered, platforms)
+        executables = pool.map(compile_lowered, lowered, [p.devices[0].platform for p in uncompiled])
+        result = meanwhile()
         for program, compiled in zip(uncompiled, executables, strict=True):
             program.compiled = compiled
+    return result
 
 
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:

@@ -97,7 +97,7 @@ def trace(algorithm: Any) -> FDG:
     Raises:
       GraphError: `iterate` changes the structure, a shape or a dtype of the state; a leaf of state or metrics
         is not an array; metrics are not a flat dict of scalars; Python code needs the number of a traced
-        value; a fragment declares a batch axis that its arrays lack; or JAX_SCAN3 is set.
+        value; a fragment declares a batch axis that its arrays lack; or JAX_SCAN3 or JAX_DISABLE_JIT is set.
     """
     check_jax_settings()
     if isinstance(algorithm, Agents):

@@ -8,6 +8,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
+from fdg.training.evaluation import can_evaluate
 from fdg.training.loading import StoredRun
 from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
 from fdg.training.sweep import Sweep, agent_count
@@ -134,6 +135,8 @@ class Job(Settings):
                 messages.append(
                     f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
                 )
+        if self.eval_every is not None and not can_evaluate(self.algorithm):
+            messages.append("--eval-every has no effect, for the algorithm has no method evaluate or actor")
         swept = [name for name, _ in self.algorithm.grid] if isinstance(self.algorithm, Sweep) else []
         algorithm = getattr(self.algorithm, "algorithm", self.algorithm)
         return messages + ineffective_field_messages(algorithm, swept)

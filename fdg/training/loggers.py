@@ -11,8 +11,6 @@ from fdg.errors import FdgError, one_line
 from fdg.training.run_directory import read_config
 from fdg.training.settings import flatten_config
 
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
-
 
 class Logger(NamedTuple):
     """Receives metrics besides the run directory."""
@@ -27,9 +25,9 @@ def open_loggers(
     """Opens the trackers of a job (`Job.loggers`); `steps` is the number of one agent's earlier steps."""
     loggers: list[Logger] = []
     for kind, target in targets.items():
-        package = import_tracker(kind)
+        package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
         try:
-            loggers.append(_OPENERS[kind](package, path, target, flatten_config(config), steps))
+            loggers.append(opener(package, path, target, flatten_config(config), steps))
         except Exception as error:  # an error of the network, the service, or its settings
             for logger in loggers:
                 logger.close()
@@ -89,18 +87,18 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     return Logger(log, lambda: client.set_terminated(run.info.run_id))
 
 
-_OPENERS: Mapping[str, Callable[..., Logger]] = {
-    "tensorboard": _open_tensorboard,
-    "wandb": _open_wandb,
-    "mlflow": _open_mlflow,
+_TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's package, and what opens it
+    "tensorboard": ("tensorboardX", _open_tensorboard),
+    "wandb": ("wandb", _open_wandb),
+    "mlflow": ("mlflow", _open_mlflow),
 }
 
 
 def import_tracker(kind: str) -> Any:
     """Imports the package of a tracker; raises `FdgError` if it is not installed."""
+    package, _ = _TRACKERS[kind]
     try:
-        return importlib.import_module(_PACKAGES[kind])
+        return importlib.import_module(package)
     except ImportError as error:
-        raise FdgError(
-            f"--{kind} needs {_PACKAGES[kind]}, which is not installed ({error}): pip install 'fdg[{kind}]'"
-        ) from error
+        fix = f"pip install 'fdg[{kind}]'"
+        raise FdgError(f"--{kind} needs {package}, which is not installed ({error}): {fix}") from error

@@ -21,11 +21,7 @@ from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data_copies import copy_data_files
-from fdg.training.evaluation import (
-    SOLVED,
-    Evaluation,
-    verdict,
-)
+from fdg.training.evaluation import SOLVED, Evaluation, verdict
 from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, steps_unit
 from fdg.training.periodic_evaluation import Evaluator
@@ -34,13 +30,7 @@ from fdg.training.recorder import Callback, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory, read_summary
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
-from fdg.training.starting import (
-    Weights,
-    compile_and_init,
-    load_weights_into,
-    open_run,
-    read_weights,
-)
+from fdg.training.starting import Weights, load_weights_into, open_run, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names, unwrap_sweep
 from fdg.training.sweep_results import write_sweep
@@ -163,7 +153,7 @@ class _Session:
         start = latest or 0
         last_row = run.truncate_metrics(start) if job.resumes else None
         copy_data_files(run, job.algorithm)
-        samples = self._write_samples(state, start)  # compiles before the timed loop
+        samples = write_samples(job, engine, state, run, start)  # compiles before the timed loop
         if job.resumes:
             suffix = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{suffix}")
@@ -302,13 +292,8 @@ class _Session:
             if is_due or iteration == total or caught is not None or is_done:
                 recorder.flush()  # before saving, so that a checkpoint is never ahead of the metrics
                 self.checkpoints.save(iteration, state)
-                recorder.samples = self._write_samples(state, iteration)
+                recorder.samples = write_samples(job, self.engine, state, self.run, iteration)
         return state, iteration, caught
-
-    def _write_samples(self, state: Any, iteration: int) -> list[dict[str, Any]]:
-        job = self.job
-        has_agents = job.agents is not None
-        return write_samples(job.algorithm, self.engine, state, self.run, iteration, job.seed, has_agents)
 
     def _start(self, latest: int | None) -> tuple[Any, float]:
         """Compiles the engine; returns the initial or restored state, and the seconds until it was ready."""
@@ -319,7 +304,7 @@ class _Session:
             if latest < job.num_iterations:
                 engine.compile()
         else:
-            state = compile_and_init(engine, job.seed)
+            state = engine.compile_and_init(job.seed)
             if self.weights is not None:
                 state = load_weights_into(self.weights, engine, state)
                 self.say(self.weights.message)

@@ -353,12 +353,9 @@ class Recorder:
 
     def _notify(self, rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> None:
         """Passes rows to the experiment trackers and the callbacks."""
-        if self.loggers:
-            means = _mean_rows(rows)
-            numbers = {name: float(value) for name, value in evaluation.items() if np.ndim(value) == 0}
-            for logger in self.loggers:
-                logger.log(rows[-1]["env_steps"], {**means, **numbers})
         steps, total = rows[-1]["env_steps"], self.job.num_iterations
+        for logger in self.loggers:
+            logger.log(steps, _mean_rows(rows))
         report = Report(self.iteration, total, steps, self.wall_s, rows, evaluation)
         for callback in self.callbacks:
             try:
@@ -421,8 +418,8 @@ def _finite_mean(values: np.ndarray) -> Any:
 def _mean_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each metric over the rows in which it is finite."""
     means = {}
-    for name in rows[-1]:
-        if name == "env_steps" or name.endswith("_per_seed") or name.startswith("eval_"):
+    for name, last in rows[-1].items():
+        if name == "env_steps" or np.ndim(last):  # values by agent
             continue
         values = [float(row[name]) for row in rows if name in row and math.isfinite(row[name])]
         if values:

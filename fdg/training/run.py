@@ -68,7 +68,8 @@ class Run:
         failed: Sequence[int] | None = None,
     ):
         self.algorithm, self.state, self.iteration = algorithm, state, iteration
-        self.path, self.config = path, dict(config or {})
+        # Absolute: metrics are read when they are needed, maybe from another current folder.
+        self.path, self.config = path and path.absolute(), dict(config or {})
         self.seed, self.agents = seed, agents
         self._history: Any = None  # older parameters from the checkpoint of a run with staleness
         self.finished, self.stopped = finished, stopped

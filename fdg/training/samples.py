@@ -15,6 +15,7 @@ import numpy as np
 import fdg
 from fdg.processes import distributed
 from fdg.training.evaluation import evaluation_keys
+from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory
 
 COUNT = 8  # rows per table
@@ -23,20 +24,14 @@ _WIDTH = 60  # maximum characters of a printed prompt or response
 
 
 def write_samples(
-    algorithm: Any,
-    engine: fdg.Engine,
-    state: Any,
-    run: RunDirectory,
-    iteration: int,
-    seed: int,
-    has_agents: bool,
+    job: Job, engine: fdg.Engine, state: Any, run: RunDirectory, iteration: int
 ) -> list[dict[str, Any]]:
     """Writes the first agent's table after an iteration. A collective: process 0 writes.
 
-    `iteration` is the number of completed iterations of `state`, and `seed` the first agent's seed. With
-    `has_agents`, `state` has an axis of agents. Returns the rows: empty in other processes, or if the
-    algorithm has no method `examples`.
+    `iteration` is the number of completed iterations of `state`. Returns the rows: empty in other processes,
+    or if the algorithm has no method `examples`.
     """
+    algorithm = job.algorithm
     if not callable(getattr(algorithm, "examples", None)):
         return []
     state = engine.algorithm_state(state)
@@ -44,11 +39,11 @@ def write_samples(
         state = distributed.gather(state)
         if state is None:
             return []
-    if has_agents:
+    if job.agents is not None:
         state = jax.tree.map(lambda x: x[0], state)
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])
-    key = evaluation_keys(seed, None, iteration)
+    key = evaluation_keys(job.seed, None, iteration)
     arrays = jax.tree.map(np.asarray, _jitted_examples(algorithm)(state, key))
     rows = [{"iteration": iteration, **row} for row in algorithm.example_rows(arrays)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -6,7 +6,6 @@ import re
 import secrets
 import subprocess
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +99,6 @@ class Weights:
 
     arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
     message: str  # a line to print: where the weights come from
-
-
-def compile_and_init(engine: fdg.Engine, seed: int) -> Any:
-    """Returns the engine's initial state; compiles the training programs at the same time."""
-    with ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(engine.compile)
-        state = engine.init(seed)  # compiles a separate program, which takes nearly as long
-    compiling.result()
-    return state
 
 
 def read_weights(start: StoredRun, algorithm: Any, agents: int | None, graph: fdg.FDG) -> Weights:

@@ -1,6 +1,7 @@
 """How `guarded` reports errors of commands, and the presets of classes, without running a command."""
 
 import os
+import subprocess
 import sys
 import warnings
 
@@ -29,6 +30,15 @@ def test_out_of_memory(capsys):
     assert line_of(lost, capsys) == f"out of memory (RESOURCE_EXHAUSTED: 7 bytes){fix}"
     assert line_of(MemoryError("of the host\nhere"), capsys) == f"out of memory (of the host){fix}"
     assert line_of(MemoryError(), capsys) == f"out of memory (no memory){fix}"
+
+
+def test_jax_without_devices(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "gpuu")
+    code = "import jax, fdg.commands.cli as cli; raise SystemExit(cli.guarded(lambda _: jax.devices(), []))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+    assert "JAX finds no devices (RuntimeError: Unable to initialize backend 'gpuu'" in done.stderr
+    assert "set JAX_PLATFORMS=cpu for CPUs" in done.stderr
 
 
 def test_warnings_are_escaped(capsys):

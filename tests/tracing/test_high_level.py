@@ -141,6 +141,11 @@ def test_jax_scan3_is_refused():
         jax.config.update("jax_scan3", before)
 
 
+def test_jax_disable_jit_is_refused():
+    with jax.disable_jit(), pytest.raises(fdg.FdgError, match=r"^JAX_DISABLE_JIT=1 .* unset it"):
+        fdg.trace(Learner())
+
+
 @pytest.mark.parametrize("module", ["clusters", "no_such_module"])
 def test_missing_jax_internal_is_named(module):
     with pytest.raises(

@@ -45,6 +45,25 @@ def test_fit_matches_the_command_line(tmp_path):
     assert "git_commit" in shell and "100% iteration 4/4" in run.printed
 
 
+def test_options_of_jax_hold_in_every_thread(tmp_path):
+    with jax.enable_x64(True):
+        run = fitted(tmp_path / "run", Descent())
+    assert run.state["x"].dtype == np.float64
+
+
+def test_nan_that_jax_refuses(tmp_path):
+    with jax.debug_nans(True), pytest.raises(FdgError, match=r"^jax_debug_nans .* unset JAX_DEBUG_NANS"):
+        fitted(tmp_path / "run", Walk())
+    assert not (tmp_path / "run").exists()
+
+
+def test_metrics_are_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = fitted("run", Walk()), fdg.load("run", trust=True)
+    monkeypatch.chdir("/")
+    assert [len(run.metrics) for run in runs] == [4, 4] and all(run.summary for run in runs)
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 

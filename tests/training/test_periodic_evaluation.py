@@ -144,7 +144,8 @@ def test_several_seeds_and_algorithms_without_evaluation(tmp_path):
     assert len(row["eval_returns"]) == 3 and row["eval_return"] == pytest.approx(np.mean(row["eval_returns"]))
     walk = fitted(tmp_path / "walk", Walk(), total_steps=32, eval_every=2)
     assert "eval_return" in rows(walk.path)[1] and "eval_return_sampled" not in rows(walk.path)[1]
-    silent = fitted(tmp_path / "silent", Silent(), total_steps=4, eval_every=2)
+    with pytest.warns(fdg.FdgWarning, match=r"^eval_every has no effect, for .* no method evaluate or actor"):
+        silent = fitted(tmp_path / "silent", Silent(), total_steps=4, eval_every=2)
     assert silent.finished and not (silent.path / "best_checkpoint").exists()
 
 
@@ -183,6 +184,20 @@ def test_tensorboard(tmp_path):
     for step, value in found["eval_return_sampled"].items():
         assert value == np.float32(written[step]["eval_return_sampled"])
     assert np.float32(written[96]["loss"]) == found["loss"][96]
+
+
+def test_trackers_get_metrics_with_names_like_evaluations(tmp_path, monkeypatch):
+    class Named(Counter):
+        def iterate(self, state):
+            state, metrics = super().iterate(state)
+            return state, {**metrics, "eval_accuracy": jnp.float32(state)}
+
+    logged = []
+    tracker = loggers.Logger(lambda steps, metrics: logged.append(metrics), lambda: None)
+    monkeypatch.setattr("fdg.training.loggers.open_loggers", lambda *_: [tracker])
+    fitted(tmp_path / "run", Named(), iterations=4, eval_every=2, num_seeds=2)
+    assert [row["eval_accuracy"] for row in logged] == [1, 2, 3, 4]
+    assert [row.get("eval_return") for row in logged] == [None, 2, None, 4]
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])

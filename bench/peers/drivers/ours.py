@@ -18,7 +18,6 @@ from bench.peers.serve import Stopwatch
 from fdg.commands.parse import parse
 from fdg.training.job import Job
 from fdg.training.settling import prepare as prepare_job
-from fdg.training.starting import compile_and_init
 
 
 def compile_job(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
@@ -27,7 +26,7 @@ def compile_job(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
     settled = prepare_job(job)
     job = settled.job
     engine = fdg.compile(job.algorithm, job.policy, settled.devices, job.agents, settled.graph)
-    return job, engine, jax.block_until_ready(compile_and_init(engine, 0))
+    return job, engine, jax.block_until_ready(engine.compile_and_init())
 
 
 def prepare(config: dict[str, Any]):
