@@ -116,4 +116,6 @@ def _likely_cause(metrics: Mapping[str, np.ndarray], row: int, algorithm: Any) -
                 envs.check(env, steps=_CHECK_STEPS)
         except FdgError as error:
             return f"{error}: fix that first (envs.check(env) checks again)"
-    return "try a smaller --learning-rate or --max-grad-norm"
+    flags = {"learning_rate": "--learning-rate", "max_grad_norm": "--max-grad-norm"}
+    of_algorithm = [flag for name, flag in flags.items() if hasattr(algorithm, name)]
+    return f"try a smaller {' or '.join(of_algorithm)}" if of_algorithm else "try smaller updates"

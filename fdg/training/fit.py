@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -84,6 +84,7 @@ def fit(
     checkpoint_every: int | None = None,
     stop_at: float | None = None,
     stop_after: float | None = None,
+    on_nan: Literal["stop", "warn"] = "stop",
     callbacks: Sequence[Callback] = (),
     tensorboard: bool = False,
     wandb: str | None = None,
@@ -114,6 +115,7 @@ def fit(
         would take more than 1% of the time.
       stop_at: stop when an evaluation during training reaches this return.
       stop_after: stop after this many seconds of training; compilation does not count.
+      on_nan: "stop" ends the run if a loss of every agent is NaN or infinite; "warn" goes on.
       callbacks: functions that get a `Report` of newly recorded iterations; a true result ends the run.
       tensorboard: write TensorBoard event files into the run directory.
       wandb: log to this project of Weights & Biases.
@@ -147,7 +149,7 @@ def fit(
     try:
         outcome = carry_out(job, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
     except FdgError as error:
-        if not str(error).startswith("--"):
+        if "--" not in str(error):
             raise
         raise type(error)(as_arguments(str(error))) from error
     if outcome.state is None:  # the run was already complete

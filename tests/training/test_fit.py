@@ -20,7 +20,7 @@ import envs
 import fdg
 import policies
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 from fdg.training import fit as fit_module
 from tests.refusing import refuses
 from tests.tiny import Pupil, Walk
@@ -336,6 +336,27 @@ def test_live_plot(tmp_path, monkeypatch):
     fitted(tmp_path / "run", Walk(), iterations=6, live_plot=True)
     assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
     assert not fit_module.in_notebook()
+
+
+class Diverging:
+    """An algorithm without a learning rate, whose loss is NaN from the second iteration on."""
+
+    steps_per_iteration = 1
+
+    def init(self, key):
+        return jnp.ones(())
+
+    def iterate(self, state):
+        return jnp.nan * state, {"loss": state}
+
+
+def test_losses_that_are_not_finite(tmp_path):
+    message = "training stops, .*: try smaller updates, or continue with on_nan=warn"
+    with pytest.raises(FdgError, match=message):
+        fdg.fit(Diverging(), total_steps=4, devices=1, out=tmp_path / "a", progress=False)
+    with pytest.warns(FdgWarning, match="training goes on"):
+        run = fdg.fit(Diverging(), total_steps=4, devices=1, out=tmp_path / "b", progress=False, on_nan="warn")
+    assert run.iteration == 4
 
 
 def test_no_function_has_the_name_of_a_command():
