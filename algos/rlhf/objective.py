@@ -167,7 +167,8 @@ def group_advantage(
         advantage = advantage * (count / jnp.maximum(count - 1, 1))
     if scale in ("group", "batch"):
         axis = 1 if scale == "group" else None
-        advantage = advantage / (_deviation(grouped, is_given, axis, unbiased) + guard)
+        divisor = _deviation(grouped, is_given, axis, unbiased) + guard
+        advantage = advantage / jnp.where(divisor > 0, divisor, 1.0)  # zero: no guard, and all are equal
     return advantage.reshape(-1)
 
 
