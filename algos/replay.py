@@ -93,8 +93,7 @@ class ReplayState(NamedTuple):
 def _with_more_leaves(nodes: np.ndarray, size: int) -> np.ndarray:
     """The nodes of a binary tree of sums, level by level from its root, `[..., size]`; new leaves are 0."""
     leaves = nodes[..., nodes.shape[-1] // 2 :]
-    more = np.zeros((*leaves.shape[:-1], size // 2 + 1 - leaves.shape[-1]), leaves.dtype)
-    levels = [np.concatenate([leaves, more], axis=-1)]
+    levels = [np.pad(leaves, [*[(0, 0)] * (leaves.ndim - 1), (0, size // 2 + 1 - leaves.shape[-1])])]
     while levels[0].shape[-1] > 1:
         levels.insert(0, levels[0][..., ::2] + levels[0][..., 1::2])
     return np.concatenate(levels, axis=-1)
