@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import user_code
+from envs import features_and_mask, map_features, user_code
 from fdg.arguments import check_takes, checked_names, quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
@@ -201,18 +201,17 @@ def _relabel(rows: Any, key: jax.Array, share: float, reward: Any, terminated: A
     end = jnp.where(jnp.any(ended), jnp.argmax(ended), steps - 1)
     goal_step = jax.random.randint(step_key, (), 0, end + 1)
     is_relabeled = jax.random.uniform(share_key) < share
-    goal = rows.final_observation["achieved_goal"][goal_step]
+    all_achieved = features_and_mask(rows.final_observation)[0]["achieved_goal"]
+    goal, achieved = all_achieved[goal_step], all_achieved[:window]
     rows = jax.tree.map(lambda x: x[:window], rows)
     goals = jnp.broadcast_to(goal, (window, *goal.shape))
-    achieved = rows.final_observation["achieved_goal"]
 
-    def with_new_goal(observation: Any) -> Any:
-        desired = jnp.where(is_relabeled, goals, observation["desired_goal"])
-        return {**observation, "desired_goal": desired}
+    def with_new_goal(features: Any) -> Any:
+        return {**features, "desired_goal": jnp.where(is_relabeled, goals, features["desired_goal"])}
 
     relabeled = rows._replace(
-        observation=with_new_goal(rows.observation),
-        final_observation=with_new_goal(rows.final_observation),
+        observation=map_features(with_new_goal, rows.observation),
+        final_observation=map_features(with_new_goal, rows.final_observation),
         reward=jnp.where(is_relabeled, jax.vmap(_wrap_scalar(reward, False))(achieved, goals), rows.reward),
     )
     if terminated is None:

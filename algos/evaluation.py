@@ -43,7 +43,7 @@ def evaluate(
         keys = jax.random.split(jax.random.fold_in(run_key, time), (2, episodes))
         action, memory = actor.act(memory, observation, starts, keys[0], greedy)
         env_state, step = env.step(keys[1], env_state, action)
-        total += jnp.where(playing, _mean_over_agents(step.reward), 0.0)
+        total += jnp.where(playing, jnp.mean(step.reward.reshape(episodes, -1), axis=1), 0.0)
         # `episode_return` is the sum of rewards that no wrapper has changed.
         total = jnp.where(playing & step.done, step.episode_return, total)
         length += playing
@@ -72,7 +72,3 @@ def evaluate(
         "lengths": length,
         "infos": infos,
     }
-
-
-def _mean_over_agents(reward: jax.Array) -> jax.Array:
-    return reward if reward.ndim == 1 else jnp.mean(reward, axis=1)

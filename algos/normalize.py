@@ -275,11 +275,13 @@ def _update_returns(self, statistics, running_return, time_step):
     return statistics, running_return
 
 
-def scale_row_rewards(stats: RunningStatistics, rows: Any) -> Any:
+def scale_row_rewards(stats: RunningStatistics, rows: Any, replay: Any) -> Any:
     """Scales the rewards of rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`."""
-    steps = getattr(rows, "steps", rows)
-    steps = steps._replace(reward=_scale_rows(stats, steps.reward))
-    return rows._replace(steps=steps) if hasattr(rows, "steps") else steps
+    if hasattr(rows, "steps"):
+        return rows._replace(steps=rows.steps._replace(reward=_scale_rows(stats, rows.steps.reward)))
+    # A transition's reward is the sum of n rewards, so its bound is that of a sum of clipped rewards.
+    size = sum(replay.discount**k for k in range(replay.n_step))
+    return rows._replace(reward=size * _scale_rows(stats, rows.reward / size))
 
 
 @fdg.fragment("buffer", in_axes=(None, 1), out_axes=1, name="scale")

@@ -246,10 +246,11 @@ class SoftEnsemble(Agent, driver=off_policy):
         )
         target = self._target(transition, next_values, temperature * next_log_prob, keys.target)
         values = self._values(critics, transition.observation, transition.action, keys.critic_dropout)
-        error, weight = self._error(values, jax.lax.stop_gradient(target)), transition.weight
+        target, weight = jax.lax.stop_gradient(target), transition.weight
+        error = self._error(values, target)
         loss = jnp.mean(error if weight is None else weight * error)
         return loss, {
-            **({} if weight is None else {"error": error}),
+            **({} if weight is None else {"error": _distance(values, target)}),
             "critic_loss": loss,
             "value": jnp.mean(values),
             "entropy": -jnp.mean(next_log_prob),
@@ -287,6 +288,13 @@ class SoftEnsemble(Agent, driver=off_policy):
         return networks.with_precision(
             self, networks.user_network(self, "critic_network", "critic") or default
         )
+
+
+def _distance(values: jax.Array, target: jax.Array) -> jax.Array:
+    """Absolute errors of the critics' values, or mean quantiles, averaged over critics: `[N]`."""
+    count = len(target)
+    value = jnp.mean(values.reshape(len(values), count, -1), axis=2)
+    return jnp.mean(jnp.abs(value - jnp.mean(target.reshape(1, count, -1), axis=2)), axis=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,7 +71,7 @@ class ReplayState(NamedTuple):
         A run that is resumed with more steps calls this, with NumPy arrays.
         """
         ring = self.rings
-        if not hasattr(ring, "is_full"):  # a ring with priorities, whose tree depends on the length
+        if not hasattr(ring, "is_full"):  # a user's ring
             return self
         stored, target = jax.tree.leaves(ring.experience), jax.tree.leaves(shape.rings.experience)
         axis = ring.current_index.ndim + 1  # after the axes of agents and environments, and flashbax's axis
@@ -83,12 +83,20 @@ class ReplayState(NamedTuple):
             return np.pad(x, [(0, new_length - length if i == axis else 0) for i in range(x.ndim)])
 
         index = np.where(ring.is_full, length, ring.current_index).astype(ring.current_index.dtype)
-        experience = jax.tree.map(pad, ring.experience)
-        return self._replace(
-            rings=ring.replace(
-                experience=experience, current_index=index, is_full=np.zeros_like(ring.is_full)
-            )
-        )
+        changed = {"experience": jax.tree.map(pad, ring.experience), "current_index": index}
+        if hasattr(ring, "sum_tree_state"):
+            tree, size = ring.sum_tree_state, shape.rings.sum_tree_state.nodes.shape[-1]
+            changed["sum_tree_state"] = tree.replace(nodes=_with_more_leaves(tree.nodes, size))
+        return self._replace(rings=ring.replace(**changed, is_full=np.zeros_like(ring.is_full)))
+
+
+def _with_more_leaves(nodes: np.ndarray, size: int) -> np.ndarray:
+    """The nodes of a binary tree of sums, level by level from its root, `[..., size]`; new leaves are 0."""
+    leaves = nodes[..., nodes.shape[-1] // 2 :]
+    levels = [np.pad(leaves, [*[(0, 0)] * (leaves.ndim - 1), (0, size // 2 + 1 - leaves.shape[-1])])]
+    while levels[0].shape[-1] > 1:
+        levels.insert(0, levels[0][..., ::2] + levels[0][..., 1::2])
+    return np.concatenate(levels, axis=-1)
 
 
 _BATCH_AXES = ReplayState._make((0, None))  # the batch axis of each field

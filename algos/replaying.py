@@ -323,7 +323,7 @@ def transform_and_scale(self: Any, state: Any, rows: Any, learned: Any, key: jax
     return_statistics, _ = state.returns
     if return_statistics is None:
         return rows
-    return registry.option("running").scale_row_rewards(return_statistics, rows)
+    return registry.option("running").scale_row_rewards(return_statistics, rows, self.buffer)
 
 
 def make_actor(self: Any, state: State, parameters: Any, amount: jax.Array) -> Actor:

@@ -188,7 +188,9 @@ class ValueDecomposition(Agent):
         values, memories = self._unroll(
             parameters.agents, minibatch.memory, steps.observation, sequences.start
         )
-        value = self._joint_values(parameters.mixer, select_values(values, steps.action), steps.observation)
+        taken = select_values(values, steps.action).reshape(*steps.terminated.shape, -1)
+        rows = jax.tree.map(environment_major, (taken, steps.observation))
+        value = time_major(self._mix(parameters.mixer, *rows), len(values))
         target = self._target(parameters, target_parameters, minibatch.memory, sequences, memories)
         error = jax.lax.stop_gradient(target) - value  # [L, N]
         loss = jnp.mean(weight * jnp.mean(0.5 * jnp.square(error), axis=0))
@@ -231,11 +233,6 @@ class ValueDecomposition(Agent):
             time_major(next_value, self._steps_per_sequence),
             steps.terminated, steps.truncated, self.discount, self.q_lambda,
         )  # fmt: skip
-
-    def _joint_values(self, mixer: Any, values: jax.Array, observation: Observation) -> jax.Array:
-        """`_mix` for sequences: `values [L, N, A, ...]`, `observation [L, N, A, *obs]` to `[L, N]`."""
-        rows = jax.tree.map(environment_major, (values.reshape(*values.shape[:2], -1), observation))
-        return time_major(self._mix(mixer, *rows), values.shape[0])
 
     def _mixer_state(self, observation: Observation) -> jax.Array:
         """Concatenates all agents' observations, `privileged` parts included: `[N, S]` float32."""

@@ -380,10 +380,6 @@ def _with_adapters(weights: Weights, adapters: Weights) -> Weights:
     return merged
 
 
-def _adapter_scale(config: DecoderConfig) -> float:
-    return config.lora_alpha / config.lora_rank if config.lora_rank else 0.0
-
-
 # A jitted function, so that blocks are traced once, not once per layer.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(
@@ -408,7 +404,8 @@ def _block(
             return new
         return jax.lax.dynamic_update_slice_in_dim(cached[index], new, cached[2], axis=2)
 
-    weights, scale = _with_adapters(weights, adapters), _adapter_scale(config)
+    weights = _with_adapters(weights, adapters)
+    scale = config.lora_alpha / config.lora_rank if config.lora_rank else 0.0
     normed = layers.rms_norm(weights["attention_norm"], x, config.rms_norm_eps)
     q, k, v = layers.project_heads(config, weights["attention"], normed, rotation, scale)
     keys, values = in_cache(k, 0), in_cache(v, 1)

@@ -278,9 +278,9 @@ def save(
         )
     with staging_folder(directory, "config.json", files) as partial:
         shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))
-        file_names = (
-            [_SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
-        )
+        count = len(shards)
+        file_names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        file_names = file_names if count > 1 else [_SINGLE_FILE]
         index: dict[str, str] = {}
         size = 0
         for file, keys in zip(file_names, shards, strict=True):
@@ -352,10 +352,6 @@ def _shards(config: DecoderConfig, base: Weights, max_bytes: int, dtype: np.dtyp
         shards[-1][key] = make
         room -= size
     return shards
-
-
-def _shard_name(i: int, count: int) -> str:
-    return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:

@@ -68,7 +68,7 @@ class TD3BC(Agent, driver=learning, presets="TD3BC"):
     )
 
     def _actor_loss(self, actor: Any, critics: Any, transition: Transition) -> jax.Array:
-        """Equations 3 and 5: the imitation error, minus the weighted value of the first critic."""
+        """Equations 3 and 5; the divisor is of values of the actor's actions, as in the authors' code."""
         action = self._policy(actor, transition.observation).mode()
         first, _ = self._critics.apply(critics, transition.observation, action)
         value = self.grid.critic_kind.value(first)

@@ -167,7 +167,10 @@ def group_advantage(
         advantage = advantage * (count / jnp.maximum(count - 1, 1))
     if scale in ("group", "batch"):
         axis = 1 if scale == "group" else None
-        advantage = advantage / (_deviation(grouped, is_given, axis, unbiased) + guard)
+        count = jnp.sum(is_given, axis, keepdims=True, dtype=advantage.dtype)
+        squares = jnp.sum(jnp.square(_centred(grouped, is_given, axis)), axis, keepdims=True)
+        divisor = jnp.sqrt(squares / jnp.maximum(count - unbiased, 1)) + guard
+        advantage = advantage / jnp.where(divisor > 0, divisor, 1.0)  # zero: no guard, and all are equal
     return advantage.reshape(-1)
 
 
@@ -181,13 +184,6 @@ def _centred(x: jax.Array, where: jax.Array, axis: int | None) -> jax.Array:
     count = jnp.maximum(jnp.sum(where, axis, keepdims=True, dtype=x.dtype), 1)
     mean = jnp.sum(jnp.where(where, x, 0.0), axis, keepdims=True) / count
     return jnp.where(where & (largest > smallest), x - mean, 0.0)
-
-
-def _deviation(x: jax.Array, where: jax.Array, axis: int | None, unbiased: bool) -> jax.Array:
-    """The standard deviation over an axis (None: all axes) with `keepdims`; exactly zero if all are equal."""
-    count = jnp.sum(where, axis, keepdims=True, dtype=x.dtype)
-    squares = jnp.sum(jnp.square(_centred(x, where, axis)), axis, keepdims=True)
-    return jnp.sqrt(squares / jnp.maximum(count - unbiased, 1))
 
 
 def informative(reward: jax.Array, group: int, given: jax.Array | None = None) -> jax.Array:

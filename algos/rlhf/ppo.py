@@ -107,7 +107,8 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         """The initial state; the critic starts from the policy's weights, with value zero."""
         parameter_key, key = jax.random.split(key)
         parameters = self._initial_parameters(parameter_key)
-        critic = self._initial_critic(parameters)
+        network = jax.tree.map(jnp.copy, parameters.get("base", parameters))
+        critic = {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
@@ -272,10 +273,6 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         hidden_of = functools.partial(network.hidden, critic["network"])
         hidden = network.on_packed_rows(hidden_of, tokens, segments)[:, last:-1]
         return hidden.astype(jnp.float32) @ critic["value"]
-
-    def _initial_critic(self, parameters: Any) -> Any:
-        network = jax.tree.map(jnp.copy, parameters.get("base", parameters))
-        return {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
 
     @property
     def _critic_network(self) -> Any:

@@ -32,10 +32,19 @@ def keys(count):
     return jax.random.split(jax.random.key(0), (6, count))
 
 
-def gradients(algorithm, is_due, log_temperature=-math.inf):
+def _results(algorithm, is_due, log_temperature, weight=None):
     parameters = Parameters(HALF, jnp.array([3.0, 2.0, 4.0]), jnp.float32(log_temperature))
     transition = transitions(action=[1.0, -0.5], reward=[1.0, 2.0], discount=[0.5, 0.0])
-    gradient, _, losses = algorithm.gradient(
-        parameters, jnp.array([4.0, 6.0, 8.0]), jnp.bool_(is_due), transition, keys(2)
-    )
+    transition = transition._replace(weight=weight)
+    return algorithm.gradient(parameters, jnp.array([4.0, 6.0, 8.0]), jnp.bool_(is_due), transition, keys(2))
+
+
+def gradients(algorithm, is_due, log_temperature=-math.inf):
+    gradient, _, losses = _results(algorithm, is_due, log_temperature)
     return gradient, losses
+
+
+def weighted_errors(algorithm):
+    """The losses with weights of one, and the samples' errors, at temperature 0."""
+    _, error, losses = _results(algorithm, True, -math.inf, weight=jnp.ones(2))
+    return losses, error

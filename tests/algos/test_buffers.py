@@ -104,6 +104,22 @@ def test_original_terminal_step_ends_window():
     np.testing.assert_array_equal(rows.truncated, steps.terminated[rows.action[..., 0].astype(int)])
 
 
+def test_masked_observations():
+    """Goals are replaced as without masks, which stay with their rows."""
+    mask = jnp.arange(7)[:, None] % 2 == jnp.arange(2)[None]
+    observation, following = (
+        envs.MaskedObservation(x, mask) for x in (STEPS.observation, STEPS.final_observation)
+    )
+    make = functools.partial(buffers.hindsight, share=1.0, horizon=4)
+    rows = sample(make, STEPS._replace(observation=observation, final_observation=following), window=2)
+    without = sample(make, STEPS, window=2)
+    for found, expected in zip(rows, without, strict=True):
+        found, found_mask = envs.features_and_mask(found)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        if found_mask is not None:
+            np.testing.assert_array_equal(found_mask, mask[rows.action[..., 0].astype(int)])
+
+
 def hindsight(**settings):
     return functools.partial(buffers.hindsight, **settings)
 

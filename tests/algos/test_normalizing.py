@@ -145,6 +145,20 @@ def test_replay_reward_scaling_matches_numpy(agents):
     np.testing.assert_allclose(found, np.clip(minibatch.reward / np.std(returns), -10, 10), rtol=1e-4)
 
 
+def test_scaled_n_step_rewards_have_the_bound_of_their_sum():
+    """Three rewards of 6 with discount 1/2 are 10.5 deviations; three of 20 are each clipped to 10."""
+    algorithm = algos.TD3(
+        env=envs.make("Pendulum-v1"),
+        **{**OFF_POLICY, "normalize_reward": True, "n_step": 3, "discount": 0.5, "learning_starts": 64},
+    )
+    state = jax.jit(algorithm.init)(jax.random.key(0))
+    state = state._replace(returns=(normalize.init(()), state.returns[1]))
+    zeros = jnp.zeros((1, 2, 1))
+    given = Transition(zeros, zeros, jnp.array([[10.5, 35.0]]), jnp.zeros((1, 2)), zeros)
+    after = replaying.transform_and_scale(algorithm, state, given, state.learned, jax.random.key(0))
+    np.testing.assert_allclose(after.reward, [[10.5, 17.5]], rtol=1e-5)
+
+
 VALUES = {**OFF_POLICY, "num_steps": 4, "learning_starts": 8, "updates_per_step": 0.0625}
 TEAM = {**VALUES, "num_updates": 1, "sequence_length": 2}
 del TEAM["updates_per_step"]

@@ -12,7 +12,7 @@ import algos
 import envs
 import fdg
 from algos.redq import Learned
-from tests.algos.linear_critics import gradients, keys, linear, transitions
+from tests.algos.linear_critics import gradients, keys, linear, transitions, weighted_errors
 
 
 def redq(**fields):
@@ -46,6 +46,14 @@ def test_gradients_by_hand():
     assert float(losses["critic_loss"]) == pytest.approx(0.25 * squares, rel=1e-5)
     # Actor: -mean(3, 2, 4) * tanh(mean), whose slope is -3 * (1 - 1/4).
     assert float(gradient.actor) == pytest.approx(-3.0 * 0.75, rel=1e-5)
+
+
+def test_priorities_are_mean_absolute_errors():
+    """The errors of `test_gradients_by_hand`: 1, 0 and 2; 3.5, 3 and 4."""
+    _, losses = gradients(redq(subset=3), is_due=True)
+    weighted, error = weighted_errors(redq(subset=3))
+    np.testing.assert_allclose(error, [1.0, 3.5], rtol=1e-5)
+    assert float(weighted["critic_loss"]) == pytest.approx(float(losses["critic_loss"]), rel=1e-5)
 
 
 def test_delayed_actor():

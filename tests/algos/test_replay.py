@@ -139,9 +139,10 @@ def test_importance_weights_by_hand():
     assert importance_weight(jnp.full(3, jnp.nan), 1.0).tolist() == [0.0, 0.0, 0.0]  # an empty buffer
 
 
+@uniform_and_prioritized
 @pytest.mark.parametrize("added", [5, 8])
-def test_resume_with_longer_buffer(added, tmp_path):
-    short, long = replay(buffer_size=8 * B), replay(buffer_size=16 * B)
+def test_resume_with_longer_buffer(added, exponent, tmp_path):
+    short, long = (replay(buffer_size=size * B, priority_exponent=exponent) for size in (8, 20))
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(0, filled(short, added))
     checkpoints.close()

@@ -11,7 +11,7 @@ import algos
 import envs
 import fdg
 from algos.distributional import quantile_error
-from tests.algos.linear_critics import gradients, linear, transitions
+from tests.algos.linear_critics import gradients, linear, transitions, weighted_errors
 
 
 def tqc(**fields):
@@ -43,6 +43,14 @@ def test_quantile_loss_by_hand():
 def test_actor_uses_mean_of_quantiles():
     gradient, _ = gradients(tqc(), is_due=True)
     assert float(gradient.actor) == pytest.approx(-3.0 * 0.75, rel=1e-5)
+
+
+def test_priorities_are_errors_of_means():
+    """All quantiles of a critic are equal. Targets: 1 + 1/2 * (4 + 4 + 6) / 3 * 1/2, and 2."""
+    _, error = weighted_errors(tqc())
+    first = 1.0 + 0.25 * 14.0 / 3.0
+    expected = [sum(abs(first - c) for c in (3.0, 2.0, 4.0)) / 3, 3.5]
+    np.testing.assert_allclose(error, expected, rtol=1e-5)
 
 
 def test_critic_network_output_size():

@@ -236,6 +236,14 @@ def test_equal_rewards_have_zero_advantage():
     assert float(jnp.max(jnp.abs(other))) == 0.0
 
 
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_equal_rewards_have_zero_advantage_without_guard(scale):
+    found = objective("grpo", scale=scale, guard=0.0).advantage(
+        jnp.ones(6), jnp.zeros((6, 2)), jnp.zeros((6, 2)), jnp.ones((6, 2), bool), 3
+    )
+    assert float(jnp.max(jnp.abs(found))) == 0.0
+
+
 def test_kl_within_rounding_is_zero():
     new, other = jnp.array([[-2.0, -2.0]]), jnp.array([[-2.0 + 1e-6, -2.1]])
     for kind, expected in (("k1", 1.0), ("k2", 0.0), ("k3", 0.0)):

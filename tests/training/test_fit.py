@@ -355,7 +355,9 @@ def test_losses_that_are_not_finite(tmp_path):
     with pytest.raises(FdgError, match=message):
         fdg.fit(Diverging(), total_steps=4, devices=1, out=tmp_path / "a", progress=False)
     with pytest.warns(FdgWarning, match="training goes on"):
-        run = fdg.fit(Diverging(), total_steps=4, devices=1, out=tmp_path / "b", progress=False, on_nan="warn")
+        run = fdg.fit(
+            Diverging(), total_steps=4, devices=1, out=tmp_path / "b", progress=False, on_nan="warn"
+        )
     assert run.iteration == 4
 
 
