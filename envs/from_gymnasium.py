@@ -204,7 +204,7 @@ class WorkerPool:
             return False, f"{subject} was not done in {timeout:g} s"
         try:
             ok, reply = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError: it ended while it sent its reply
             return False, f"{subject} {worker.how_it_ended()}"
         return ok, reply if ok else f"{subject}: {reply}"
 

@@ -35,7 +35,9 @@ class Counting(gymnasium.Env):
         if self.time == 3 and self.fault not in ("none", "constructor") and _is_first():
             if self.fault == "raise":
                 raise ValueError("the wheels\nfell off")
-            if self.fault == "die":
+            if self.fault == "cut":  # announces a reply of 100 bytes, and sends three
+                os.write(int(sys.argv[1]), (100).to_bytes(4, "big") + b"...")
+            if self.fault in ("cut", "die"):
                 print("out of memory\n", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hang":

@@ -89,6 +89,7 @@ def test_step_order_and_time_limit():
 # --- failures ---
 
 FAULTS = {
+    "cut": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, l",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
@@ -106,7 +107,7 @@ def test_worker_failures_are_named(fault):
     assert host.running() == 0
 
 
-@pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize("fault", ["cut", "die", "hang"])
 def test_restart_replaces_lost_instances(fault, caplog):
     env = counting(fault, timeout=2.0, restarts=1)
     state, first = jax.jit(env.reset)(keys(2))
