@@ -293,7 +293,8 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
 
 def test_values_out_of_range_are_refused():
     for fields, error in {
-        ("timeout", 0.0): "timeout=0.0 must be above 0 seconds",
+        ("timeout", 0.0): "timeout=0.0 must be above 0 and at most 1e6 seconds",
+        ("timeout", float("inf")): "timeout=inf must be above 0 and at most 1e6 seconds",
         ("restarts", -1): "restarts=-1 must be 0 or more",
         ("workers", 0): "workers=0 must be an integer of at least 1",
     }.items():
