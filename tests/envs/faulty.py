@@ -45,6 +45,19 @@ class Counting(gymnasium.Env):
         return np.array([self.number, self.time]), float(action - 5), False, False, {}
 
 
+class Wide(gymnasium.Env):
+    """Observes the number of its process; an action is larger than the buffer of a connection."""
+
+    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (200_000,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([os.getpid()]), {}
+
+    def step(self, action):
+        return np.array([os.getpid()]), 1.0, False, False, {}
+
+
 def _is_first():
     """True for the first call among all processes."""
     try:

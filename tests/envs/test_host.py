@@ -3,6 +3,8 @@
 import functools
 import json
 import logging
+import os
+import signal
 import subprocess
 import time
 
@@ -126,6 +128,14 @@ def test_restart_replaces_lost_instances(fault, caplog):
     np.testing.assert_array_equal(step.final_observation[:, lost, 1], [1, 2, 2, 1, 2, 3])
     np.testing.assert_array_equal(step.final_observation[:, other, 1], [1, 2, 3, 4, 5, 1])
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
+
+
+def test_worker_that_reads_nothing_is_replaced():
+    env = envs.make("gymnasium:tests.envs.faulty:Wide", timeout=1.0, restarts=1)
+    state, first = env.reset(keys(1))
+    os.kill(int(first[0, 0]), signal.SIGSTOP)
+    _, step = env.step(keys(1), state, jnp.zeros((1, 200_000)))
+    assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
 
 
 def test_constructor_failure():
