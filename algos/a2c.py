@@ -25,7 +25,7 @@ from algos.one_update import WeightedLoss
 from algos.rollout import episode_metrics
 from algos.values import NETWORK, AnyNetwork, ClippedOptimizer, Normalizers, Transforming
 from envs import Box, Discrete, Environment, MultiDiscrete, Observation
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require, require_divides, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +132,7 @@ class A3C(A2C, presets="A3C"):
         setting = "network" if self.memory is None else f"memory={self.memory}"
         require(self, self._memory is None, f"{setting}: a worker of A3C has no memory: use A2C")
         require(self, self.transform is None, "transform: A3C does not transform rollouts; use A2C")
-        require(
-            self,
-            self.num_envs % self.num_workers == 0,
-            f"num_workers={self.num_workers} does not divide num_envs={self.num_envs}: use a divisor",
-        )
+        require_divides(self, "num_workers", self.num_envs, f"num_envs={self.num_envs}")
 
     @property
     def envs_per_worker(self) -> int:

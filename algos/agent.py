@@ -13,7 +13,7 @@ from envs import Environment, Observation, TimeStep, num_agents
 from envs.checking import check_batch_reset, check_batch_step
 from fdg.arguments import checked_names
 from fdg.keys import typed
-from fdg.settings.fields import hyperparameter, own_value, require, require_positive
+from fdg.settings.fields import hyperparameter, own_value, require_divides, require_positive
 from fdg.settings.parts import Part
 from fdg.settings.presets import HasPresets
 
@@ -32,11 +32,7 @@ class Rollouts(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses counts below 1, and a number of rings that does not divide `num_envs`."""
         require_positive(algorithm, "num_envs", "num_steps", "total_steps", "rings")
-        require(
-            algorithm,
-            self.num_envs % self.rings == 0,
-            f"rings={self.rings} does not divide num_envs={self.num_envs}: use a divisor",
-        )
+        require_divides(algorithm, "rings", self.num_envs, f"num_envs={self.num_envs}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fdg.errors import FdgError, kind_of, listed
 from fdg.settings import foreign
 from fdg.settings.fields import (
     require,
+    require_divides,
     require_not_negative,
     require_positive,
     require_type,
@@ -122,11 +123,7 @@ def check_divides(
     count, name_of_count = per_env, of_env
     if self.epochs.shuffle != "time":
         count, name_of_count = self.num_envs * per_env, of_all
-    require(
-        self,
-        count % self.epochs.num_minibatches == 0,
-        f"num_minibatches={self.num_minibatches} does not divide {name_of_count}={count}: use a divisor",
-    )
+    require_divides(self, "num_minibatches", count, f"{name_of_count}={count}")
 
 
 def check_replay(choice: Any, algorithm: Any) -> None:
@@ -171,12 +168,8 @@ def check_memory(choice: Any, algorithm: Any) -> None:
 
 def check_sequences(algorithm: Any) -> None:
     """Refuses a length of sequences that does not divide a rollout; None stands for a whole rollout."""
-    length, steps = algorithm.sequence_length, algorithm.num_steps
-    require(
-        algorithm,
-        length is None or (length > 0 and steps % length == 0),
-        f"sequence_length={length} does not divide num_steps={steps}: use a divisor",
-    )
+    if algorithm.sequence_length is not None:
+        require_divides(algorithm, "sequence_length", algorithm.num_steps, f"num_steps={algorithm.num_steps}")
 
 
 def check_bounded_floats(self: Any) -> None:
@@ -196,11 +189,7 @@ def check_off_policy(self: Any) -> None:
     require_positive(self, *(name for name in ("policy_delay",) if hasattr(self, name)))
     num_envs, batch_size = self.num_envs, self.batch_size
     check_bounded_floats(self)
-    require(
-        self,
-        batch_size % num_envs == 0,
-        f"num_envs={num_envs} does not divide batch_size={batch_size}: use a divisor",
-    )
+    require_divides(self, "num_envs", batch_size, f"batch_size={batch_size}")
     rows = self.buffer.least_rows
     steps = rows * self.buffer.steps_per_row
     has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start

@@ -17,6 +17,8 @@ import functools
 import importlib.util
 import multiprocessing
 import os
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -119,7 +121,7 @@ class WorkerPool:
             i: ("reset", (name, options, seeds[np.isin(rows, self._rows_by_worker[i])].tolist()))
             for i in restarted
         }
-        replies = self._replies(self._send_requests(requests), timeout)
+        replies = self._replies(self._send_requests(requests, timeout), timeout)
         for ok, reply in replies.values():
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
@@ -137,7 +139,7 @@ class WorkerPool:
             i: ("step", ([gymnasium_spaces.select(actions, row) for row in worker_rows], self._source.info))
             for i, worker_rows in enumerate(self._rows_by_worker)
         }
-        self._pending = self._send_requests(requests)
+        self._pending = self._send_requests(requests, timeout)
 
     def ready(self) -> bool:
         """True if all workers have replied."""
@@ -172,14 +174,14 @@ class WorkerPool:
         if worker is not None:
             worker.kill()
 
-    def _send_requests(self, requests: dict[int, Any]) -> dict[Any, int]:
+    def _send_requests(self, requests: dict[int, Any], timeout: float) -> dict[Any, int]:
         """Sends each worker its request; returns the workers' indices by connection."""
         waiting: dict[Any, int] = {}
         for i, request in requests.items():
             worker = self._workers[i]
             assert worker is not None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reply will report it
-                worker.connection.send(request)
+            with contextlib.suppress(OSError):  # the reply will report it
+                worker.send(request, timeout)
             waiting[worker.connection] = i
         return waiting
 
@@ -204,7 +206,7 @@ class WorkerPool:
             return False, f"{subject} was not done in {timeout:g} s"
         try:
             ok, reply = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # OSError: it ended while it sent its reply
             return False, f"{subject} {worker.how_it_ended()}"
         return ok, reply if ok else f"{subject}: {reply}"
 
@@ -227,6 +229,13 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path},
         )
         worker_end.close()
+
+    def send(self, request: Any, timeout: float) -> None:
+        """Sends a request; raises an `OSError` if the process has ended, or does not read for `timeout`."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            limit = struct.pack("ll", int(timeout) + 1, 0)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.connection.send(request)
 
     def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""

@@ -215,10 +215,11 @@ class Fleet:
         free = ray.available_resources().get("CPU", 0)
         count = source.workers or max(1, int(free / source.cpus))
         if count * source.cpus > total:
-            max_workers = max(1, int(free / source.cpus))
+            num_fitting = int(free / source.cpus)
+            fewer = f"--env-workers {num_fitting}, or " if num_fitting else ""
             raise HostError(
                 f"{name}: {count} workers of {source.cpus:g} CPUs: the Ray cluster has {total:g} CPUs,"
-                f" {free:g} of them free: use --env-workers {max_workers}, or ?cpus={total / count:.2g}"
+                f" {free:g} of them free: use {fewer}?cpus={int(1000 * total / count) / 1000:g}"
             )
         self._workers = [self._start() for _ in range(count)]
         self._locations: dict[Any, str] = {}

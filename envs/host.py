@@ -83,12 +83,12 @@ class HostEnvironment(EnvironmentBase):
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        fields = {"timeout": self.timeout, "restarts": self.restarts}
-        check_options(f"environment '{self.name}'", HostEnvironment, fields)
-        if not self.timeout > 0:
-            raise FdgError(f"environment '{self.name}': timeout={self.timeout!r} must be above 0 seconds")
+        name, fields = f"environment '{self.name}'", {"timeout": self.timeout, "restarts": self.restarts}
+        check_options(name, HostEnvironment, fields)
+        if not 0 < self.timeout <= 1e6:  # the system refuses to wait for more than 24 days
+            raise FdgError(f"{name}: timeout={self.timeout!r} must be above 0 and at most 1e6 seconds")
         if self.restarts < 0:
-            raise FdgError(f"environment '{self.name}': restarts={self.restarts!r} must be 0 or more")
+            raise FdgError(f"{name}: restarts={self.restarts!r} must be 0 or more")
 
     @property
     def info(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from algos.replaying import State
 from algos.values import ObservationNormalizer
 from envs import Box, composite
 from fdg.errors import FdgError, FdgWarning, HostError
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require, require_divides, require_positive
 from fdg.settings.parts import Part
 
 _LOG_STD_BOUNDS = (-5.0, 2.0)  # as in the code of IQL's authors, github.com/ikostrikov/implicit_q_learning
@@ -46,11 +46,7 @@ class OfflineData(Part):
     def check(self, algorithm: Any) -> None:
         """Refuses missing or too little data, other spaces, wrong sizes, and settings only for acting."""
         require_positive(algorithm, "batch_size")
-        require(
-            algorithm,
-            self.batch_size % algorithm.num_envs == 0,
-            f"num_envs={algorithm.num_envs} does not divide batch_size={self.batch_size}: use a divisor",
-        )
+        require_divides(algorithm, "num_envs", self.batch_size, f"batch_size={self.batch_size}")
         if not self.acts:
             fix = "set online=True, or leave it out" if hasattr(self, "online") else "leave it out"
             acting_settings = {

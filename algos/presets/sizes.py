@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fdg.settings.fields import largest_divisor
+
 
 def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
     """Changes to sizes that the user did not set, so that sizes divide each other; empty if none are needed.
@@ -33,15 +35,15 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
     num_envs, num_steps = size("num_envs"), size("num_steps")
     if not num_envs or not num_steps:
         return {}  # the algorithm then refuses the sizes
-    change("num_workers", _divisor(num_envs, size("num_workers")))
+    change("num_workers", largest_divisor(num_envs, size("num_workers")))
     items_per_env = num_steps
     if "sequence_length" in values and (values.get("recurrent", True) or values.get("memory") is not None):
-        change("sequence_length", _divisor(num_steps, size("sequence_length")))
+        change("sequence_length", largest_divisor(num_steps, size("sequence_length")))
         length = size("sequence_length") or num_steps
         change("burn_in", min(size("burn_in"), length))
         items_per_env = num_steps // length
     rows = items_per_env if values.get("shuffle") == "time" else num_envs * items_per_env
-    change("num_minibatches", _divisor(rows, size("num_minibatches")))
+    change("num_minibatches", largest_divisor(rows, size("num_minibatches")))
     change("batch_size", max(1, round(size("batch_size") / num_envs)) * num_envs)
     if size("buffer_size"):
         change("learning_starts", min(size("learning_starts"), size("buffer_size") // num_envs * num_envs))
@@ -51,8 +53,3 @@ def fitting_sizes(values: Mapping[str, Any], named: Collection[str]) -> dict[str
         if not math.isclose(updates, rate * steps):
             changes["updates_per_step"] = updates / steps
     return changes
-
-
-def _divisor(count: int, limit: int) -> int:
-    """The largest divisor of `count` that is at most `limit`; 0 if there is none."""
-    return next((n for n in range(min(limit, count), 0, -1) if count % n == 0), 0)

@@ -15,7 +15,13 @@ import fdg
 from algos.language.generation import Answers
 from algos.rlhf.responses import Responses, Rollout
 from envs.text import Problem, is_game
-from fdg.settings.fields import hyperparameter, require, require_not_negative, require_positive
+from fdg.settings.fields import (
+    hyperparameter,
+    require,
+    require_divides,
+    require_not_negative,
+    require_positive,
+)
 from fdg.settings.parts import Part
 from fdg.stream import Stream, StreamState
 
@@ -55,12 +61,7 @@ class Streams(Part):
         """Refuses settings that do not fit the prompts or the task; warns of settings that have no effect."""
         require_positive(algorithm, "micro_batches")
         count, ahead, env = algorithm._candidates, self.ahead, algorithm.env
-        require(
-            algorithm,
-            count % self.micro_batches == 0,
-            f"micro_batches={self.micro_batches} do not divide the {count} prompts of an iteration: use a"
-            " divisor",
-        )
+        require_divides(algorithm, "micro_batches", count, f"the {count} prompts of an iteration")
         require_not_negative(algorithm, "ahead")
         require(algorithm, ahead <= _MAX_AHEAD, f"ahead={ahead}: give at most {_MAX_AHEAD} batches")
         require(

@@ -19,17 +19,9 @@ from fdg.arguments import quoted
 from fdg.errors import FdgWarning, PlanError, listed
 from fdg.fragment import ROLES
 from fdg.placing.policy import Group, Policy
+from fdg.settings.fields import largest_divisor
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.trace import WHOLE_ITERATION
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit`.
-
-    >>> largest_divisor(66, 4)
-    3
-    """
-    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)
 
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:

@@ -37,7 +37,6 @@ from fdg.placing.assignment import (
     assign,
     check_placement,
     fit_to_batches,
-    largest_divisor,
     merge_same_devices,
     warn_of_near_roles,
 )
@@ -51,6 +50,7 @@ from fdg.placing.scheduling.schedule import Schedule
 from fdg.placing.scheduling.unsharding import reshard, resharding_notes
 from fdg.placing.sharded import lay_out, sharded_leaves, unused_rules, with_rules
 from fdg.placing.staleness import Ages, Delay, DelayedState, algorithm_state, delay, with_lag
+from fdg.settings.fields import largest_divisor
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 

@@ -241,6 +241,24 @@ def require_not_negative(algorithm: Any, *names: str) -> None:
         require(algorithm, value >= 0, f"{name}={value}: it must be 0 or more")
 
 
+def require_divides(algorithm: Any, name: str, count: int, text: str) -> None:
+    """Requires that a field divides `count`, which `text` describes; the error gives the nearest divisors."""
+    value = getattr(algorithm, name)
+    if value < 1 or count % value:
+        below, above = (largest_divisor(count, max(n, 1)) for n in (value, count // max(value, 1)))
+        nearest_ones = listed([str(n) for n in sorted({below, count // above})], "or")
+        require(algorithm, False, f"{name}={value} does not divide {text}: use {nearest_ones}")
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`; 0 if there is none.
+
+    >>> largest_divisor(66, 4)
+    3
+    """
+    return next((n for n in range(min(number, limit), 0, -1) if number % n == 0), 0)
+
+
 def require_within(algorithm: Any, low: float, high: float, *names: str) -> None:
     """Requires that the fields lie in `[low, high]`."""
     for name in names:

@@ -35,12 +35,27 @@ class Counting(gymnasium.Env):
         if self.time == 3 and self.fault not in ("none", "constructor") and _is_first():
             if self.fault == "raise":
                 raise ValueError("the wheels\nfell off")
-            if self.fault == "die":
+            if self.fault == "cut":  # announces a reply of 100 bytes, and sends three
+                os.write(int(sys.argv[1]), (100).to_bytes(4, "big") + b"...")
+            if self.fault in ("cut", "die"):
                 print("out of memory\n", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hang":
                 time.sleep(1000)
         return np.array([self.number, self.time]), float(action - 5), False, False, {}
+
+
+class Wide(gymnasium.Env):
+    """Observes the number of its process; an action is larger than the buffer of a connection."""
+
+    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (200_000,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([os.getpid()]), {}
+
+    def step(self, action):
+        return np.array([os.getpid()]), 1.0, False, False, {}
 
 
 def _is_first():

@@ -225,8 +225,11 @@ def test_number_of_workers_fits_the_cluster(ray):
     assert len(from_ray.fleet(from_ray.FleetSource(Counting()))) == 2
     ray.cpus = 7
     assert len(from_ray.fleet(from_ray.FleetSource(Counting(), cpus=2.0))) == 2  # two CPUs are taken
-    with pytest.raises(HostError, match=r"8 workers of 1 CPUs: the Ray cluster has 7 CPUs, 1 of them free"):
+    busy = "the Ray cluster has 7 CPUs, 1 of them free: use"
+    with pytest.raises(HostError, match=rf"8 workers of 1 CPUs: {busy} --env-workers 1, or \?cpus=0.875"):
         from_ray.fleet(from_ray.FleetSource(Counting(), 8))
+    with pytest.raises(HostError, match=rf"3 workers of 4 CPUs: {busy} \?cpus=2.333"):  # rounded down
+        from_ray.fleet(from_ray.FleetSource(Counting(), 3, cpus=4.0))
 
 
 def test_workers_that_do_not_start(ray, monkeypatch):

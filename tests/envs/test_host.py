@@ -3,6 +3,8 @@
 import functools
 import json
 import logging
+import os
+import signal
 import subprocess
 import time
 
@@ -89,6 +91,7 @@ def test_step_order_and_time_limit():
 # --- failures ---
 
 FAULTS = {
+    "cut": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, l",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
@@ -106,7 +109,7 @@ def test_worker_failures_are_named(fault):
     assert host.running() == 0
 
 
-@pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize("fault", ["cut", "die", "hang"])
 def test_restart_replaces_lost_instances(fault, caplog):
     env = counting(fault, timeout=2.0, restarts=1)
     state, first = jax.jit(env.reset)(keys(2))
@@ -125,6 +128,14 @@ def test_restart_replaces_lost_instances(fault, caplog):
     np.testing.assert_array_equal(step.final_observation[:, lost, 1], [1, 2, 2, 1, 2, 3])
     np.testing.assert_array_equal(step.final_observation[:, other, 1], [1, 2, 3, 4, 5, 1])
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
+
+
+def test_worker_that_reads_nothing_is_replaced():
+    env = envs.make("gymnasium:tests.envs.faulty:Wide", timeout=1.0, restarts=1)
+    state, first = env.reset(keys(1))
+    os.kill(int(first[0, 0]), signal.SIGSTOP)
+    _, step = env.step(keys(1), state, jnp.zeros((1, 200_000)))
+    assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
 
 
 def test_constructor_failure():
@@ -292,7 +303,8 @@ def test_training_from_the_command_line(tmp_path, capsys, caplog, host_devices):
 
 def test_values_out_of_range_are_refused():
     for fields, error in {
-        ("timeout", 0.0): "timeout=0.0 must be above 0 seconds",
+        ("timeout", 0.0): "timeout=0.0 must be above 0 and at most 1e6 seconds",
+        ("timeout", float("inf")): "timeout=inf must be above 0 and at most 1e6 seconds",
         ("restarts", -1): "restarts=-1 must be 0 or more",
         ("workers", 0): "workers=0 must be an integer of at least 1",
     }.items():

@@ -289,7 +289,7 @@ def test_rings_stay_split_over_devices(name, policy, count, devices):
 
 
 def test_invalid_rings_are_refused():
-    with pytest.raises(FdgError, match="rings=3 does not divide num_envs=4: use a divisor"):
+    with pytest.raises(FdgError, match="rings=3 does not divide num_envs=4: use 2 or 4"):
         algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, rings=3)
     with pytest.raises(FdgError, match="rings=2: each worker steps its environments together; use A2C"):
         algos.A3C(env=envs.make("CartPole-v1"), rings=2)

@@ -145,7 +145,7 @@ def test_max_age_without_effect_warns(recwarn):
     [
         ({"ahead": -1, "slots": 2}, "ahead=-1: it must be 0 or more"),
         ({"ahead": 10**9}, "ahead=1000000000: give at most 200 batches"),
-        ({"micro_batches": 3}, "micro_batches=3 do not divide the 4 prompts of an iteration"),
+        ({"micro_batches": 3}, "micro_batches=3 does not divide the 4 prompts of an iteration: use 2 or 4"),
         ({"micro_batches": 0}, "micro_batches=0"),
         ({"max_age": 1}, "max_age=1: it must be 0 or more, and needs late='mask'"),
         ({"ahead": 1, "slots": 2, "env": envs.text.Guess()}, "ahead=1: 'guess' is a game"),
