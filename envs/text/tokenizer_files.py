@@ -65,6 +65,11 @@ def vocab_size(loaded: Any) -> int:
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
+def special_numbers(loaded: Any) -> frozenset[int]:
+    """The numbers of a tokenizer's special tokens."""
+    return frozenset(i for i, token in loaded.get_added_tokens_decoder().items() if token.special)
+
+
 def _check_content(content: dict[str, Any], file: str) -> None:
     """Raises an `FdgError` if a part exceeds its limit, or would make the library panic."""
 
