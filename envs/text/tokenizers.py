@@ -257,9 +257,11 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: a number is no token.
         """
-        numbers = _token_numbers(ids, self.vocab_size)
+        # The library's `skip_special_tokens` keeps those that its normalizer changes, as `</s>` to `▁</s>`.
+        special = tokenizer_config.special_numbers(self._folder)
+        numbers = [i for i in _token_numbers(ids, self.vocab_size) if i not in special]
         with self._library_errors():
-            return tokenizer_config.load(self._folder).decode(numbers, skip_special_tokens=True)
+            return tokenizer_config.load(self._folder).decode(numbers, skip_special_tokens=False)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS

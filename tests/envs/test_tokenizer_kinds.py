@@ -324,6 +324,17 @@ def test_special_tokens_of_the_configuration(tmp_path):
     assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
 
 
+def test_special_tokens_keep_their_options(tmp_path):
+    library = KINDS["pieces with prefix space"]()
+    options = {"<s>": {"rstrip": True, "normalized": False}, "</s>": {"normalized": True}}
+    library.add_special_tokens([tokenizers.AddedToken(word, **flags) for word, flags in options.items()])
+    ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))
+    for text in ("<s> a", "a <s>\n a", "</s> a", "a</s>"):
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert ours.encode("<s> a")[0] == 1 and library.id_to_token(2) == "▁</s>"
+    assert ours.decode([1, *ours.encode("a"), 2]) == "a"  # `</s>` too, which the normalizer lengthens
+
+
 @pytest.mark.parametrize("added", [True, False, None])
 def test_prefix_tokens_match_library(tmp_path, added):
     library = KINDS["bytes as GPT-2"]()
