@@ -4,11 +4,14 @@ import csv
 import json
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import envs
 import fdg
 from envs.text import columns, files
+from envs.text.characters import to_string
 from tests.refusing import refuses
 
 WORDS = [
@@ -80,6 +83,18 @@ def test_long_texts_in_csv(tmp_path):
     write_csv(path, rows, None)
     assert [record.columns for record in files.read(str(path))] == rows
     assert csv.field_size_limit() == limit
+
+
+def test_one_long_answer_does_not_lengthen_all(tmp_path):
+    """The memory for answers is that of the file, not the longest answer for each row."""
+    path, answers = tmp_path / "a.jsonl", ["1", "é" * 50_000, "", *map(str, range(300))]
+    write_jsonl(
+        path, [{"prompt": f"{i}=", "answer": answer} for i, answer in enumerate(answers)], random.Random(0)
+    )
+    problem = envs.make("text:file", path=str(path)).problem
+    constants = jax.make_jaxpr(problem.solution)(jnp.array([0])).consts
+    assert sum(array.nbytes for array in constants) < 2 * path.stat().st_size
+    assert [to_string(problem.solution(jnp.array([i]))) for i in range(4)] == answers[:4]
 
 
 def test_splits_are_disjoint_and_not_empty(tmp_path):
