@@ -247,7 +247,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             case "tojson":
                 inner = [x for arg in values[1:] for x in (arg if isinstance(arg, list | tuple) else [arg])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
-                self.pay(50 * input_cost * (sum(widths) + longest))  # as if indented by 50 levels
+                added = 400 * (sum(widths) + longest)  # characters for each value, indented by 400 levels
+                self.pay(input_cost * added // (_UNITS_PER_VALUE * _CHARACTERS_PER_UNIT))
             case "format" | "strftime_now":
                 text = str(values[0] if name == "format" else values[-1])
                 if _REFUSED_FIELD.search(text):
