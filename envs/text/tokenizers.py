@@ -273,7 +273,7 @@ class HuggingFaceTokenizer:
         encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded alone, or
         after an anchor character that is then removed: the first way that decodes to the joint text.
         """
-        has_template = self.chat_template is not None or "chat_template" in arguments
+        has_template = bool(self.chat_templates) or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if has_template:
             prompts = [
@@ -298,7 +298,7 @@ class HuggingFaceTokenizer:
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`, and `envs/text/turns.py`."""
-        if self.chat_template is not None or "chat_template" in arguments:
+        if self.chat_templates or "chat_template" in arguments:
             return [turns.mask_from_template(self, row, instruction, system, arguments) for row in rows]
         begin = [False] * len(self._begin_tokens)
         messages = [messages_of(row.prompt, instruction, system) for row in rows]

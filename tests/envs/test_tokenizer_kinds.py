@@ -282,11 +282,11 @@ def test_named_templates_and_special_tokens(chat_checkpoint):
         assert tokenizer.chat(user, tools=[{"name": "f"}]) == "f"
         assert tokenizer.chat(user, documents=[{"text": "t"}], chat_template="rag") == "t"
     bare = write_checkpoint(chat_checkpoint / "bare", KINDS["unigram"](), chat_template=several[1:])
-    with pytest.raises(
-        FdgError, match="it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
-    ):
-        HuggingFaceTokenizer(str(bare)).chat(user)
+    bare = HuggingFaceTokenizer(str(bare))
+    no_default = "it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
     for call, message in (
+        (lambda: bare.chat(user), no_default),
+        (lambda: bare.encode_rows([Row("1")]), no_default),
         (
             lambda: tokenizer.chat(user, tools={1}),
             r"tools is not JSON \(TypeError: Object of type set",
