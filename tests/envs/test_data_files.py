@@ -118,7 +118,11 @@ def test_splits_are_disjoint_and_not_empty(tmp_path):
         ({"messages": [{"role": "system", "content": "Add."}, *USER]}, None, None),
         ({"prompt": "x", "answer": 2.5, "completion": None}, "x", None),
         ({"question": 7, "answer": True}, "7", "true"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, None, None),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": x} for x in ("hi", None)]}]},
+            ({"role": "user", "content": "hi"},),
+            None,
+        ),
     ],
 )
 def test_trl_columns(row, prompt, answer):
