@@ -5,6 +5,7 @@ this module encodes all rows of a file, or else a fixed number of problems sampl
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,14 +22,14 @@ from envs.text.rows import Row
 class Ragged(NamedTuple):
     """Lists of numbers of any lengths, concatenated."""
 
-    values: np.ndarray  # [total]
+    values: np.ndarray  # [total + 1], with a zero at the end
     starts: np.ndarray  # [rows + 1] int32
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
         """Converts Python lists."""
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-        return cls(np.array([x for values in lists for x in values] or [0], dtype), starts)
+        return cls(np.fromiter(itertools.chain(*lists, [0]), dtype, int(starts[-1]) + 1), starts)
 
     @property
     def longest(self) -> int:
