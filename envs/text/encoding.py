@@ -118,9 +118,9 @@ def _encode_rows(
     """For each row, the tokens of the prompt and of the answer with its stop token, and the answer's tokens
     decoded. Equal rows are encoded once.
     """
-    plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
     row_keys = [
-        (row.prompt, row.answer) if is_plain else id(row) for is_plain, row in zip(plain, rows, strict=True)
+        (row.prompt, row.answer) if isinstance(row.prompt, str) and not row.template_arguments else id(row)
+        for row in rows
     ]
     unique = dict(zip(row_keys, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,7 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
     texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
     firsts = loaded.decode_batch([ids[len(anchor) :] for ids in between_anchors], skip_special_tokens=False)
     # A blank that the decoder puts before each token is the token's own; one after each, the anchor's.
-    end = _common_prefix_length([text[::-1] for text in texts])
+    end = len(os.path.commonprefix([text[::-1] for text in texts]))  # noqa: RUF071 -- these are no paths
     start = max(0, len(loaded.decode([*anchor, *anchor], skip_special_tokens=False)) - end)
     pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)
     marked: dict[str, list[int]] = collections.defaultdict(list)  # tokens by what each gains as the first
@@ -56,12 +57,6 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
     mark = max(marked, key=lambda text: len(marked[text]), default="")
     lost_bytes[marked[mark]] = -len(mark.encode())
     return pieces, lost_bytes, mark.encode()
-
-
-def _common_prefix_length(texts: Sequence[str]) -> int:
-    """Length of the common prefix of all texts."""
-    low, high = min(texts), max(texts)
-    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:

@@ -73,18 +73,6 @@ def load(path: Folder) -> Any:
 
 
 @functools.cache
-def special_numbers(path: Folder) -> frozenset[int]:
-    """The numbers of the special tokens, which decoding leaves out."""
-    return tokenizer_files.special_numbers(load(path))
-
-
-@functools.cache
-def vocab_size(path: Folder) -> int:
-    """The largest token number plus one; numbers may have gaps."""
-    return tokenizer_files.vocab_size(load(path))
-
-
-@functools.cache
 def digest(path: Folder) -> str:
     """A hash of the tokenizer: its file, special tokens, chat templates and stop tokens."""
     eos = [_read_config(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
