@@ -1,13 +1,13 @@
 """Configurations of decoders (Llama, Qwen2, Qwen3), and their `config.json`."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from algos.language.config_keys import check_config_keys
 from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError
+from fdg.kinds import make_fields_python
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """The linear layers of a block, by their names in the parameters."""
@@ -45,7 +45,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
 _COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and value > 0)
@@ -135,6 +135,7 @@ class DecoderConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         for name in _FIELDS:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 self._check(name, getattr(self, name), _FIELDS[name])

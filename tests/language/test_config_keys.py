@@ -120,6 +120,13 @@ def test_defaults_of_transformers():
     assert DecoderConfig.from_hugging_face(wide).head_dim == 128
 
 
+def test_large_rope_theta_and_numpy_numbers():
+    config = DecoderConfig.tiny(np.int64(50), rope_theta=10**10, initializer_range=np.float32(0.5))
+    written = json.dumps(config.to_hugging_face())
+    assert '"vocab_size": 50,' in written and '"rope_theta": 10000000000,' in written
+    assert DecoderConfig.from_hugging_face(json.loads(written)) == config
+
+
 INVALID_ROPES = [
     ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "rope_scaling of 'linear': beta_fast=3.0"),
     ({"factor": 2.0}, "rope_scaling of 'default': factor=2.0 is not supported"),
