@@ -200,7 +200,10 @@ class _NamedFunction:
         }
         available["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
         available["responses"] = list(texts)
-        available["completions"] = [_as_completion(row, text) for row, text in zip(rows, texts, strict=True)]
+        available["completions"] = [  # as in TRL: messages if the prompt has messages
+            text if isinstance(row.prompt, str) else [{"role": "assistant", "content": text}]
+            for row, text in zip(rows, texts, strict=True)
+        ]
         available["answers"] = [row.answer for row in rows]
         positional, keywords = self.arguments(available)
         try:
@@ -319,8 +322,3 @@ def _index_of_failed(error: BaseException, responses: Sequence[str], prompt_text
 
 def _as_plain_messages(prompt: Any) -> Any:
     return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-
-
-def _as_completion(row: Row, response: str) -> Any:
-    """A response as in TRL: messages if the prompt has messages."""
-    return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]

@@ -125,6 +125,7 @@ class _FileTable(Table):
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # A hash of each file's bytes: tasks with other rows, or another split of them, are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
+    _contents: "_FileContents" = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for field in FILES:
@@ -136,11 +137,11 @@ class _FileTable(Table):
                 )
             object.__setattr__(self, field, os.path.abspath(path) if path else "")
         try:
-            data = self._read_files()
+            contents = self._read_files()
         except FdgError as error:
             raise FdgError(f"task 'text:{self.name}': {error}") from None
-        object.__setattr__(self, "digest", data.digest)
-        object.__setattr__(self, "_data", data)
+        object.__setattr__(self, "digest", contents.digest)
+        object.__setattr__(self, "_contents", contents)
         if not self.test_path:
             super().__post_init__()
 
@@ -168,10 +169,6 @@ class _FileTable(Table):
     def shared(self) -> str | None:
         """A sentence about held-out prompts that are also trained on; None if there are none."""
         return self._contents.shared
-
-    @property
-    def _contents(self) -> "_FileContents":
-        return self._data  # type: ignore[attr-defined]
 
     def _read_files(self) -> "_FileContents":
         raise NotImplementedError

@@ -106,7 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            finalize=self._make_finalizer(),
+            finalize=self._pay_for_output,
             extensions=[LoopControlExtension, _Generation],
         )
         self.units_left, self._step, self.marks = _BUDGET, step, ""
@@ -277,15 +277,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.weigh(values)
         return "".join(map(str, values))
 
-    def _make_finalizer(self) -> Callable:
-        @pass_context
-        def finalize(_: Any, value: Any) -> Any:
-            self.weigh(
-                self._as_list(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value
-            )
-            return value
-
-        return finalize
+    @pass_context
+    def _pay_for_output(self, _: Any, value: Any) -> Any:
+        self.weigh(self._as_list(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value)
+        return value
 
 
 class _Metering(NodeTransformer):
@@ -303,9 +298,7 @@ class _Metering(NodeTransformer):
                 node.iter = self._with_filter(_STEPS, node.iter)
             case nodes.Concat():
                 return self._with_filter(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
-            case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()):
-                return self._with_filter(_MADE, node)
-            case nodes.Tuple(ctx="load"):
+            case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()) | nodes.Tuple(ctx="load"):
                 return self._with_filter(_MADE, node)
             case nodes.Compare():
                 node.expr = self._with_filter(_MADE, node.expr)
