@@ -284,7 +284,6 @@ class DecoderConfig:
     @property
     def family(self) -> str:
         """The `model_type` of Hugging Face that has these options; an `FdgError` if there is none."""
-        has_no_options = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"
         if self.qkv_bias and not (self.output_bias or self.mlp_bias or self.qk_norm):
@@ -292,7 +291,7 @@ class DecoderConfig:
         if self.sliding_window and not self.first_sliding_layer:
             if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
                 return "mistral"
-        elif (has_no_options or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
+        elif not (self.qk_norm or self.sliding_window) and self.qkv_bias == self.output_bias:
             # In Transformers, the width of a Llama is a multiple of the number of heads; that of a Mistral
             # need not be.
             is_uneven = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)

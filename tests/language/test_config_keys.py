@@ -1,5 +1,6 @@
 """Keys of `config.json`: each is read, ignored, or refused by name."""
 
+import itertools
 import json
 import random
 
@@ -125,6 +126,22 @@ def test_large_rope_theta_and_numpy_numbers():
     written = json.dumps(config.to_hugging_face())
     assert '"vocab_size": 50,' in written and '"rope_theta": 10000000000,' in written
     assert DecoderConfig.from_hugging_face(json.loads(written)) == config
+
+
+@pytest.mark.parametrize(
+    "window", [{}, {"sliding_window": 8}, {"sliding_window": 8, "first_sliding_layer": 1}]
+)
+def test_every_combination_is_written_or_refused(window):
+    names, refused = ("qkv_bias", "output_bias", "mlp_bias", "qk_norm"), 0
+    for values in itertools.product([False, True], repeat=4):
+        config = DecoderConfig.tiny(17, **dict(zip(names, values, strict=True)), **window)
+        try:
+            written = config.to_hugging_face()
+        except FdgError:
+            refused += 1
+        else:
+            assert DecoderConfig.from_hugging_face(written) == config
+    assert refused < 16
 
 
 INVALID_ROPES = [
