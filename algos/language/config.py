@@ -288,14 +288,13 @@ class DecoderConfig:
             return "qwen3"
         if self.qkv_bias and not (self.output_bias or self.mlp_bias or self.qk_norm):
             return "qwen2"
-        if self.sliding_window and not self.first_sliding_layer:
-            if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
-                return "mistral"
-        elif not (self.qk_norm or self.sliding_window) and self.qkv_bias == self.output_bias:
+        is_plain = not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias)
+        if is_plain and self.sliding_window and not self.first_sliding_layer:
+            return "mistral"
+        if not (self.qk_norm or self.sliding_window) and self.qkv_bias == self.output_bias:
             # In Transformers, the width of a Llama is a multiple of the number of heads; that of a Mistral
             # need not be.
-            is_uneven = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
-            return "mistral" if is_uneven else "llama"
+            return "mistral" if is_plain and self.hidden_size % self.num_heads else "llama"
         raise FdgError(
             f"DecoderConfig: no model of Hugging Face has qkv_bias={self.qkv_bias},"
             f" output_bias={self.output_bias}, mlp_bias={self.mlp_bias}, qk_norm={self.qk_norm} and"
