@@ -1,13 +1,13 @@
 """Configurations of decoders (Llama, Qwen2, Qwen3), and their `config.json`."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from algos.language.config_keys import check_config_keys
 from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError
+from fdg.kinds import make_fields_python
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """The linear layers of a block, by their names in the parameters."""
@@ -45,7 +45,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
 _COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and value > 0)
@@ -135,6 +135,7 @@ class DecoderConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        make_fields_python(self)
         for name in _FIELDS:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 self._check(name, getattr(self, name), _FIELDS[name])
@@ -283,19 +284,17 @@ class DecoderConfig:
     @property
     def family(self) -> str:
         """The `model_type` of Hugging Face that has these options; an `FdgError` if there is none."""
-        has_no_options = not (self.mlp_bias or self.qk_norm or self.sliding_window)
         if self.qk_norm and not self.mlp_bias and self.qkv_bias == self.output_bias:
             return "qwen3"
         if self.qkv_bias and not (self.output_bias or self.mlp_bias or self.qk_norm):
             return "qwen2"
-        if self.sliding_window and not self.first_sliding_layer:
-            if not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias):
-                return "mistral"
-        elif (has_no_options or self.mlp_bias) and not self.qk_norm and self.qkv_bias == self.output_bias:
+        is_plain = not (self.mlp_bias or self.qk_norm or self.qkv_bias or self.output_bias)
+        if is_plain and self.sliding_window and not self.first_sliding_layer:
+            return "mistral"
+        if not (self.qk_norm or self.sliding_window) and self.qkv_bias == self.output_bias:
             # In Transformers, the width of a Llama is a multiple of the number of heads; that of a Mistral
             # need not be.
-            is_uneven = self.hidden_size % self.num_heads and not (self.mlp_bias or self.qkv_bias)
-            return "mistral" if is_uneven else "llama"
+            return "mistral" if is_plain and self.hidden_size % self.num_heads else "llama"
         raise FdgError(
             f"DecoderConfig: no model of Hugging Face has qkv_bias={self.qkv_bias},"
             f" output_bias={self.output_bias}, mlp_bias={self.mlp_bias}, qk_norm={self.qk_norm} and"

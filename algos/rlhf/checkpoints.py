@@ -15,7 +15,7 @@ from algos.language.config import DecoderConfig
 from algos.language.decoder import Decoder
 from algos.rlhf.reward_models import with_head
 from envs.text import CharacterTokenizer, TextTask
-from envs.text.tokenizer_folders import files_of, numbers_of, tokenizer_of
+from envs.text.tokenizer_folders import numbers_of, replacing_files, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
 from fdg.reading import read_json
 
@@ -124,8 +124,8 @@ def with_checkpoint_tokenizer(
 
 def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
     """Writes a checkpoint with its tokenizer: see `weights.save` and `files_of`."""
-    settings, files = numbers_of(tokenizer), files_of(tokenizer)
-    weights.save(path, network, parameters, settings=settings, files=files)
+    with replacing_files(path, tokenizer) as files:
+        weights.save(path, network, parameters, settings=numbers_of(tokenizer), files=files)
 
 
 def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any, model: str | None) -> None:
@@ -141,7 +141,8 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
             f"{path}: the base of the adapters is not the checkpoint in {model} (the run started from other"
             " weights): export the whole network"
         )
-    peft.save(path, network, parameters, model, files_of(tokenizer))
+    with replacing_files(path, tokenizer) as files:
+        peft.save(path, network, parameters, model, files)
 
 
 def _read(path: str, dtype: Any, scores: bool = False) -> Any:

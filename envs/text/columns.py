@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.text.files import Record
-from envs.text.rows import Message, Row
+from envs.text.rows import Message, Row, content_of
 from fdg.errors import FdgError, listed
 
 PROMPTS = ("prompt", "problem", "question")
@@ -154,7 +154,7 @@ def _message(where: str, value: Any, fix: str) -> Message:
     if isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" for part in content
     ):
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = content_of(value)
     if not isinstance(content, str) and not (content is None and value.get("tool_calls")):
         raise FdgError(f"{where} has content {json.dumps(content):.60}, not a text: {fix}")
     return {**value, "content": content}

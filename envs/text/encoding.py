@@ -5,6 +5,7 @@ this module encodes all rows of a file, or else a fixed number of problems sampl
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,14 +22,14 @@ from envs.text.rows import Row
 class Ragged(NamedTuple):
     """Lists of numbers of any lengths, concatenated."""
 
-    values: np.ndarray  # [total]
+    values: np.ndarray  # [total + 1], with a zero at the end
     starts: np.ndarray  # [rows + 1] int32
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
         """Converts Python lists."""
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-        return cls(np.array([x for values in lists for x in values] or [0], dtype), starts)
+        return cls(np.fromiter(itertools.chain(*lists, [0]), dtype, int(starts[-1]) + 1), starts)
 
     @property
     def longest(self) -> int:
@@ -117,9 +118,9 @@ def _encode_rows(
     """For each row, the tokens of the prompt and of the answer with its stop token, and the answer's tokens
     decoded. Equal rows are encoded once.
     """
-    plain = [isinstance(row.prompt, str) and not row.template_arguments for row in rows]
     row_keys = [
-        (row.prompt, row.answer) if is_plain else id(row) for is_plain, row in zip(plain, rows, strict=True)
+        (row.prompt, row.answer) if isinstance(row.prompt, str) and not row.template_arguments else id(row)
+        for row in rows
     ]
     unique = dict(zip(row_keys, rows, strict=True))
     pairs = tokenizer.encode_rows([*unique.values()], instruction, system, arguments)

@@ -175,7 +175,11 @@ class _Callback:
         prompt_texts, texts = task.texts(*prompts), task.texts(*responses)
         arrays = jax.tree.map(np.asarray, content)
         contents = [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(texts))]
-        rows = [_row_of(task, item, text) for item, text in zip(contents, prompt_texts, strict=True)]
+        table = getattr(task.problem, "rows", None)  # else a row has the problem's prompt and content
+        rows = [
+            Row(text, item) if table is None else table[int(item[0])]
+            for item, text in zip(contents, prompt_texts, strict=True)
+        ]
         columns = [function(rows, texts, prompt_texts) for function in self.functions]
         return np.stack(columns, axis=1)
 
@@ -198,9 +202,15 @@ class _NamedFunction:
             name: [copy.deepcopy(row.columns.get(name)) for row in rows]
             for name in _columns(self.task.problem)
         }
-        available["prompts"] = [copy.deepcopy(_as_plain_messages(row.prompt)) for row in rows]
+        available["prompts"] = [
+            row.prompt if isinstance(row.prompt, str) else [copy.deepcopy(dict(m)) for m in row.prompt]
+            for row in rows
+        ]
         available["responses"] = list(texts)
-        available["completions"] = [_as_completion(row, text) for row, text in zip(rows, texts, strict=True)]
+        available["completions"] = [  # as in TRL: messages if the prompt has messages
+            text if isinstance(row.prompt, str) else [{"role": "assistant", "content": text}]
+            for row, text in zip(rows, texts, strict=True)
+        ]
         available["answers"] = [row.answer for row in rows]
         positional, keywords = self.arguments(available)
         try:
@@ -287,12 +297,6 @@ def _columns(problem: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _SHADOWED_COLUMNS)
 
 
-def _row_of(task: Any, content: Any, prompt_texts: str) -> Row:
-    """The problem's own row; for a problem without rows, one of its prompt and content."""
-    rows = getattr(task.problem, "rows", None)
-    return Row(prompt_texts, content) if rows is None else rows[int(content[0])]
-
-
 def _describe_pair(texts: Sequence[str], prompt_texts: Sequence[str], i: int) -> str:
     """Response `i` and its prompt, for messages."""
     return f"the response {texts[i]!r:.60} to the prompt {prompt_texts[i]!r:.60}" if texts else "no responses"
@@ -315,12 +319,3 @@ def _index_of_failed(error: BaseException, responses: Sequence[str], prompt_text
         if len(matches) == 1:
             return matches[0]
     return 0
-
-
-def _as_plain_messages(prompt: Any) -> Any:
-    return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-
-
-def _as_completion(row: Row, response: str) -> Any:
-    """A response as in TRL: messages if the prompt has messages."""
-    return response if isinstance(row.prompt, str) else [{"role": "assistant", "content": response}]

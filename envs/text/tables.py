@@ -15,6 +15,7 @@ import numpy as np
 from envs.text import columns, files
 from envs.text.characters import Text
 from envs.text.drawing import check_integer, check_num_problems, is_held_out, uniform
+from envs.text.encoding import Ragged
 from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
@@ -71,11 +72,11 @@ class Table:
 
     def prompt(self, content: jax.Array) -> Text:
         """The problem."""
-        return _text_at(_texts_as_arrays(self.rows, False), content)
+        return _text_at(self.rows, content, is_answer=False)
 
     def solution(self, content: jax.Array) -> Text:
         """Its answer; empty if there is none."""
-        return _text_at(_texts_as_arrays(self.rows, True), content)
+        return _text_at(self.rows, content, is_answer=True)
 
     def identity(self, content: jax.Array) -> jax.Array:
         """A hash of the problem's text, so that duplicates are in one split."""
@@ -87,18 +88,15 @@ class Table:
         return {name: part * answered for name, part in exact(self, content, response).items()}
 
 
-def _text_at(table: tuple[np.ndarray, np.ndarray], content: jax.Array) -> Text:
-    codes, lengths = (jnp.asarray(part) for part in table)
-    return Text(codes[content[0]].astype(jnp.int32), lengths[content[0]])
+def _text_at(rows: tuple[Row, ...], content: jax.Array, is_answer: bool) -> Text:
+    texts = _texts_of(rows, is_answer)
+    codes, is_used = texts.row(content[0], max(1, texts.longest), 0)
+    return Text(codes, jnp.sum(is_used, dtype=jnp.int32))
 
 
 @functools.lru_cache(maxsize=16)
-def _texts_as_arrays(rows: tuple[Row, ...], answers: bool) -> tuple[np.ndarray, np.ndarray]:
-    texts = [((row.answer or "") if answers else row.text).encode() for row in rows]
-    codes = np.zeros((len(texts), max(1, *map(len, texts))), np.uint8)
-    for code, text in zip(codes, texts, strict=True):
-        code[: len(text)] = list(text)
-    return codes, np.array([len(text) for text in texts], np.int32)
+def _texts_of(rows: tuple[Row, ...], is_answer: bool) -> Ragged:
+    return Ragged.of([((row.answer or "") if is_answer else row.text).encode() for row in rows], np.uint8)
 
 
 @functools.lru_cache(maxsize=16)
@@ -127,6 +125,7 @@ class _FileTable(Table):
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # A hash of each file's bytes: tasks with other rows, or another split of them, are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
+    _contents: "_FileContents" = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for field in FILES:
@@ -138,11 +137,11 @@ class _FileTable(Table):
                 )
             object.__setattr__(self, field, os.path.abspath(path) if path else "")
         try:
-            data = self._read_files()
+            contents = self._read_files()
         except FdgError as error:
             raise FdgError(f"task 'text:{self.name}': {error}") from None
-        object.__setattr__(self, "digest", data.digest)
-        object.__setattr__(self, "_data", data)
+        object.__setattr__(self, "digest", contents.digest)
+        object.__setattr__(self, "_contents", contents)
         if not self.test_path:
             super().__post_init__()
 
@@ -170,10 +169,6 @@ class _FileTable(Table):
     def shared(self) -> str | None:
         """A sentence about held-out prompts that are also trained on; None if there are none."""
         return self._contents.shared
-
-    @property
-    def _contents(self) -> "_FileContents":
-        return self._data  # type: ignore[attr-defined]
 
     def _read_files(self) -> "_FileContents":
         raise NotImplementedError

@@ -106,7 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            finalize=self._make_finalizer(),
+            finalize=self._pay_for_output,
             extensions=[LoopControlExtension, _Generation],
         )
         self.units_left, self._step, self.marks = _BUDGET, step, ""
@@ -247,7 +247,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             case "tojson":
                 inner = [x for arg in values[1:] for x in (arg if isinstance(arg, list | tuple) else [arg])]
                 longest = max((len(x) for x in inner if isinstance(x, str)), default=0)
-                self.pay(50 * input_cost * (sum(widths) + longest))  # as if indented by 50 levels
+                added = 400 * (sum(widths) + longest)  # characters for each value, indented by 400 levels
+                self.pay(input_cost * added // (_UNITS_PER_VALUE * _CHARACTERS_PER_UNIT))
             case "format" | "strftime_now":
                 text = str(values[0] if name == "format" else values[-1])
                 if _REFUSED_FIELD.search(text):
@@ -276,15 +277,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.weigh(values)
         return "".join(map(str, values))
 
-    def _make_finalizer(self) -> Callable:
-        @pass_context
-        def finalize(_: Any, value: Any) -> Any:
-            self.weigh(
-                self._as_list(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value
-            )
-            return value
-
-        return finalize
+    @pass_context
+    def _pay_for_output(self, _: Any, value: Any) -> Any:
+        self.weigh(self._as_list(value) if isinstance(value, KeysView | ValuesView | ItemsView) else value)
+        return value
 
 
 class _Metering(NodeTransformer):
@@ -302,9 +298,7 @@ class _Metering(NodeTransformer):
                 node.iter = self._with_filter(_STEPS, node.iter)
             case nodes.Concat():
                 return self._with_filter(_JOINED, nodes.List(node.nodes, lineno=node.lineno))
-            case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()):
-                return self._with_filter(_MADE, node)
-            case nodes.Tuple(ctx="load"):
+            case nodes.List() | nodes.Dict() | nodes.Getitem(arg=nodes.Slice()) | nodes.Tuple(ctx="load"):
                 return self._with_filter(_MADE, node)
             case nodes.Compare():
                 node.expr = self._with_filter(_MADE, node.expr)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -30,16 +31,16 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
     result (WordPiece's `##`).
     """
     size = tokenizer_files.vocab_size(loaded)
-    special = {i for i, added in loaded.get_added_tokens_decoder().items() if added.special}
+    special = tokenizer_files.special_numbers(loaded)
     # Some decoders strip blanks at the ends of a text, so each token is decoded between two anchors.
     anchor = loaded.encode("a", add_special_tokens=False).ids
     tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
     between_anchors = [[*anchor, token, *anchor] for token in tokens]
     texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
     firsts = loaded.decode_batch([ids[len(anchor) :] for ids in between_anchors], skip_special_tokens=False)
-    # If the decoder puts a blank before each token, the common prefix ends with that blank, the token's own.
-    start = min(_common_prefix_length(texts), len(loaded.decode(anchor, skip_special_tokens=False)))
-    end = _common_prefix_length([text[::-1] for text in texts])
+    # A blank that the decoder puts before each token is the token's own; one after each, the anchor's.
+    end = len(os.path.commonprefix([text[::-1] for text in texts]))  # noqa: RUF071 -- these are no paths
+    start = max(0, len(loaded.decode([*anchor, *anchor], skip_special_tokens=False)) - end)
     pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)
     marked: dict[str, list[int]] = collections.defaultdict(list)  # tokens by what each gains as the first
     for token, text, first in zip(tokens, texts, firsts, strict=True):
@@ -56,12 +57,6 @@ def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
     mark = max(marked, key=lambda text: len(marked[text]), default="")
     lost_bytes[marked[mark]] = -len(mark.encode())
     return pieces, lost_bytes, mark.encode()
-
-
-def _common_prefix_length(texts: Sequence[str]) -> int:
-    """Length of the common prefix of all texts."""
-    low, high = min(texts), max(texts)
-    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:

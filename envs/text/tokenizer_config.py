@@ -65,14 +65,11 @@ def load(path: Folder) -> Any:
     tokenizer = tokenizer_files.load(file)
     named = [word for word in special_tokens(path).values() if isinstance(word, str)]
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        tokenizer.add_special_tokens([word for word in named if tokenizer.token_to_id(word) is not None])
+        # A token of the file keeps its options, such as `lstrip`.
+        in_file = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+        known = [word for word in named if tokenizer.token_to_id(word) is not None]
+        tokenizer.add_special_tokens([in_file.get(word, word) for word in known])
     return tokenizer
-
-
-@functools.cache
-def vocab_size(path: Folder) -> int:
-    """The largest token number plus one; numbers may have gaps."""
-    return tokenizer_files.vocab_size(load(path))
 
 
 @functools.cache

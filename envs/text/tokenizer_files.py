@@ -8,6 +8,7 @@ decoders can lengthen a text.
 import base64
 import binascii
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -60,9 +61,16 @@ def load(file: str | os.PathLike[str]) -> Any:
     return loaded
 
 
+@functools.cache
 def vocab_size(loaded: Any) -> int:
-    """A tokenizer's largest token number plus one."""
+    """A tokenizer's largest token number plus one; numbers may have gaps."""
     return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+@functools.cache
+def special_numbers(loaded: Any) -> frozenset[int]:
+    """The numbers of a tokenizer's special tokens, which decoding leaves out."""
+    return frozenset(i for i, token in loaded.get_added_tokens_decoder().items() if token.special)
 
 
 def _check_content(content: dict[str, Any], file: str) -> None:

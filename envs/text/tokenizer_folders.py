@@ -1,7 +1,9 @@
 """Reads the tokenizer in a checkpoint's folder, and makes the files of a tokenizer for a new checkpoint."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,24 @@ def files_of(tokenizer: Any) -> dict[str, bytes]:
             " returns {name: bytes}, or write the network alone: algos.language.weights.save"
         )
     return dict(method())
+
+
+@contextlib.contextmanager
+def replacing_files(path: str | os.PathLike[str], tokenizer: Any) -> Iterator[dict[str, bytes]]:
+    """Yields the files of a tokenizer, to be written to a folder; then removes others of an earlier one."""
+    folder, files = Path(path), files_of(tokenizer)
+    earlier = _names_in(folder) if os.path.lexists(folder / _TOKENIZER) else []
+    yield files
+    for name in earlier:
+        if name not in files:
+            (folder / name).unlink()
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The names of a tokenizer's files in a folder."""
+    templates = sorted((folder / _TEMPLATE_DIR).glob("*.jinja"))
+    names = [*_FILES, *(f"{_TEMPLATE_DIR}/{file.name}" for file in templates)]
+    return [name for name in names if os.path.lexists(folder / name)]
 
 
 def same_tokens(one: Any, other: Any) -> bool:
@@ -173,10 +193,7 @@ def _character_tokenizer(file: Path) -> CharacterTokenizer | None:
 def _read_files(tokenizer: HuggingFaceTokenizer) -> dict[str, bytes]:
     """The files of a checkpoint's tokenizer. Missing configurations are created."""
     folder = Path(tokenizer.path)
-    names = [name for name in _FILES if os.path.lexists(folder / name)]
-    if os.path.isdir(folder / _TEMPLATE_DIR):
-        names += [f"{_TEMPLATE_DIR}/{file.name}" for file in sorted((folder / _TEMPLATE_DIR).glob("*.jinja"))]
-    files = {name: read_bytes(folder / name, _MAX_FILE_BYTES) for name in names}
+    files = {name: read_bytes(folder / name, _MAX_FILE_BYTES) for name in _names_in(folder)}
     if _TOKENIZER not in files:
         raise FdgError(f"{folder}: its {_TOKENIZER} is gone: put it back, and export again")
     numbers = numbers_of(tokenizer)

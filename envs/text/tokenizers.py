@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -204,7 +204,7 @@ class HuggingFaceTokenizer:
     @property
     def vocab_size(self) -> int:
         """Tokens of the file, including added ones; a model's embedding may have more rows."""
-        return tokenizer_config.vocab_size(self._folder)
+        return tokenizer_files.vocab_size(tokenizer_config.load(self._folder))
 
     @property
     def pad(self) -> int:
@@ -248,8 +248,7 @@ class HuggingFaceTokenizer:
         encoded as such.
         """
         _check_text(text)
-        with self._library_errors():
-            return list(tokenizer_config.load(self._folder).encode(text, add_special_tokens=False).ids)
+        return self.encode_with_offsets(text)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones.
@@ -257,9 +256,11 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: a number is no token.
         """
+        # The library's `skip_special_tokens` keeps those that its normalizer changes, as `</s>` to `▁</s>`.
         numbers = _token_numbers(ids, self.vocab_size)
-        with self._library_errors():
-            return tokenizer_config.load(self._folder).decode(numbers, skip_special_tokens=True)
+        with self._library() as loaded:
+            special = tokenizer_files.special_numbers(loaded)
+            return loaded.decode([i for i in numbers if i not in special], skip_special_tokens=False)
 
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
@@ -271,7 +272,7 @@ class HuggingFaceTokenizer:
         encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded alone, or
         after an anchor character that is then removed: the first way that decodes to the joint text.
         """
-        has_template = self.chat_template is not None or "chat_template" in arguments
+        has_template = bool(self.chat_templates) or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if has_template:
             prompts = [
@@ -296,7 +297,7 @@ class HuggingFaceTokenizer:
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`, and `envs/text/turns.py`."""
-        if self.chat_template is not None or "chat_template" in arguments:
+        if self.chat_templates or "chat_template" in arguments:
             return [turns.mask_from_template(self, row, instruction, system, arguments) for row in rows]
         begin = [False] * len(self._begin_tokens)
         messages = [messages_of(row.prompt, instruction, system) for row in rows]
@@ -304,8 +305,8 @@ class HuggingFaceTokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text, as in `encode`, and each token's start and end characters."""
-        with self._library_errors():
-            encoding = tokenizer_config.load(self._folder).encode(text, add_special_tokens=False)
+        with self._library() as loaded:
+            encoding = loaded.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def _encode_after(self, before: list[int], joint: list[int], answer: str) -> list[int]:
@@ -318,19 +319,13 @@ class HuggingFaceTokenizer:
         return self.encode(answer)
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
-        with self._library_errors():
-            return [
-                encoding.ids
-                for encoding in tokenizer_config.load(self._folder).encode_batch(
-                    texts, add_special_tokens=False
-                )
-            ]
+        with self._library() as loaded:
+            return [encoding.ids for encoding in loaded.encode_batch(texts, add_special_tokens=False)]
 
     @property
     def _begin_tokens(self) -> list[int]:
         """The special tokens that the library puts before a text."""
-        with self._library_errors():
-            loaded = tokenizer_config.load(self._folder)
+        with self._library() as loaded:
             words = filter(None, map(loaded.id_to_token, range(self.vocab_size)))
             for text in itertools.chain("a", words):  # a vocabulary may lack "a", which then has no tokens
                 encoding = loaded.encode(text, add_special_tokens=True)
@@ -452,8 +447,11 @@ class HuggingFaceTokenizer:
         """What continuations of a word begin with if they are the first token of a text, as `##`."""
         return _token_bytes(self._folder)[2]
 
-    def _library_errors(self) -> contextlib.AbstractContextManager[None]:
-        return tokenizer_files.library_errors(f"tokenizer of '{self.path}'")
+    @contextlib.contextmanager
+    def _library(self) -> Iterator[Any]:
+        """The library's tokenizer, whose errors become one-line errors."""
+        with tokenizer_files.library_errors(f"tokenizer of '{self.path}'"):
+            yield tokenizer_config.load(self._folder)
 
     def _special_token(self, name: str) -> int | None:
         """The number of a special token; None if the checkpoint defines none."""

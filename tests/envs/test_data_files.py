@@ -4,11 +4,14 @@ import csv
 import json
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import envs
 import fdg
 from envs.text import columns, files
+from envs.text.characters import to_string
 from tests.refusing import refuses
 
 WORDS = [
@@ -82,6 +85,18 @@ def test_long_texts_in_csv(tmp_path):
     assert csv.field_size_limit() == limit
 
 
+def test_one_long_answer_does_not_lengthen_all(tmp_path):
+    """The memory for answers is that of the file, not the longest answer for each row."""
+    path, answers = tmp_path / "a.jsonl", ["1", "é" * 50_000, "", *map(str, range(300))]
+    write_jsonl(
+        path, [{"prompt": f"{i}=", "answer": answer} for i, answer in enumerate(answers)], random.Random(0)
+    )
+    problem = envs.make("text:file", path=str(path)).problem
+    constants = jax.make_jaxpr(problem.solution)(jnp.array([0])).consts
+    assert sum(array.nbytes for array in constants) < 2 * path.stat().st_size
+    assert [to_string(problem.solution(jnp.array([i]))) for i in range(4)] == answers[:4]
+
+
 def test_splits_are_disjoint_and_not_empty(tmp_path):
     for seed in range(5):
         rng = random.Random(seed)
@@ -103,7 +118,11 @@ def test_splits_are_disjoint_and_not_empty(tmp_path):
         ({"messages": [{"role": "system", "content": "Add."}, *USER]}, None, None),
         ({"prompt": "x", "answer": 2.5, "completion": None}, "x", None),
         ({"question": 7, "answer": True}, "7", "true"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, None, None),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": x} for x in ("hi", None)]}]},
+            ({"role": "user", "content": "hi"},),
+            None,
+        ),
     ],
 )
 def test_trl_columns(row, prompt, answer):

@@ -65,6 +65,15 @@ def test_templates_match_jinja_sandbox(source):
     assert templates.Template(source).render(**VALUES) == plain.from_string(source).render(**VALUES) != ""
 
 
+def test_many_tools_with_indents():
+    """As Llama 3.1 lists tools."""
+    parameter = {"type": "string", "description": "The city, for example Zurich.", "enum": ["a", "b"]}
+    tool = {"name": "weather", "parameters": {"properties": {f"x{i}": parameter for i in range(6)}}}
+    source = "{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}"
+    text = templates.Template(source).render(tools=[{"type": "function", "function": tool}] * 150)
+    assert text == json.dumps({"type": "function", "function": tool}, indent=4) * 150
+
+
 @pytest.mark.parametrize("attribute", ["encode", "expandtabs", "translate", "maketrans", "denominator"])
 def test_unsupported_attributes_are_refused(attribute):
     value = "3" if attribute == "denominator" else "'a'"

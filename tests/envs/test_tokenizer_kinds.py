@@ -23,7 +23,7 @@ from tests.refusing import refuses
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.envs.tokenizer_kinds import KINDS, word_level, write_checkpoint  # noqa: E402
+from tests.envs.tokenizer_kinds import KINDS, marked_ends, word_level, write_checkpoint  # noqa: E402
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -91,15 +91,17 @@ def test_text_that_begins_within_a_word(kind):
             assert text == library.decode(one) == ours.decode(one)
 
 
-def test_words_without_decoder_are_joined_by_spaces(tmp_path):
-    library = word_level()
+@pytest.mark.parametrize("make", [word_level, marked_ends])
+def test_words_are_joined_by_spaces(tmp_path, make):
+    library = make()
     ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))
     (codes, lengths), lost = ours.codes_of_tokens(), ours.opening_blanks()
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = rng.integers(4, ours.vocab_size, rng.integers(1, 8)).tolist()
         decoded = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
-        assert decoded[lost[ids[0]] :].decode() == library.decode(ids) == ours.decode(ids)
+        text = decoded[lost[ids[0]] :].decode()
+        assert (text.rstrip() if make is marked_ends else text) == library.decode(ids) == ours.decode(ids)
 
 
 def test_answer_tokens_continue_the_prompt(kind):
@@ -280,11 +282,11 @@ def test_named_templates_and_special_tokens(chat_checkpoint):
         assert tokenizer.chat(user, tools=[{"name": "f"}]) == "f"
         assert tokenizer.chat(user, documents=[{"text": "t"}], chat_template="rag") == "t"
     bare = write_checkpoint(chat_checkpoint / "bare", KINDS["unigram"](), chat_template=several[1:])
-    with pytest.raises(
-        FdgError, match="it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
-    ):
-        HuggingFaceTokenizer(str(bare)).chat(user)
+    bare = HuggingFaceTokenizer(str(bare))
+    no_default = "it has several chat templates and no default: give chat_template='tool_use' or 'rag'"
     for call, message in (
+        (lambda: bare.chat(user), no_default),
+        (lambda: bare.encode_rows([Row("1")]), no_default),
         (
             lambda: tokenizer.chat(user, tools={1}),
             r"tools is not JSON \(TypeError: Object of type set",
@@ -320,6 +322,17 @@ def test_special_tokens_of_the_configuration(tmp_path):
     tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "unmarked", library)))
     assert tokenizer.encode("a</s>") == [*library.encode("a").ids, tokenizer.eos]
     assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
+
+
+def test_special_tokens_keep_their_options(tmp_path):
+    library = KINDS["pieces with prefix space"]()
+    options = {"<s>": {"rstrip": True, "normalized": False}, "</s>": {"normalized": True}}
+    library.add_special_tokens([tokenizers.AddedToken(word, **flags) for word, flags in options.items()])
+    ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))
+    for text in ("<s> a", "a <s>\n a", "</s> a", "a</s>"):
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert ours.encode("<s> a")[0] == 1 and library.id_to_token(2) == "▁</s>"
+    assert ours.decode([1, *ours.encode("a"), 2]) == "a"  # `</s>` too, which the normalizer lengthens
 
 
 @pytest.mark.parametrize("added", [True, False, None])

@@ -73,6 +73,13 @@ def word_level():
     return _trained(tokenizer, trainers.WordLevelTrainer, vocab_size=90)
 
 
+def marked_ends():
+    """As GPT-1: a token that ends a word ends with `</w>`, which becomes a space before the next one."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
+    return _trained(tokenizer, trainers.BpeTrainer, vocab_size=200, end_of_word_suffix="</w>")
+
+
 KINDS = {
     "pieces": lambda: _sentencepiece_bpe(False),
     "pieces with prefix space": lambda: _sentencepiece_bpe(True),

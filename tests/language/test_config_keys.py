@@ -1,5 +1,6 @@
 """Keys of `config.json`: each is read, ignored, or refused by name."""
 
+import itertools
 import json
 import random
 
@@ -118,6 +119,29 @@ def test_defaults_of_transformers():
     assert (llama.num_kv_heads, llama.max_positions, llama.tie_embeddings) == (8, 2048, False)
     wide = {**minimal, "model_type": "qwen3", "num_key_value_heads": 4}
     assert DecoderConfig.from_hugging_face(wide).head_dim == 128
+
+
+def test_large_rope_theta_and_numpy_numbers():
+    config = DecoderConfig.tiny(np.int64(50), rope_theta=10**10, initializer_range=np.float32(0.5))
+    written = json.dumps(config.to_hugging_face())
+    assert '"vocab_size": 50,' in written and '"rope_theta": 10000000000,' in written
+    assert DecoderConfig.from_hugging_face(json.loads(written)) == config
+
+
+@pytest.mark.parametrize(
+    "window", [{}, {"sliding_window": 8}, {"sliding_window": 8, "first_sliding_layer": 1}]
+)
+def test_every_combination_is_written_or_refused(window):
+    names, refused = ("qkv_bias", "output_bias", "mlp_bias", "qk_norm"), 0
+    for values in itertools.product([False, True], repeat=4):
+        config = DecoderConfig.tiny(17, **dict(zip(names, values, strict=True)), **window)
+        try:
+            written = config.to_hugging_face()
+        except FdgError:
+            refused += 1
+        else:
+            assert DecoderConfig.from_hugging_face(written) == config
+    assert refused < 16
 
 
 INVALID_ROPES = [

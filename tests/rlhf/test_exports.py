@@ -72,6 +72,17 @@ def test_export_copies_the_tokenizer(folder, tmp_path):
     assert make("sft", model=str(out)).env == again.env
 
 
+def test_export_removes_the_files_of_another_tokenizer(folder, tmp_path):
+    """An earlier chat template would take precedence."""
+    out, network = tmp_path / "out", random_network(101)
+    for tokenizer in (HuggingFaceTokenizer(str(folder)), CharacterTokenizer("ab")):
+        save(out, *network, tokenizer)
+        (out / "notes.json").write_text("{}")
+        found = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+        assert found == {"config.json", "model.safetensors", "notes.json", *files_of(tokenizer)}
+    assert tokenizer_of(out) == CharacterTokenizer("ab")
+
+
 def test_missing_tokenizer_files_are_written(folder):
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).unlink()
