@@ -84,6 +84,8 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
     `interval` is the seconds of work between checkpoints, and `work` the total.
     """
+    if max(failures.restart, min(interval, work) + failures.save) > 30 * failures.between:
+        return 0.0  # almost every restart or every interval fails
     random = np.random.default_rng(seed)
     time_limit = 1e3 * (work + failures.restart + failures.save)
     now = useful = 0.0
@@ -101,8 +103,6 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
             now, useful = end, useful + remaining
             continue
         now = failure
-        if failures.restart > 30 * failures.between:  # almost every restart fails too
-            return 0.0
         while (
             failure := now + random.exponential(failures.between)
         ) <= now + failures.restart and now < time_limit:
@@ -124,6 +124,7 @@ def best_interval(failures: FailureModel, intervals: Sequence[float], work: floa
 
 
 _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
+_MAX_INTERVALS = 1e9  # of a simulated job; floats could not add more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +152,14 @@ def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    state_bytes = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
     failure_rate = cluster.failures * prediction.devices / 3600
     between = 1 / failure_rate if failure_rate else math.inf
     failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
     intervals, goodputs = _intervals_and_goodputs(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
-    price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
+    price = cluster.price * plan.num_devices / 3600 / steps_per_second * 1e6
+    price = price / goodputs[1] if goodputs[1] else math.inf
     return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 
 
@@ -167,8 +169,9 @@ def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float,
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
     first_order, higher_order = young_interval(failures), daly_interval(failures)
     tried_factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
-    intervals = [higher_order * factor for factor in tried_factors if higher_order > 0] or [1.0]
-    best_simulated, goodput = best_interval(failures, intervals, _WORK_RATIO * failures.between)
+    intervals = [higher_order * factor for factor in tried_factors]
+    work = min(_WORK_RATIO * failures.between, _MAX_INTERVALS * higher_order)
+    best_simulated, goodput = best_interval(failures, intervals, work)
     return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 
 
