@@ -85,7 +85,8 @@ class DeviceKind:
             if name not in RATES:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
             where = f"device kind {self.name}: {name}"
-            _check_number(where, figure.value, f"{RATES[name]}, a number", name in TIMES | SHARES)
+            may_be_zero = name in TIMES or name == "parallel"
+            _check_number(where, figure.value, f"{RATES[name]}, a number", may_be_zero)
             if name in SHARES and figure.value > 1:
                 raise FdgError(
                     f"{where} = {figure.value!r}: give a share, from 0 to 1; for {figure.value:g}% write"
@@ -216,8 +217,7 @@ class Cluster:
                 f"cluster: straggling = {self.straggling!r}: give a fraction, from 0 to 1; for"
                 f" {self.straggling:g}% write {self.straggling / 100:g}"
             )
-        if not (isinstance(self.storage, int | float) and self.storage > 0):
-            raise FdgError(f"cluster: storage = {self.storage!r}: give bytes per second above 0")
+        _check_number("cluster: storage", self.storage, "bytes per second", may_be_zero=False)
 
     @property
     def devices_per_machine(self) -> int:
