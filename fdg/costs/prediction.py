@@ -159,17 +159,11 @@ class _CostModel:
             for cost, calls in self.collective_costs[program.name]:
                 # Bytes are those of the plan's collectives: without the factor of the compiled program.
                 num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
-                inside, between = (
-                    inside + cost.inside * num_runs,
-                    between + cost.between * num_runs,
-                )
+                inside, between = inside + cost.inside * num_runs, between + cost.between * num_runs
                 routes[f"collectives of {program.group.name}"] += (cost.inside + cost.between) * num_runs
         for move, num_runs in self.plan.moves():
             cost = self.transfer(move)
-            inside, between = (
-                inside + cost.inside * num_runs,
-                between + cost.between * num_runs,
-            )
+            inside, between = inside + cost.inside * num_runs, between + cost.between * num_runs
             routes[f"{move.source} -> {move.target}"] += (cost.inside + cost.between) * num_runs
         return dict(routes), inside, between
 
