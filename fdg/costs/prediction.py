@@ -216,7 +216,7 @@ def _single_program_times(model: _CostModel) -> _Times:
     (program,), (group,) = model.program_works, model.plan.groups
     contention = max(1.0, model.used_cores(program) / model.pool_cores)
     straggler_ratio, parts = model.straggler_ratio(len(group)), model.parts(program, contention)
-    compute_seconds = sum(value for name, value in parts.items() if " on " in name)
+    compute_seconds = sum(value for name, value in parts.items() if name.endswith(f" on {group.name}"))
     if straggler_ratio > 1:
         parts[f"stragglers of {group.name}"] = (straggler_ratio - 1) * compute_seconds
     seconds = sum(parts.values())
