@@ -103,7 +103,7 @@ class _Reader:
         rules |= {"QLinearConv": functools.partial(self._convolution, weights=3)}
         rules |= {"ConvTranspose": self._transposed_convolution}
         rules |= dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), self._pooling)
-        rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._global_pooling)
+        rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._pooling)
         rules |= {"Gemm": self._gemm, "MatMul": self._matmul, "MatMulInteger": self._matmul}
         rules |= {"QLinearMatMul": functools.partial(self._matmul, right=3)}
         rules |= dict.fromkeys(_ELEMENTWISE, self._elementwise)
@@ -180,13 +180,9 @@ class _Reader:
         )
 
     def _pooling(self, node: Any) -> Value:
-        return self._pooling_layer(node, _attributes(node)["kernel_shape"])
-
-    def _global_pooling(self, node: Any) -> Value:
-        return self._pooling_layer(node, self._shape(node.input[0])[2:])
-
-    def _pooling_layer(self, node: Any, kernel: Sequence[int]) -> Value:
-        channels = self._shape(node.input[0])[1]
+        _, channels, *sizes = self._shape(node.input[0])
+        is_global = node.op_type.startswith(("Global", "Reduce"))
+        kernel = sizes if is_global else _attributes(node)["kernel_shape"]
         return self._window_layer(node, kernel, (channels, channels), channels, has_weights=0)
 
     def _window_layer(
@@ -209,9 +205,7 @@ class _Reader:
             axes = axes if isinstance(axes, list) else numpy_helper.to_array(axes).tolist()
         if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free_result(node)
-        _, channels, *sizes = self._shape(node.input[0])
-        layer = graph.window_layer((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
-        return self._builder.add_layer(layer, *self._inputs(node)[:1])
+        return self._pooling(node)
 
     def _gemm(self, node: Any) -> Value:
         left = self._shape(node.input[0])
