@@ -60,21 +60,17 @@ def daly_interval(failures: FailureModel) -> float:
     if failures.save >= 2 * failures.between:
         return failures.between
     ratio = failures.save / (2 * failures.between)
-    return (
-        math.sqrt(2 * failures.save * failures.between) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
-        - failures.save
-    )
+    return young_interval(failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - failures.save
 
 
 def expected_goodput(failures: FailureModel, interval: float) -> float:
     """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
-    if math.isinf(failures.between):
+    between = failures.between
+    if math.isinf(between):
         return interval / (interval + failures.save) if not math.isinf(interval) else 1.0
     try:
-        restarts = math.exp(failures.restart / failures.between)
-        return interval / (
-            failures.between * restarts * math.expm1((interval + failures.save) / failures.between)
-        )
+        restarts = math.exp(failures.restart / between)
+        return interval / (between * restarts * math.expm1((interval + failures.save) / between))
     except OverflowError:
         return 0.0
 
@@ -115,12 +111,9 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
 def best_interval(failures: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
-    goodputs = [
-        float(np.mean([simulate(failures, interval, work, seed) for seed in range(8)]))
-        for interval in intervals
-    ]
-    best = int(np.argmax(goodputs))
-    return intervals[best], goodputs[best]
+    goodput = {i: float(np.mean([simulate(failures, i, work, seed) for seed in range(8)])) for i in intervals}
+    best = max(goodput, key=goodput.__getitem__)
+    return best, goodput[best]
 
 
 _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
