@@ -101,8 +101,7 @@ class Iterations:
 
     def busy_seconds(self, group: str) -> float | None:
         """Busy seconds of a group per iteration, in its best round; None for a single group."""
-        busy_seconds = [sample[group] for sample in self.busy_samples if group in sample]
-        return min(busy_seconds) if busy_seconds else None
+        return min((sample[group] for sample in self.busy_samples if group in sample), default=None)
 
     def _run(self) -> float:
         """Runs the iterations of a round; returns the seconds that they took."""
