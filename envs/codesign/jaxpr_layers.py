@@ -9,6 +9,7 @@ import jax
 from envs.codesign import graph
 from envs.codesign.graph import Builder, Network, Value
 from envs.codesign.onnx_file import transposed_layer
+from fdg.arguments import quoted
 from fdg.batch.rules import elementwise, lookup, random, reduce, shape
 from fdg.errors import FdgError, one_line
 from fdg.jaxprs import bodies, is_literal, open_jaxpr
@@ -39,7 +40,7 @@ def read(function: Callable[..., Any], *inputs: Any, weights: Any = None) -> Net
     except FdgError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(list(x.shape)) for x in inputs)
+        shapes = ", ".join(quoted(list(x.shape) if hasattr(x, "shape") else x) for x in inputs)
         problem = f"tracing the network with inputs {shapes} fails: {one_line(error)[:300]}"
         raise FdgError(f"{problem}: correct the function, or its input shape (a batch of 1)") from error
     reader = _Reader()

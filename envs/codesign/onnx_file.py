@@ -1,9 +1,12 @@
 """The layers of an ONNX file: reads only shapes; weights may be absent."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from envs.codesign import graph
 from envs.codesign.graph import Builder, Network, Value
@@ -94,17 +97,19 @@ class _Reader:
         onnx_graph = model.graph
         self._graph, self._builder = onnx_graph, Builder()
         self._values: dict[str, Value] = {tensor.name: graph.INPUT for tensor in onnx_graph.input}
-        self._constants = {tensor.name: tensor for tensor in onnx_graph.initializer}
+        self._constants: dict[str, Any] = {tensor.name: tensor for tensor in onnx_graph.initializer}
         self._values |= dict.fromkeys(self._constants, graph.CONSTANT)
         rules: dict[str, Callable] = {"Conv": self._convolution, "ConvInteger": self._convolution}
-        rules |= {"QLinearConv": self._quantized_convolution, "ConvTranspose": self._transposed_convolution}
+        rules |= {"QLinearConv": functools.partial(self._convolution, weights=3)}
+        rules |= {"ConvTranspose": self._transposed_convolution}
         rules |= dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), self._pooling)
-        rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._global_pooling)
+        rules |= dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), self._pooling)
         rules |= {"Gemm": self._gemm, "MatMul": self._matmul, "MatMulInteger": self._matmul}
-        rules |= {"QLinearMatMul": self._quantized_matmul}
+        rules |= {"QLinearMatMul": functools.partial(self._matmul, right=3)}
         rules |= dict.fromkeys(_ELEMENTWISE, self._elementwise)
         rules |= dict.fromkeys(("Shape", "Size"), lambda node: graph.CONSTANT)
         rules |= dict.fromkeys(_FREE, self._free_result) | dict.fromkeys(_REDUCING, self._reduction)
+        rules |= {"Constant": self._constant}
         self._rules = rules
         for node in onnx_graph.node:
             self._check_supported(node)
@@ -127,6 +132,9 @@ class _Reader:
                 value = self._rules[_operator(node)](node)
             except FdgError as error:
                 raise FdgError(f"{_node_label(node)}: {error}") from None
+            except Exception as error:  # exceptions of the package onnx have no common class
+                problem = f"its inputs or attributes cannot be read ({one_line(error)[:200]})"
+                raise FdgError(f"{_node_label(node)}: {problem}; export it again") from error
             self._values |= dict.fromkeys(node.output, value)
         return self._builder.network()
 
@@ -138,6 +146,10 @@ class _Reader:
         if shape is None or None in shape:
             raise FdgError(f"the sizes of '{name}' are not known; export it with fixed sizes")
         return tuple(size for size in shape if size is not None)
+
+    def _constant(self, node: Any) -> Value:
+        self._constants[node.output[0]] = next(iter(_attributes(node).values()))
+        return graph.CONSTANT
 
     def _free_result(self, node: Any) -> Value:
         return self._builder.free_result(self._inputs(node))
@@ -157,9 +169,6 @@ class _Reader:
         _check_fits(self._shape(node.input[0])[1], kernel[1] * groups)
         return self._window_layer(node, kernel[2:], (kernel[0], kernel[1] * groups), groups)
 
-    def _quantized_convolution(self, node: Any) -> Value:
-        return self._convolution(node, weights=3)
-
     def _transposed_convolution(self, node: Any) -> Value:
         attrs = _attributes(node)
         kernel, inputs = self._shape(node.input[1]), self._shape(node.input[0])
@@ -171,13 +180,9 @@ class _Reader:
         )
 
     def _pooling(self, node: Any) -> Value:
-        return self._pooling_layer(node, _attributes(node)["kernel_shape"])
-
-    def _global_pooling(self, node: Any) -> Value:
-        return self._pooling_layer(node, self._shape(node.input[0])[2:])
-
-    def _pooling_layer(self, node: Any, kernel: Sequence[int]) -> Value:
-        channels = self._shape(node.input[0])[1]
+        _, channels, *sizes = self._shape(node.input[0])
+        is_global = node.op_type.startswith(("Global", "Reduce"))
+        kernel = sizes if is_global else _attributes(node)["kernel_shape"]
         return self._window_layer(node, kernel, (channels, channels), channels, has_weights=0)
 
     def _window_layer(
@@ -196,12 +201,11 @@ class _Reader:
         if axes is None and len(node.input) > 1 and node.input[1] in self._constants:
             from onnx import numpy_helper
 
-            axes = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
+            axes = self._constants[node.input[1]]  # a list of integers, or a tensor
+            axes = axes if isinstance(axes, list) else numpy_helper.to_array(axes).tolist()
         if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free_result(node)
-        _, channels, *sizes = self._shape(node.input[0])
-        layer = graph.window_layer((channels, channels), sizes, (1, 1), sizes, (1, 1), channels, 0)
-        return self._builder.add_layer(layer, *self._inputs(node)[:1])
+        return self._pooling(node)
 
     def _gemm(self, node: Any) -> Value:
         left = self._shape(node.input[0])
@@ -216,13 +220,10 @@ class _Reader:
         a = (1, *a) if len(a) == 1 else a
         columns = b[-1] if len(b) > 1 else 1
         _check_fits(a[-1], b[-2] if len(b) > 1 else b[0])
-        batches = math.prod(b[:-2])
-        batches = 1 if batches == 1 else max(batches, math.prod(a[:-2]))  # above 1 in attention
+        batches = math.prod(b[:-2])  # above 1 in attention
+        batches = 1 if batches == 1 else math.prod(np.broadcast_shapes(a[:-2], b[:-2]))
         rows = math.prod(a[:-1]) if batches == 1 else a[-2]
         return self._product(node, (batches, rows, columns, a[-1]), right)
-
-    def _quantized_matmul(self, node: Any) -> Value:
-        return self._matmul(node, right=3)
 
     def _product(self, node: Any, sizes: tuple[int, int, int, int], right: int) -> Value:
         left_value, right_value = (self._values.get(node.input[at], graph.CONSTANT) for at in (0, right))

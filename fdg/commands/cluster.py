@@ -37,10 +37,12 @@ class HalvedRate:
         return self.seconds / self.best_seconds - 1
 
 
-def sensitivity(choose: Callable[[Cluster], Choice], cluster: Cluster) -> tuple[HalvedRate, ...]:
-    """Chooses a plan again with each rate halved. The first entry has the original rates."""
+def sensitivity(
+    choose: Callable[[Cluster], Choice], cluster: Cluster, agents: int | None = None
+) -> tuple[HalvedRate, ...]:
+    """Chooses a plan for `agents` again with each rate halved. The first entry has the original rates."""
     original = choose(cluster)
-    plan = fdg.place(original.graph, original.policy, original.devices)
+    plan = fdg.place(original.graph, original.policy, original.devices, agents)
     results = [HalvedRate("", original.seconds, _describe(original), original.seconds)]
     for rate, value in _rates(cluster).items():
         if rate not in SIZES and value > 0:
@@ -180,7 +182,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
 
         if not isinstance(job.policy, policies.Auto):
             paragraphs.append(f"the choice among all policies, of which {job.policy} is one:")
-        paragraphs.append(sensitivity_table(sensitivity(choose, cluster.of(count))))
+        paragraphs.append(sensitivity_table(sensitivity(choose, cluster.of(count), job.agents)))
     return paragraphs
 
 

@@ -60,21 +60,17 @@ def daly_interval(failures: FailureModel) -> float:
     if failures.save >= 2 * failures.between:
         return failures.between
     ratio = failures.save / (2 * failures.between)
-    return (
-        math.sqrt(2 * failures.save * failures.between) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
-        - failures.save
-    )
+    return young_interval(failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - failures.save
 
 
 def expected_goodput(failures: FailureModel, interval: float) -> float:
     """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
-    if math.isinf(failures.between):
+    between = failures.between
+    if math.isinf(between):
         return interval / (interval + failures.save) if not math.isinf(interval) else 1.0
     try:
-        restarts = math.exp(failures.restart / failures.between)
-        return interval / (
-            failures.between * restarts * math.expm1((interval + failures.save) / failures.between)
-        )
+        restarts = math.exp(failures.restart / between)
+        return interval / (between * restarts * math.expm1((interval + failures.save) / between))
     except OverflowError:
         return 0.0
 
@@ -84,6 +80,8 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
     `interval` is the seconds of work between checkpoints, and `work` the total.
     """
+    if max(failures.restart, min(interval, work) + failures.save) > 30 * failures.between:
+        return 0.0  # almost every restart or every interval fails
     random = np.random.default_rng(seed)
     time_limit = 1e3 * (work + failures.restart + failures.save)
     now = useful = 0.0
@@ -101,8 +99,6 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
             now, useful = end, useful + remaining
             continue
         now = failure
-        if failures.restart > 30 * failures.between:  # almost every restart fails too
-            return 0.0
         while (
             failure := now + random.exponential(failures.between)
         ) <= now + failures.restart and now < time_limit:
@@ -115,15 +111,13 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
 def best_interval(failures: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
     """The interval with the highest mean goodput of eight simulations, and that goodput."""
-    goodputs = [
-        float(np.mean([simulate(failures, interval, work, seed) for seed in range(8)]))
-        for interval in intervals
-    ]
-    best = int(np.argmax(goodputs))
-    return intervals[best], goodputs[best]
+    goodput = {i: float(np.mean([simulate(failures, i, work, seed) for seed in range(8)])) for i in intervals}
+    best = max(goodput, key=goodput.__getitem__)
+    return best, goodput[best]
 
 
 _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
+_MAX_INTERVALS = 1e9  # of a simulated job; floats could not add more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +145,14 @@ def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    state_bytes = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
     failure_rate = cluster.failures * prediction.devices / 3600
     between = 1 / failure_rate if failure_rate else math.inf
     failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
     intervals, goodputs = _intervals_and_goodputs(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
-    price = cluster.price * plan.num_devices / 3600 / (steps_per_second * goodputs[1]) * 1e6
+    price = cluster.price * plan.num_devices / 3600 / steps_per_second * 1e6
+    price = price / goodputs[1] if goodputs[1] else math.inf
     return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 
 
@@ -167,8 +162,9 @@ def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float,
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
     first_order, higher_order = young_interval(failures), daly_interval(failures)
     tried_factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
-    intervals = [higher_order * factor for factor in tried_factors if higher_order > 0] or [1.0]
-    best_simulated, goodput = best_interval(failures, intervals, _WORK_RATIO * failures.between)
+    intervals = [higher_order * factor for factor in tried_factors]
+    work = min(_WORK_RATIO * failures.between, _MAX_INTERVALS * higher_order)
+    best_simulated, goodput = best_interval(failures, intervals, work)
     return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 
 

@@ -85,12 +85,10 @@ class DeviceKind:
             if name not in RATES:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
             where = f"device kind {self.name}: {name}"
-            _check_number(where, figure.value, f"{RATES[name]}, a number", name in TIMES | SHARES)
-            if name in SHARES and figure.value > 1:
-                raise FdgError(
-                    f"{where} = {figure.value!r}: give a share, from 0 to 1; for {figure.value:g}% write"
-                    f" {figure.value / 100:g}"
-                )
+            may_be_zero = name in TIMES or name == "parallel"
+            _check_number(where, figure.value, f"{RATES[name]}, a number", may_be_zero)
+            if name in SHARES:
+                _check_share(where, figure.value)
         for name, value in vars(self.overheads).items() if self.overheads else ():
             where = f"device kind {self.name}: overhead {name}"
             _check_number(where, value, may_be_zero=name not in ("shared", "meetings"))
@@ -166,6 +164,12 @@ def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: b
         raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
 
 
+def _check_share(where: str, value: float) -> None:
+    if value > 1:
+        fix = f"for {value:g}% write {value / 100:g}"
+        raise FdgError(f"{where} = {value!r}: give a share, from 0 to 1; {fix}")
+
+
 _ZERO = Figure(0.0)
 
 
@@ -211,13 +215,8 @@ class Cluster:
                 raise FdgError(f"cluster: {name} = {value!r}: give a whole number of at least 1")
         for name in ("price", "straggling", "failures", "restart"):
             _check_number(f"cluster: {name}", getattr(self, name))
-        if self.straggling > 1:
-            raise FdgError(
-                f"cluster: straggling = {self.straggling!r}: give a fraction, from 0 to 1; for"
-                f" {self.straggling:g}% write {self.straggling / 100:g}"
-            )
-        if not (isinstance(self.storage, int | float) and self.storage > 0):
-            raise FdgError(f"cluster: storage = {self.storage!r}: give bytes per second above 0")
+        _check_share("cluster: straggling", self.straggling)
+        _check_number("cluster: storage", self.storage, "bytes per second", may_be_zero=False)
 
     @property
     def devices_per_machine(self) -> int:

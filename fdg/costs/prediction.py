@@ -159,17 +159,11 @@ class _CostModel:
             for cost, calls in self.collective_costs[program.name]:
                 # Bytes are those of the plan's collectives: without the factor of the compiled program.
                 num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
-                inside, between = (
-                    inside + cost.inside * num_runs,
-                    between + cost.between * num_runs,
-                )
+                inside, between = inside + cost.inside * num_runs, between + cost.between * num_runs
                 routes[f"collectives of {program.group.name}"] += (cost.inside + cost.between) * num_runs
         for move, num_runs in self.plan.moves():
             cost = self.transfer(move)
-            inside, between = (
-                inside + cost.inside * num_runs,
-                between + cost.between * num_runs,
-            )
+            inside, between = inside + cost.inside * num_runs, between + cost.between * num_runs
             routes[f"{move.source} -> {move.target}"] += (cost.inside + cost.between) * num_runs
         return dict(routes), inside, between
 
@@ -222,7 +216,7 @@ def _single_program_times(model: _CostModel) -> _Times:
     (program,), (group,) = model.program_works, model.plan.groups
     contention = max(1.0, model.used_cores(program) / model.pool_cores)
     straggler_ratio, parts = model.straggler_ratio(len(group)), model.parts(program, contention)
-    compute_seconds = sum(value for name, value in parts.items() if " on " in name)
+    compute_seconds = sum(value for name, value in parts.items() if name.endswith(f" on {group.name}"))
     if straggler_ratio > 1:
         parts[f"stragglers of {group.name}"] = (straggler_ratio - 1) * compute_seconds
     seconds = sum(parts.values())

@@ -13,7 +13,7 @@ from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
 
 IN_FLIGHT = 4  # the number of iterations at once: one that is dispatched, and three that are still running
-HOST = "host"
+HOST = ""  # the resource of the host; groups have names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,8 +50,13 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
                 f"{policy} places '{role}' on device {repeated[0]} twice (group {group.name}): list each"
                 " device once"
             )
-        namesake = next((g for g in groups if g.name == group.name and g.devices != group.devices), None)
-        if namesake is not None:
+        if not group.name or not group.name.isprintable() or not {*"+&"}.isdisjoint(group.name):
+            raise PlanError(
+                f"{policy} calls the group of '{role}' {group.name!r}: give a printable name without"
+                " '+' and '&'"
+            )
+        namesake = next((g for g in groups if g.name == group.name and g != group), None)
+        if namesake and (namesake.devices != group.devices or namesake.apart or group.apart):
             raise PlanError(
                 f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each its own name"

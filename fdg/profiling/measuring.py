@@ -23,6 +23,7 @@ from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Work, sum_of_work
+from fdg.running.leaves import as_array
 from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
 
@@ -76,7 +77,7 @@ class Iterations:
         A round takes about `seconds`, and has at least `min_iterations` iterations.
         """
         self._engine = engine
-        self._state = jax.tree.map(jnp.copy, state)
+        self._state = jax.tree.map(_copied, state)
         self._count = min_iterations
         self.samples: list[float] = []  # seconds per iteration in each round
         # per round, busy seconds per iteration by group; empty for a single group
@@ -100,8 +101,7 @@ class Iterations:
 
     def busy_seconds(self, group: str) -> float | None:
         """Busy seconds of a group per iteration, in its best round; None for a single group."""
-        busy_seconds = [sample[group] for sample in self.busy_samples if group in sample]
-        return min(busy_seconds) if busy_seconds else None
+        return min((sample[group] for sample in self.busy_samples if group in sample), default=None)
 
     def _run(self) -> float:
         """Runs the iterations of a round; returns the seconds that they took."""
@@ -111,13 +111,19 @@ class Iterations:
         return time.perf_counter() - start_time
 
 
+def _copied(leaf: Any) -> Any:
+    """A copy of an array; any other leaf, which `Engine.run` refuses, unchanged."""
+    array = as_array(leaf)
+    return leaf if array is None or array.is_deleted() else jnp.copy(array)
+
+
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     """The leaves of `state`, or of a new initial state, on one device.
 
     The state is a new one if other processes hold parts of `state`, or if `state` contains host environments,
     which the engine's iterations step.
     """
-    leaves, plan = jax.tree.leaves(state), engine.plan
+    leaves, plan = list(map(jnp.asarray, jax.tree.leaves(state))), engine.plan
     device = jax.local_devices(backend=engine.devices[0].platform)[0]
     on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
     if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:

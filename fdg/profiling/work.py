@@ -61,10 +61,6 @@ class Work:
         """Bytes of all classes."""
         return sum(self.bytes.values())
 
-    def times(self, count: int) -> "Work":
-        """The work of `count` runs."""
-        return sum_of_work([(self, count)])
-
 
 def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
     """The sum of works, each multiplied by a count."""
@@ -121,7 +117,7 @@ class _WorkCounter:
             return _WorkCounter(1).work_of_jaxpr(traced_per_device(flow.bodies[0], self.devices, tiles), None)
         flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
         body_works = [
-            self.work_of_jaxpr(body.jaxpr, body_flow).times(body.trips)
+            sum_of_work([(self.work_of_jaxpr(body.jaxpr, body_flow), body.trips)])
             for body, body_flow in zip(bodies, flows, strict=True)
         ]
         if eqn.primitive.name == "cond":

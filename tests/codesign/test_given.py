@@ -135,6 +135,13 @@ def test_unsupported_functions_are_refused(network, shape, message):
         given.from_function(network, image(*shape))
 
 
+def test_inputs_that_are_no_arrays_are_refused():
+    with refuses("with inputs (1, 8, 8, 3) fails"):
+        given.from_function(nn.Conv(4, (3, 3)), (1, 8, 8, 3))
+    with refuses("with inputs None fails"):
+        given.from_function(nn.Conv(4, (3, 3)), None)
+
+
 def model(*nodes, sizes=(1, 3, 8, 8), weights=()):
     kind = TensorProto.FLOAT
     tensors = [helper.make_tensor(name, kind, dims, np.zeros(dims)) for name, dims in dict(weights).items()]
@@ -177,6 +184,23 @@ def test_onnx_operators(tmp_path):
     assert found.branches == ((0, 1), (1, 2), (2, 3), (2, 4), (3, 4))
 
 
+@pytest.mark.parametrize("axes", [{"value_ints": [2, -1]}, {"value": helper.make_tensor("", 7, [2], [2, 3])}])
+def test_mean_over_the_axes_of_a_constant_node(axes, tmp_path):
+    nodes = [CONV, helper.make_node("Constant", [], ["axes"], **axes)]
+    nodes += [helper.make_node("ReduceMean", ["y", "axes"], ["mean"])]
+    onnx.save(model(*nodes, weights=KERNEL), tmp_path / "net.onnx")
+    assert given.from_onnx(tmp_path / "net.onnx").layers[1:] == (pooling(4, 6, kernel=6, stride=1),)
+
+
+def test_onnx_products_whose_sides_broadcast_each_other(tmp_path):
+    product = model(
+        helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": (5, 4, 2)}, sizes=(1, 3, 1, 6, 4)
+    )
+    onnx.save(product, tmp_path / "net.onnx")
+    (layer,) = given.from_onnx(tmp_path / "net.onnx").layers
+    assert layer.macs == 3 * 5 * 6 * 4 * 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -194,6 +218,9 @@ def test_onnx_operators(tmp_path):
         (lambda: model(helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": (9, 4)}), "are for 9"),
         (lambda: model(helper.make_node("Gemm", ["x", "w"], ["y"]), weights={"w": (9, 4)}, sizes=(1, 3)),
          "are for 9"),
+        (lambda: model(helper.make_node("Gemm", ["x", "w"], ["y"]), weights={"w": (9, 4)}),
+         "(Gemm): its inputs or attributes cannot be read"),
+        (lambda: model(helper.make_node("MaxPool", ["x"], ["y"])), "be read (KeyError: 'kernel_shape')"),
     ],
 )  # fmt: skip
 def test_invalid_onnx_files_are_refused(content, message, tmp_path):

@@ -105,6 +105,8 @@ def test_user_defined_kinds_and_links(file):
         ('hosts = 1\nkind = "H100"\ninside = "W"\n[links.W]\nlatency = 1', "needs bandwidth"),
         ("hosts = 1\nkind = 3", "give a name in quotes"),
         (KIND.format("convolution", 5), "convolution = 5.0: give a share, from 0 to 1; for 5% write 0.05"),
+        (KIND.format("convolution", 0), "that convolutions reach, a number above 0"),
+        (GOOD + "storage_bytes_per_second = inf", "storage = inf: give bytes per second above 0"),
         (KIND.format("parallel", 1.5), "parallel = 1.5: give a share, from 0 to 1"),
     ],
 )

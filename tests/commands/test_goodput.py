@@ -6,15 +6,20 @@ import math
 import numpy as np
 import pytest
 
+import fdg
+import policies
+from fdg.commands.cluster_file import cluster_from
 from fdg.commands.cluster_report import (
     FailureModel,
     best_interval,
     daly_interval,
     expected_goodput,
+    predict_point,
     simulate,
     young_interval,
 )
 from fdg.errors import FdgError
+from tests.tiny import Pupil
 
 JOB = FailureModel(between=10_000.0, save=50.0, restart=100.0)
 
@@ -41,6 +46,15 @@ def test_best_interval_is_near_daly():
 def test_very_slow_saves_leave_no_goodput():
     assert expected_goodput(FailureModel(1.0, 1e6, 1.0), 1.0) == 0.0
     assert simulate(FailureModel(1.0, 1e3, 1e3), 1e3, 1e4) < 1e-3
+    assert simulate(FailureModel(1.0, 1e9, 1.0), 1.0, 200.0) == 0.0  # at once
+
+
+@pytest.mark.parametrize(("failures", "goodput"), [(50.0, 0.0), (1e-300, 1.0)])
+def test_clusters_that_fail_always_or_never(failures, goodput):
+    file = {"hosts": 1, "kind": "H100", "price": 2.5, "failures_per_device_hour": failures}
+    point = predict_point(fdg.place(Pupil(), policies.GPUOnly(), 8), cluster_from(file), 1)
+    assert point.goodput == pytest.approx((goodput, goodput), abs=1e-9)
+    assert math.isinf(point.price_per_million) == (goodput == 0)
 
 
 def test_invalid_numbers():

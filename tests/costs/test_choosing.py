@@ -163,11 +163,13 @@ def test_fields_of_auto_of_another_type_are_refused(name, value):
         policies.Auto(**{name: value})
 
 
-def test_sensitivity_to_halved_rates():
+@pytest.mark.parametrize("agents", [None, 64])
+def test_sensitivity_to_halved_rates(agents):
     where = cluster(4, inside=link("inside", latency=1e-4))
-    classes = [policies.GPUOnly, policies.SingleLearnerCoarse]
+    options = {"policies": [policies.GPUOnly, policies.SingleLearnerCoarse], "num_seeds": agents}
     graph = fdg.trace(Pupil(64))
-    found = sensitivity(lambda one: policies.auto(Pupil(64), one, graph=graph, policies=classes), where)
+    found = sensitivity(lambda one: policies.auto(Pupil(64), one, graph=graph, **options), where, agents)
+    assert next(one for one in found if one.rate == "sort").seconds == pytest.approx(found[0].seconds)
     assert {"memory", "product/float32", "inside/latency", "inside/bandwidth"} <= {one.rate for one in found}
     assert all(one.seconds >= found[0].seconds * (1 - 1e-9) for one in found)
     assert all(one.slowdown >= -1e-9 for one in found)

@@ -61,6 +61,27 @@ def test_dispatch_bound_iteration(graph):
     assert found.largest_part == "starting programs on the host"
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Two groups, or one if their names are equal."""
+
+    acting: str
+    learning: str
+
+    def place(self, devices):
+        groups = {self.acting: fdg.Group(self.acting, (0, 1))}
+        groups.setdefault(self.learning, fdg.Group(self.learning, (2, 3)))
+        acting = groups[self.acting]
+        return {"environment": acting, "actor": acting, "learner": groups[self.learning]}
+
+
+@pytest.mark.parametrize(("plain", "odd"), [(("a", "l"), ("host", "l")), (("a", "a"), ("a on b", "a on b"))])
+def test_predictions_do_not_depend_on_names_of_groups(graph, plain, odd):
+    slow = cluster(4, figures={"product/float32": 1e9, "memory": 1e9, "dispatch": 1e-4})
+    expected, found = (predict(fdg.place(graph, Named(*names), 4), slow) for names in (plain, odd))
+    assert found.seconds == expected.seconds and [*found.busy.values()] == [*expected.busy.values()]
+
+
 def test_staleness_overlaps_groups(graph):
     def seconds(staleness):
         plan = fdg.place(graph, policies.SingleLearnerCoarse(staleness=staleness), 2)

@@ -1,5 +1,6 @@
 """Assignment of fragments to groups, on graphs built by hand."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -169,6 +170,12 @@ ACTING = graph(fragment("act", "actor"), fragment("learn", "learner"))
             {"actor": A, "x": A, "learner": Group("a", (2,))},
             "two groups 'a', of 'actor' on devices (0, 1)",
         ),
+        (
+            {"actor": A, "learner": dataclasses.replace(A, apart=True)},
+            "two groups 'a', of 'actor' on devices",
+        ),
+        ({"actor": A, "learner": Group("a+b", (2,))}, "calls the group of 'learner' 'a+b': give a printable"),
+        ({"actor": Group("a\n", (0,))}, r"calls the group of 'actor' 'a\n': give a printable name"),
         (
             {"actor": A, "critic": B},
             "runs 'critic' on its b, and mine has no fragment of that role (its roles are",

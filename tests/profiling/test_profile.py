@@ -6,6 +6,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fdg
@@ -98,6 +99,18 @@ def test_known_durations(devices, monkeypatch):
     assert "Slow under GPUOnly() on 1 device: an iteration takes" in lines[0]
     assert any(line.startswith("    slope") and " 2 " in line for line in lines)
     jax.block_until_ready(engine.run(state, 1))  # `profile` has copied the state: it is not donated
+
+
+def test_profile_of_states_that_run_takes_or_refuses():
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), 1)
+    state = engine.init(0)
+    on_host = {**state, "weight": np.asarray(state["weight"])}
+    assert fdg.profile(engine, on_host, rounds=1).iteration_s > 0
+    engine.run(donated := state, 1)
+    with pytest.raises(FdgError, match="this state was donated to an earlier run"):
+        fdg.profile(engine, donated, rounds=1)
+    with pytest.raises(FdgError, match="this is not a state of Pupil"):
+        fdg.profile(engine, jax.tree.map(lambda _: "text", state), rounds=1)
 
 
 @pytest.mark.parametrize(

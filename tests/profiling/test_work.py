@@ -94,7 +94,7 @@ def test_sum_of_work():
     one = Work({"product": 16}, {"product": 48}, {product: 1})
     both = sum_of_work([(one, 3), (Work({"sort": 5}, exact=False), 1)])
     assert both == Work({"product": 48, "sort": 5}, {"product": 144}, {product: 3}, False)
-    assert one.times(2).products == {product: 2}
+    assert sum_of_work([(one, 2)]).products == {product: 2}
     assert str(product) == "2 x 2 x 2" and str(product._replace(batch=4)) == "4 x 2 x 2 x 2"
 
 
