@@ -279,6 +279,8 @@ _PLACEHOLDER = _ArgumentPlaceholder()
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     """A copy of a dataclass with changed fields, made without its checks, since values may be traced.
 
+    It computes its cached properties again.
+
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
     ...     rate: float = 0.1
@@ -286,9 +288,17 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     Mine(rate=0.5)
     """
     copied = copy.copy(instance)
+    for name in cached_properties(type(instance)) & getattr(copied, "__dict__", {}).keys():
+        del vars(copied)[name]
     for name, value in numbers.items():
         object.__setattr__(copied, name, value)
     return copied
+
+
+def cached_properties(kind: type) -> set[str]:
+    """The names of a class's cached properties."""
+    members = inspect.getmembers_static(kind, lambda member: isinstance(member, functools.cached_property))
+    return {name for name, _ in members}
 
 
 def _why_unhashable(instance: Any) -> str:
