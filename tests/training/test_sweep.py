@@ -414,3 +414,15 @@ def test_cached_properties_are_computed_for_each_agent():
     engine = fdg.compile(sweep, policies.GPUOnly(), devices=1, num_seeds=2)
     _, metrics = engine.run(engine.init(seed=0), iterations=1)
     np.testing.assert_allclose(metrics["half"], [[0.1, 0.2]], rtol=1e-6)
+
+
+def test_numbers_computed_at_construction_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Halved(Walk):
+        half: float = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "half", self.scale / 2)
+
+    with refuses("sweep: Halved computes half from scale once", "make it a property"):
+        Sweep(Halved(), (("scale", (0.2, 0.4)),))
