@@ -88,9 +88,8 @@ class Sweep:
             except ValueError as error:  # an `FdgError`, or an error of a user's class
                 raise FdgError(f"sweep: {point_text(point)}: {error}") from error
             for name, value in getattr(changed, "__dict__", {}).items():
-                if name in point or not isinstance(value, int | float | np.number):
-                    continue
-                if repr(value) != repr(numbers.setdefault(name, value)):  # NaN equals NaN
+                is_number = name not in point and isinstance(value, int | float | np.number)
+                if is_number and repr(value) != repr(numbers.setdefault(name, value)):  # NaN equals NaN
                     raise FdgError(
                         f"sweep: {type(changed).__name__} computes {name} from {', '.join(point)} once, when"
                         f" it is made, so all agents would have one {name}: make it a property"
