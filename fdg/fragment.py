@@ -166,7 +166,6 @@ class FragmentFunction:
                 " written with def"
             ) from None
         functools.update_wrapper(self, function)
-        self.__wrapped__ = function
         self.mark = FragmentMark(role, name or getattr(function, "__name__", role).strip("<>"))
         self.in_axes, self.out_axes = in_axes, out_axes
         for part in self.mark:
@@ -174,7 +173,7 @@ class FragmentFunction:
                 raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
 
         # `receiver` is (), or (instance,) for a method; `scalars` are the instance's fields that are arrays.
-        def body(receiver, scalars, args, kwargs):
+        def body(receiver, version, scalars, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
                 problem = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
@@ -195,7 +194,11 @@ class FragmentFunction:
             return results
 
         body.__name__ = body.__qualname__ = str(self.mark)
-        self._call = jax.jit(body, static_argnums=0)
+        self._jitted = jax.jit(body, static_argnums=(0, 1))
+
+    def _call(self, receiver: tuple, *arguments: Any) -> Any:
+        """Calls `body`; the second argument is what JAX's cache would not see."""
+        return self._jitted(receiver, (_num_traces, *map(_uncompared, receiver)), *arguments)
 
     def __call__(self, *args, **kwargs):
         """Runs the function."""
@@ -229,7 +232,24 @@ class FragmentFunction:
         return GraphError(f"fragment '{self.mark.name}' ({self.mark.role}): {problem}: {fix}")
 
     def __repr__(self) -> str:
-        return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self.__wrapped__)}>"
+        return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self)}>"
+
+
+_num_traces = 0  # part of the key of each fragment's cached trace
+
+
+def forget_traces() -> None:
+    """Makes later calls of fragments trace their functions anew, with changed attributes and globals."""
+    global _num_traces
+    _num_traces += 1
+
+
+def _uncompared(value: Any) -> tuple[int, ...]:
+    """The ids of the fields in which equal dataclasses may differ (`compare=False`), at any depth."""
+    if not dataclasses.is_dataclass(value):
+        return ()
+    fields = [(field.compare, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return tuple(i for is_compared, x in fields for i in (_uncompared(x) if is_compared else (id(x),)))
 
 
 def _array_fields(instance: Any) -> dict[str, jax.Array]:
@@ -259,6 +279,8 @@ _PLACEHOLDER = _ArgumentPlaceholder()
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     """A copy of a dataclass with changed fields, made without its checks, since values may be traced.
 
+    It computes its cached properties again.
+
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
     ...     rate: float = 0.1
@@ -266,9 +288,17 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     Mine(rate=0.5)
     """
     copied = copy.copy(instance)
+    for name in cached_properties(type(instance)) & getattr(copied, "__dict__", {}).keys():
+        del vars(copied)[name]
     for name, value in numbers.items():
         object.__setattr__(copied, name, value)
     return copied
+
+
+def cached_properties(kind: type) -> set[str]:
+    """The names of a class's cached properties."""
+    members = inspect.getmembers_static(kind, lambda member: isinstance(member, functools.cached_property))
+    return {name for name, _ in members}
 
 
 def _why_unhashable(instance: Any) -> str:

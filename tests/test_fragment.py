@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fdg
+import policies
 from fdg.fragment import FragmentMark, boundary_p
 from tests.refusing import refuses
 
@@ -158,3 +159,49 @@ def test_invalid_role(word):
 def test_non_functions_are_refused(value):
     with pytest.raises(fdg.GraphError, match="it has no signature: give a function"):
         fdg.fragment("actor")(value)
+
+
+class Growing:
+    """An algorithm whose rate may change between two traces."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def init(self, key):
+        return jnp.zeros(4)
+
+    @fdg.fragment("learner")
+    def learn(self, x):
+        return x + self.rate
+
+    def iterate(self, x):
+        x = self.learn(x)
+        return x, {"sum": x.sum()}
+
+
+def test_changed_attributes_are_traced_again():
+    algorithm = Growing(1.0)
+    sums = []
+    for algorithm.rate in (1.0, 2.0):
+        engine = fdg.compile(algorithm, policies.GPUOnly(), devices=1)
+        sums.append(float(engine.run(engine.init(seed=0), iterations=1)[1]["sum"][0]))
+    assert sums == [4.0, 8.0]
+
+
+def test_fields_without_comparison_are_distinguished():
+    @dataclasses.dataclass(frozen=True)
+    class Part:
+        table: np.ndarray = dataclasses.field(compare=False)
+
+    @dataclasses.dataclass(frozen=True)
+    class Whole:
+        part: Part
+
+        @fdg.fragment("actor")
+        def act(self, x):
+            return x + self.part.table
+
+    one, two = (Whole(Part(np.full(4, number))) for number in (1.0, 2.0))
+    assert one == two
+    np.testing.assert_array_equal(one.act(X), X + 1)
+    np.testing.assert_array_equal(two.act(X), X + 2)

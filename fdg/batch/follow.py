@@ -61,11 +61,6 @@ def follow(
     return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
-def axes_of_outputs(jaxpr: Any, input_axes: Sequence[Axis] = ()) -> list[Axis]:
-    """The batch axes of a jaxpr's outputs, from the batch axes of its first inputs."""
-    return list(follow(jaxpr, input_axes).outputs)
-
-
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
     """The batch axes of one equation's results, from the batch axes of its operands."""
     unit = devices or math.gcd(*_batch_lengths(eqn.invars, operand_axes), *_border_lengths([eqn])) or 1

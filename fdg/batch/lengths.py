@@ -38,10 +38,8 @@ def divisors(number: int) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=10_000)
 def lengths_of(jaxpr: Any) -> frozenset[int]:
     """The lengths of all axes in an open jaxpr, at any depth, and its numbers of convolution groups."""
-    lengths = set(_axis_lengths((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
-    for eqn in jaxpr.eqns:
-        lengths |= lengths_of_equation(eqn)
-    return frozenset(lengths)
+    lengths = frozenset(_axis_lengths((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
+    return lengths.union(*map(lengths_of_equation, jaxpr.eqns))
 
 
 def lengths_of_equation(eqn: Any) -> set[int]:
@@ -49,9 +47,7 @@ def lengths_of_equation(eqn: Any) -> set[int]:
     lengths = set(_axis_lengths((*eqn.invars, *eqn.outvars)))
     # The numbers of groups, such as `feature_group_count`, which rules return as `multiples`.
     lengths.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
-    for body in jaxprs.bodies(eqn):
-        lengths |= lengths_of(body.jaxpr)
-    return lengths
+    return lengths.union(*(lengths_of(body.jaxpr) for body in jaxprs.bodies(eqn)))
 
 
 def _axis_lengths(atoms: Iterable[Any]) -> Iterable[int]:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
+from fdg.batch.follow import follow
 from fdg.fragment import boundary_p
 
 Axes: TypeAlias = tuple[int | None, ...]
@@ -22,9 +22,9 @@ def state_axes(jaxpr: Any, num_leaves: int) -> Axes:
     axes, old_axes = _declared_axes(body, {})[:num_leaves], None
     while axes != old_axes:
         old_axes = axes
-        output_axes = batch_flow.axes_of_outputs(jaxpr, axes)
-        new_axes = (new if axis is None else axis for axis, new in zip(axes, output_axes, strict=False))
-        axes = _copy_to_successors(body, list(new_axes))
+        outputs = follow(jaxpr, axes).outputs[:num_leaves]
+        new_axes = [new if axis is None else axis for axis, new in zip(axes, outputs, strict=True)]
+        axes = _copy_to_successors(body, new_axes)
     return axes
 
 

@@ -88,7 +88,8 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     )
     one_by_one = graph.between_agents is None and per_vmap == 1
     if one_by_one:
-        iterate = _with_agent_axis_of_metrics(agent, len(graph.state_axes))
+        num_leaves = len(graph.state_axes)
+        iterate = lambda *leaves: [x if i < num_leaves else x[None] for i, x in enumerate(agent(*leaves))]  # noqa: E731
     elif graph.between_agents is None:
         iterate = jax.vmap(agent)
     else:
@@ -125,16 +126,6 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
 
     shardings = [NamedSharding(mesh, by_agent)] * len(graph.state_axes)
     return TrainingLoop(run, shardings, NamedSharding(mesh, buffer_spec), NamedSharding(mesh, replicated))
-
-
-def _with_agent_axis_of_metrics(agent: Callable, num_leaves: int) -> Callable:
-    """One agent's iteration, whose metrics get a leading axis of length 1; its state has none."""
-
-    def iterate(*leaves: Any) -> list[Any]:
-        results = agent(*leaves)
-        return [*results[:num_leaves], *(x[None] for x in results[num_leaves:])]
-
-    return iterate
 
 
 def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:

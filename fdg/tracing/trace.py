@@ -13,7 +13,7 @@ from fdg.agents import Agents, checked_name, iterate_all
 from fdg.arguments import checked_names
 from fdg.batch.state_axes import state_axes
 from fdg.errors import GraphError, kind_of
-from fdg.fragment import FragmentMark, fragment
+from fdg.fragment import FragmentMark, forget_traces, fragment
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr, check_jax_settings
 from fdg.tracing.graph import FDG, check_graph
@@ -102,6 +102,7 @@ def trace(algorithm: Any) -> FDG:
     check_jax_settings()
     if isinstance(algorithm, Agents):
         return side_by_side(trace(algorithm.algorithm), algorithm.count)
+    forget_traces()
     name = checked_name(algorithm)
     state = abstract_state(algorithm)
     if hasattr(algorithm, "check_when_traced"):

@@ -16,6 +16,7 @@ import numpy as np
 
 from fdg.arguments import quoted
 from fdg.errors import FdgWarning, GraphError, whose_file
+from fdg.fragment import cached_properties
 from fdg.tracing.mistakes import is_array
 
 _MAX_VISITED = 1000  # maximum number of visited objects, and of items of a container
@@ -139,9 +140,7 @@ def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
     state: Any = object.__getstate__(value)
     for part in state if isinstance(state, tuple) else (state,):  # from __dict__, and from __slots__
         attributes |= part or {}
-    cached = {
-        n for cls in kind.__mro__ for n, x in vars(cls).items() if isinstance(x, functools.cached_property)
-    }
+    cached = cached_properties(kind)
     paths = [(f"{path}.{name}", item) for name, item in attributes.items() if name not in cached]
     return [*paths, (f"{path}.__class__", kind)]
 

@@ -6,9 +6,9 @@ import numpy as np
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch import follow as batch_flow
 from fdg.batch.collective import unexplained
 from fdg.batch.exchanges import predict_exchanges
+from fdg.batch.follow import follow
 from fdg.lowering.constraints import constrain
 from fdg.lowering.mesh import batch_sharding, make_mesh
 from fdg.running import hlo
@@ -28,7 +28,7 @@ def compiled(function, axes, devices, *arguments):
     jaxpr = jaxprs.lowered(jax.make_jaxpr(function)(*arguments))
     axes = [*axes, *[None] * (len(arguments) - len(axes))]
     into = [batch_sharding(mesh, axis) for axis in axes]
-    ends = batch_flow.axes_of_outputs(jaxpr, axes)
+    ends = follow(jaxpr, axes).outputs
     out = [batch_sharding(mesh, axis) for axis in ends]
     run = core.jaxpr_as_fun(constrain(jaxpr, mesh, axes, ends))
     placed = [jax.device_put(x, split) for x, split in zip(arguments, into, strict=True)]
@@ -38,7 +38,7 @@ def compiled(function, axes, devices, *arguments):
 def assert_as_predicted(function, axes, devices, *arguments):
     """Checks that the program exchanges the predicted bytes, and computes the numbers of one device."""
     jaxpr, program, placed = compiled(function, axes, devices, *arguments)
-    predicted, _ = predict_exchanges(jaxpr, axes, len(devices), batch_flow.axes_of_outputs(jaxpr, axes))
+    predicted, _ = predict_exchanges(jaxpr, axes, len(devices), follow(jaxpr, axes).outputs)
     measured = hlo.read_collectives(program.as_text())
     assert totals(measured) == totals(predicted), f"{totals(measured)} and not {totals(predicted)}"
     assert not unexplained(measured, predicted)

@@ -137,7 +137,7 @@ def test_fragments_and_code_between_them(count, devices):
         Collective("all-reduce", 4, 1),
         Collective("all-gather", 4 * B * B, 1, ("turn",)),
     )
-    assert batch_flow.axes_of_outputs(jaxpr, [0, 0]) == [None, None, 1]
+    assert batch_flow.follow(jaxpr, [0, 0]).outputs == (None, None, 1)
     measured = assert_as_predicted(program, [0, 0], devices[:count], x, square)
     unnamed = [Collective("all-gather", 1, 1, ("other",)), Collective("all-reduce", 4, 1)]
     assert {c.kind for c in unexplained(measured, unnamed)} == {"all-gather"}
@@ -360,7 +360,7 @@ RULED = {
 def test_axes_by_rule(name):
     function, expected = RULED[name]
     jaxpr = jax.make_jaxpr(function)(X)
-    assert batch_flow.axes_of_outputs(jaxpr, [0]) == expected
+    assert list(batch_flow.follow(jaxpr, [0]).outputs) == expected
     assert predict_exchanges(jaxpr, [0])[1] == ()
 
 

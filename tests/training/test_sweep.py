@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 
@@ -14,6 +15,7 @@ from jax.interpreters import partial_eval
 import algos
 import envs
 import fdg
+import policies
 from algos.agent import Agent
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError
@@ -24,6 +26,7 @@ from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_index, point_results
 from tests.refusing import refused, refuses
+from tests.tiny import Walk
 from tests.training.descent import Descent, assert_close
 from tests.training.trained import assert_same, small, untimed_rows
 
@@ -393,3 +396,33 @@ def test_sweep_start_from(tmp_path):
         sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
         assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
         assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]
+
+
+def test_cached_properties_are_computed_for_each_agent():
+    @dataclasses.dataclass(frozen=True)
+    class Halving(Walk):
+        @functools.cached_property
+        def half(self):
+            return self.scale / 2
+
+        def iterate(self, state):
+            return state, {"half": jnp.asarray(self.half)}
+
+    algorithm = Halving()
+    assert algorithm.half == 0.05  # now it is cached
+    sweep = Sweep(algorithm, (("scale", (0.2, 0.4)),))
+    engine = fdg.compile(sweep, policies.GPUOnly(), devices=1, num_seeds=2)
+    _, metrics = engine.run(engine.init(seed=0), iterations=1)
+    np.testing.assert_allclose(metrics["half"], [[0.1, 0.2]], rtol=1e-6)
+
+
+def test_numbers_computed_at_construction_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Halved(Walk):
+        half: float = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "half", self.scale / 2)
+
+    with refuses("sweep: Halved computes half from scale once", "make it a property"):
+        Sweep(Halved(), (("scale", (0.2, 0.4)),))

@@ -17,26 +17,21 @@ _ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bes
 _LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zeta".split()
 
 
-def _bitcast(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+def widen(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """A narrower type adds a last axis, and a wider type removes the last axis."""
     rank = len(shape_of(eqn.outvars[0]))
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 
 
 def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Each result equals the operand at its position."""
-    return RuleResult(tuple(operands))
-
-
-def _device_put(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Keeps the batch axes, unless the operation names a device."""
-    return None if any(d is not None for d in eqn.params["devices"]) else RuleResult(tuple(operands))
+    """Each result equals the operand at its position, unless a `device_put` names a device."""
+    return None if any(d is not None for d in eqn.params.get("devices", ())) else RuleResult(tuple(operands))
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, same),
     **dict.fromkeys(_LOOPS, locally(same)),
-    "bitcast_convert_type": _bitcast,
+    "bitcast_convert_type": widen,
     "optimization_barrier": _pass_through,
-    "device_put": _device_put,
+    "device_put": _pass_through,
 }

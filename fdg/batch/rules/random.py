@@ -3,17 +3,13 @@
 from typing import Any
 
 from fdg import jaxprs, keys
+from fdg.batch.rules.elementwise import widen
 from fdg.batch.rules.result import Axis, Rule, RuleResult, locally, same, shape_of
 
 
 def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """The axes of the keys are the leading axes of the result; there is one key per row of the parameter."""
     return same(eqn, operands) if operands[0] is not None and operands[1] in (None, operands[0]) else None
-
-
-def _wrap(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """The last axis of key data becomes part of the key, so it cannot be split."""
-    return None if operands[0] == len(shape_of(eqn.outvars[0])) else same(eqn, operands)
 
 
 def can_create_split(eqn: Any, axis: Axis) -> bool:
@@ -37,6 +33,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
     # The axes of the keys are the leading axes of the result.
     **dict.fromkeys("random_bits random_split random_unwrap random_seed".split(), same),
-    "random_wrap": _wrap,
+    "random_wrap": widen,  # the last axis of key data becomes part of the key
     "random_gamma": locally(_gamma),
 }

@@ -13,6 +13,8 @@ from fdg.batch.rules.result import (
     first_axis,
     locally,
     position_without,
+    removing,
+    same,
     shape_of,
 )
 
@@ -40,11 +42,6 @@ def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return every_result(eqn, position_without(axis, reduced_axes))
 
 
-def _arg_reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """XLA has no all-reduce for argmax and argmin, so an operand split along a reduced axis is gathered."""
-    return None if operands[0] in eqn.params["axes"] else _reduce(eqn, operands)
-
-
 def _reduce_by_function(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """A reduction with a user-defined function, whose operands are arrays and then their initial values."""
     axis, reduced_axes = first_axis(operands), eqn.params["dimensions"]
@@ -64,25 +61,18 @@ def window_covers(eqn: Any, axis: int) -> bool:
 def _window(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Window reductions keep the batch axis if the window does not extend along it."""
     axis = first_axis(operands)
-    if axis is None or window_covers(eqn, axis):
-        return None
-    return every_result(eqn, axis, *[i for i, other in enumerate(operands) if other not in (None, axis)])
+    return None if axis is None or window_covers(eqn, axis) else same(eqn, operands)
 
 
 def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """An FFT keeps the axes that it does not transform."""
-    num_transformed = len(eqn.params["fft_lengths"])
-    axis = operands[0]
-    return (
-        None
-        if axis is None or axis >= len(shape_of(eqn.invars[0])) - num_transformed
-        else every_result(eqn, axis)
-    )
+    rank = len(shape_of(eqn.invars[0]))
+    return None if operands[0] in range(rank)[-len(eqn.params["fft_lengths"]) :] else same(eqn, operands)
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("reduce_sum", "reduce_prod", *_EXTREMES, *_BITWISE), _reduce),
-    **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
+    **dict.fromkeys(("argmax", "argmin"), removing("axes")),  # XLA has no all-reduce for them
     "reduce": locally(_reduce_by_function),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), except_axes("axis")),
     "sort": except_axes("dimension"),

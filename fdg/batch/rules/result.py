@@ -67,6 +67,17 @@ def except_axes(*names: str) -> Rule:
     return rule
 
 
+def removing(name: str) -> Rule:
+    """Rule for operations that remove the axes `params[name]` of their operand, which cannot be split."""
+
+    def rule(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+        (axis,), removed = operands, eqn.params[name]
+        removed = removed if isinstance(removed, tuple) else (removed,)
+        return None if axis is None or axis in removed else every_result(eqn, position_without(axis, removed))
+
+    return rule
+
+
 def locally(rule: Rule) -> Rule:
     """Marks a rule's results `local`: parts are independent, which XLA's partitioner does not recognise."""
 

@@ -10,7 +10,7 @@ from fdg.batch.rules.result import (
     except_axes,
     first_axis,
     merged_axis,
-    position_without,
+    removing,
     same,
     shape_of,
 )
@@ -22,16 +22,6 @@ def _broadcast_in_dim(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 def _transpose(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return every_result(eqn, tuple(eqn.params["permutation"]).index(operands[0]))
-
-
-def _squeeze(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis, removed = operands[0], eqn.params["dimensions"]
-    return None if axis is None or axis in removed else every_result(eqn, position_without(axis, removed))
-
-
-def _unstack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis, removed = operands[0], eqn.params["axis"]
-    return None if axis is None or axis == removed else every_result(eqn, axis - (removed < axis))
 
 
 def _stack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -52,8 +42,7 @@ def _reshape(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _tile(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    axis = operands[0]
-    return None if axis is None or eqn.params["reps"][axis] != 1 else every_result(eqn, axis)
+    return same(eqn, operands) if eqn.params["reps"][operands[0]] == 1 else None
 
 
 def _unless_cut(eqn: Any, operands: list[Axis]) -> RuleResult | None:
@@ -75,8 +64,8 @@ RULES: dict[str, Rule] = {
     "tile": _tile,
     "broadcast_in_dim": _broadcast_in_dim,
     "transpose": _transpose,
-    "squeeze": _squeeze,
+    "squeeze": removing("dimensions"),
     "reshape": _reshape,
     "stack": _stack,
-    "unstack": _unstack,
+    "unstack": removing("axis"),
 }
