@@ -214,7 +214,7 @@ class FragmentFunction:
         """Calls the function as a method of `instance`, whose float scalar arrays become arguments."""
         scalars = _array_fields(instance)
         if scalars:  # these are arguments that the whole batch shares; other fields are static
-            instance = with_numbers(instance, dict.fromkeys(scalars, _PLACEHOLDER))
+            instance = _copy(instance, dict.fromkeys(scalars, _PLACEHOLDER))
         try:
             hash(instance)
         except TypeError:
@@ -277,9 +277,10 @@ _PLACEHOLDER = _ArgumentPlaceholder()
 
 
 def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass with changed fields, made without its checks, since values may be traced.
+    """A copy of an object with changed fields, whose values may be traced.
 
-    It computes its cached properties again.
+    What the instance computed from its fields, in `__post_init__` or cached properties, is computed again.
+    `__post_init__` runs only if it computes something, because its checks may not take traced values.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Mine:
@@ -287,10 +288,23 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     >>> with_numbers(Mine(), {"rate": 0.5})
     Mine(rate=0.5)
     """
+    copied = _copy(instance, numbers)
+    if not dataclasses.is_dataclass(instance):
+        return copied
+    given = {field.name for field in dataclasses.fields(instance) if field.init}
+    if computed := getattr(copied, "__dict__", {}).keys() - given - numbers.keys():
+        remade = dataclasses.replace(instance, **{name: numbers[name] for name in given & numbers.keys()})
+        for name in computed & vars(remade).keys():
+            object.__setattr__(copied, name, vars(remade)[name])
+    return copied
+
+
+def _copy(instance: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with changed attributes and without the values of cached properties."""
     copied = copy.copy(instance)
     for name in cached_properties(type(instance)) & getattr(copied, "__dict__", {}).keys():
         del vars(copied)[name]
-    for name, value in numbers.items():
+    for name, value in changes.items():
         object.__setattr__(copied, name, value)
     return copied
 

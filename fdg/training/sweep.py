@@ -81,19 +81,11 @@ class Sweep:
             raise FdgError(f"num_seeds={self.num_seeds!r}: give a whole number of agents, at least one")
         if self.agents > MOST_AGENTS:
             raise FdgError(f"sweep: {self.agents:,} agents are more than {MOST_AGENTS:,}: give fewer seeds")
-        numbers: dict[str, Any] = {}  # the first point's numbers that the grid does not give
         for point in self._points_to_check():
             try:
-                changed = dataclasses.replace(self.algorithm, **point)
+                dataclasses.replace(self.algorithm, **point)
             except ValueError as error:  # an `FdgError`, or an error of a user's class
                 raise FdgError(f"sweep: {point_text(point)}: {error}") from error
-            for name, value in getattr(changed, "__dict__", {}).items():
-                is_number = name not in point and isinstance(value, int | float | np.number)
-                if is_number and repr(value) != repr(numbers.setdefault(name, value)):  # NaN equals NaN
-                    raise FdgError(
-                        f"sweep: {type(changed).__name__} computes {name} from {', '.join(point)} once, when"
-                        f" it is made, so all agents would have one {name}: make it a property"
-                    )
         if self.between_agents is not None and self.agents < 2:
             raise FdgError("exploit_every: there is only one agent: give more values, or num_seeds")
 

@@ -9,6 +9,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.interpreters import partial_eval
 
@@ -416,13 +417,22 @@ def test_cached_properties_are_computed_for_each_agent():
     np.testing.assert_allclose(metrics["half"], [[0.1, 0.2]], rtol=1e-6)
 
 
-def test_numbers_computed_at_construction_are_refused():
+def test_values_made_at_construction_are_made_for_each_agent():
     @dataclasses.dataclass(frozen=True)
     class Halved(Walk):
         half: float = dataclasses.field(init=False)
 
         def __post_init__(self):
             object.__setattr__(self, "half", self.scale / 2)
+            object.__setattr__(self, "optimizer", optax.sgd(self.scale))
 
-    with refuses("sweep: Halved computes half from scale once", "make it a property"):
-        Sweep(Halved(), (("scale", (0.2, 0.4)),))
+        def iterate(self, state):
+            state, metrics = super().iterate(state)
+            update, _ = self.optimizer.update(jnp.ones(()), self.optimizer.init(jnp.ones(())))
+            return state, metrics | {"half": self.half, "update": update}
+
+    sweep = Sweep(Halved(), (("scale", (0.2, 0.4)),))
+    engine = fdg.compile(sweep, policies.GPUOnly(), devices=1, num_seeds=2)
+    _, metrics = engine.run(engine.init(seed=0), iterations=1)
+    np.testing.assert_allclose(metrics["half"], [[0.1, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(metrics["update"], [[-0.2, -0.4]], rtol=1e-6)
