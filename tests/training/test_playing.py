@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+import algos
 import envs
 import fdg
 from envs.rendering import Episode, frames
@@ -96,6 +97,13 @@ def test_gymnasium_renderer():
     assert len(images) == len(observations) == len(episode.reward) == 8 and not episode.finished
     assert images[0].shape == (400, 600, 3) and (images[0] != images[-1]).any()
     assert episode.observation.shape == (8, 4)
+
+
+def test_wrapped_gymnasium_environment_is_rendered(tmp_path):
+    pytest.importorskip("pygame")
+    env = envs.make("gymnasium:CartPole-v1", frame_stack=2, time_aware=True)
+    algorithm = algos.A2C(env=env, num_envs=2, num_steps=2, hidden=(4,))
+    assert play_untrained(tmp_path, "", algorithm)[0].shape == (418, 600, 3)
 
 
 @pytest.mark.parametrize(
