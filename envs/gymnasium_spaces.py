@@ -48,6 +48,9 @@ class Facts(NamedTuple):
 
 def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
+    for what, space in (("observations", observations), ("actions", actions)):
+        if not any(_parts(space, None)):
+            raise FdgError(f"environment '{name}': its {what} are {space}, which has no parts: add a part")
     return Facts(
         observations, actions, observation_box(name, observations), action_space(name, actions),
         max_episode_steps,
@@ -109,8 +112,6 @@ def _copy_as(batch: Any, dtype: Any) -> Any:
 def action_space(name: str, space: Any) -> Space:
     """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
     parts = [part for part, _ in _parts(space, None)]
-    if not parts:
-        raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: add a part")
     part_counts = [_num_categories(part) for part in parts]
     if all(part_counts):
         counts = [n for part in part_counts for n in part or ()]
