@@ -55,6 +55,30 @@ class Line(environment.Environment):
         return gymnax.environments.spaces.Box(-99.0, 99.0, (1,))
 
 
+@struct.dataclass
+class OriginParams(LineParams):
+    origin: jax.Array = struct.field(default_factory=lambda: jnp.zeros(1))
+
+
+class PartedLine(Line):
+    """gymnax's interface, with an array as parameter and actions with parts."""
+
+    @property
+    def default_params(self):
+        return OriginParams()
+
+    def reset_env(self, key, params):
+        place, state = super().reset_env(key, params)
+        return place + params.origin, state
+
+    def step_env(self, key, state, action, params):
+        place, *rest = super().step_env(key, state, action["step"], params)
+        return place + params.origin, *rest
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Dict({"step": super().action_space(params)})
+
+
 def make_line():
     return Line(2.0)
 

@@ -54,6 +54,12 @@ def test_parameters_of_class_and_interface():
     assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
 
+def test_gymnax_actions_with_parts():
+    env = envs.make(f"{HERE}:PartedLine")
+    assert env == envs.make(f"{HERE}:PartedLine") and repeat_action(env, 1) == EXPECTED
+    assert env.action_space == envs.vectorize(theirs.PartedLine()).action_space == envs.MultiDiscrete((2,))
+
+
 def test_unregistered_gymnasium_class():
     """A class and a function, with their own parameters, those of `gymnasium.make` and those of fdg."""
     for name, steps in [("Thermostat", 3), ("make_thermostat", 2)]:
