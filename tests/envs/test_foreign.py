@@ -60,6 +60,25 @@ def test_gymnax_actions_with_parts():
     assert env.action_space == envs.vectorize(theirs.PartedLine()).action_space == envs.MultiDiscrete((2,))
 
 
+def test_array_as_gymnax_parameter():
+    env = envs.make(f"{HERE}:PartedLine", origin=(2,))
+    assert env == envs.make(f"{HERE}:PartedLine", origin=(2,))
+    assert env.reset(jax.random.split(jax.random.key(0), 2))[1].tolist() == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goal": "far"}, "environment 'Line': goal='far' must be a number"),
+        ({"max_steps_in_episode": 2.5}, "max_steps_in_episode=2.5 must be an integer"),
+        ({"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be an integer of at least 1"),
+    ],
+)
+def test_types_of_gymnax_parameters(options, message):
+    with pytest.raises(FdgError, match=message):
+        envs.make(f"{HERE}:Line", **options)
+
+
 def test_unregistered_gymnasium_class():
     """A class and a function, with their own parameters, those of `gymnasium.make` and those of fdg."""
     for name, steps in [("Thermostat", 3), ("make_thermostat", 2)]:
