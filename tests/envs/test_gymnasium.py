@@ -204,8 +204,8 @@ def test_unsupported_spaces_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
     empty, bit = spaces.Tuple(()), spaces.Discrete(2)
-    for what, both in (("observations", (empty, bit)), ("actions", (bit, empty))):
-        with pytest.raises(FdgError, match=rf"environment 'it': its {what} are Tuple\(\), which has no parts"):
+    for what, both in (("observations are", (empty, bit)), ("actions are", (bit, empty))):
+        with pytest.raises(FdgError, match=rf"environment 'it': its {what} Tuple\(\), which has no parts"):
             gymnasium_spaces.facts("it", *both, None)
 
 
