@@ -95,10 +95,9 @@ class JumanjiEnvironment:
         facts = _facts(self)
         if facts.combined_choices is not None:
             action = jnp.stack(jnp.unravel_index(action, facts.combined_choices))
-        elif isinstance(facts.action_space, Box):
-            action = action.reshape(facts.action_shape)
+        action = action.reshape(facts.lowest_action.shape).astype(facts.lowest_action.dtype)
         with relaxed_checks():
-            new, time_step = _jumanji_environment(self).step(state, action.astype(facts.action_dtype))
+            new, time_step = _jumanji_environment(self).step(state, action + facts.lowest_action)
         new = jax.tree.map(
             lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
             jax.tree.map(jnp.asarray, new),
@@ -193,8 +192,7 @@ class _Facts:
 
     observation_shape: tuple[int, ...]
     action_space: Space
-    action_shape: tuple[int, ...]  # in Jumanji
-    action_dtype: str
+    lowest_action: np.ndarray  # in Jumanji, of integers; zeros for floats
     combined_choices: tuple[int, ...] | None  # number of options of each choice that is combined into one
     is_masked: bool
     codes: tuple[Codes | None, ...]  # of each part
@@ -223,10 +221,11 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     shape = (
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
+    is_float = isinstance(space, Box)
+    lowest = np.broadcast_to(0 if is_float else action_spec.minimum, action_spec.shape)
     return _Facts(
-        tuple(shape), space, tuple(action_spec.shape), np.dtype(action_spec.dtype).name, combined_choices,
-        is_masked, codes,
-    )  # fmt: skip
+        tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes
+    )
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
@@ -259,13 +258,14 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
 def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
     """Our action space; and the number of options of each choice, if it combines the choices."""
     values = getattr(spec, "num_values", None)
-    if values is None and np.issubdtype(spec.dtype, np.integer) and mask_shape is not None:
-        values = np.full(spec.shape, mask_shape[-1])  # MultiCVRP: integers from zero, up to its mask's size
+    low, high = (
+        np.broadcast_to(np.asarray(getattr(spec, name, limit), float), spec.shape).reshape(-1)
+        for name, limit in (("minimum", -np.inf), ("maximum", np.inf))
+    )
+    if values is None and np.issubdtype(spec.dtype, np.integer):
+        # MultiCVRP's integers go up to its mask's size.
+        values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
     if values is None:
-        low, high = (
-            np.broadcast_to(np.asarray(limit, float), spec.shape).reshape(-1)
-            for limit in (spec.minimum, spec.maximum)
-        )
         return Box(bound(low), bound(high), (low.size,)), None
     options = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
@@ -290,4 +290,6 @@ def _arrays(observation: Any, is_masked: bool) -> list[Any]:
 
 
 def _without_mask(observation: Any, is_masked: bool) -> Any:
-    return observation._replace(action_mask=None) if is_masked else observation
+    """The observation, a named tuple or a chex dataclass."""
+    replace = getattr(observation, "_replace", None) or getattr(observation, "replace", None)
+    return replace(action_mask=None) if is_masked else observation

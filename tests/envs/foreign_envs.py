@@ -10,6 +10,7 @@ from envs.quiet import quietly, relaxed_checks
 
 with quietly(), relaxed_checks():
     import brax.envs
+    import chex
     import dm_env
     import gymnax
     import jumanji
@@ -120,6 +121,48 @@ class JumanjiLine(jumanji.Environment):
         seen = Seen(state[None])
         steps = jumanji.types.termination(state, seen), jumanji.types.transition(state, seen)
         return state, jax.tree.map(lambda a, b: jnp.where(end, a, b), *steps)
+
+
+class JumanjiSum(JumanjiLine):
+    """The step is the sum of an action with bounds that are not zero, or without bounds."""
+
+    def __init__(self, floats: bool = False):
+        self.floats = floats
+        super().__init__()
+
+    @property
+    def action_spec(self):
+        if self.floats:
+            return specs.Array((1, 2), jnp.float32)
+        return specs.BoundedArray((1, 2), jnp.int32, -1, 1)
+
+    def step(self, state, action):
+        return super().step(state, jnp.sum(action[0]))
+
+
+@chex.dataclass
+class SeenWithMask:
+    place: jax.Array
+    action_mask: jax.Array
+
+
+class JumanjiMasked(JumanjiLine):
+    """Observations are a chex dataclass, and have a mask."""
+
+    @property
+    def observation_spec(self):
+        place, mask = specs.Array((1,), jnp.float32), specs.BoundedArray((2,), bool, False, True)
+        return specs.Spec(SeenWithMask, "SeenWithMask", place=place, action_mask=mask)
+
+    def reset(self, key):
+        return self._masked(*super().reset(key))
+
+    def step(self, state, action):
+        return self._masked(*super().step(state, action))
+
+    def _masked(self, state, step):
+        mask = jnp.array([False, True])
+        return state, step.replace(observation=SeenWithMask(place=step.observation.place, action_mask=mask))
 
 
 class Pair(MultiAgentEnv):

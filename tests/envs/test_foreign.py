@@ -79,6 +79,20 @@ def test_types_of_gymnax_parameters(options, message):
         envs.make(f"{HERE}:Line", **options)
 
 
+def test_actions_of_jumanji_specs():
+    """Integers from -1 to 1, and floats without bounds, in an array of shape (1, 2)."""
+    integers, floats = envs.make(f"{HERE}:JumanjiSum"), envs.make(f"{HERE}:JumanjiSum", floats=True)
+    assert integers.action_space == envs.MultiDiscrete((3, 3))
+    assert floats.action_space == envs.Box(-np.inf, np.inf, (2,))
+    assert repeat_action(integers, 2, 2) == [(2.0, False, False), (4.0, True, False)]
+    assert repeat_action(integers, 0, 1) == [(-2.0, False, False)] == repeat_action(floats, -1.0, 1)
+
+
+def test_jumanji_observation_of_chex():
+    _, observation = envs.make(f"{HERE}:JumanjiMasked").reset(jax.random.split(jax.random.key(0), 2))
+    assert observation.observation.shape == (2, 1) and observation.action_mask.tolist() == [[False, True]] * 2
+
+
 def test_unregistered_gymnasium_class():
     """A class and a function, with their own parameters, those of `gymnasium.make` and those of fdg."""
     for name, steps in [("Thermostat", 3), ("make_thermostat", 2)]:
