@@ -32,6 +32,8 @@ _MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images tha
 
 _INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool, signed, unsigned
 
+_MAX_ONE_HOT = 2**20  # inputs of the network for one observation of categories
+
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
@@ -73,6 +75,11 @@ def observation_box(name: str, space: Any) -> Box:
             f"environment '{name}': its observations hold a {space}, which is not an array of numbers"
         )
     size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
+    if size > _MAX_ONE_HOT:
+        raise FdgError(
+            f"environment '{name}': its observations hold a {space}, whose {size:,} categories would each be"
+            f" an input of the network (at most {_MAX_ONE_HOT:,}): wrap it to give digits, or a Box"
+        )
     return Box(0.0, 1.0, (size,))
 
 

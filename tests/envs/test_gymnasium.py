@@ -196,6 +196,8 @@ def test_unsupported_spaces_are_refused():
         gymnasium_spaces.facts(
             "it", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(3))}), spaces.Discrete(2), None
         )
+    with pytest.raises(FdgError, match=r"'it': its observations hold a Discrete\(\d+\), .*at most 1,048,576"):
+        gymnasium_spaces.facts("it", spaces.Discrete(10**13), spaces.Discrete(2), None)
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
     empty, bit = spaces.Tuple(()), spaces.Discrete(2)
