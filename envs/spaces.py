@@ -218,7 +218,8 @@ class Box:
         low, high = self.low_array, self.high_array
         if not jnp.issubdtype(low.dtype, jnp.floating):
             span = high.astype(object) - low.astype(object) + 1  # Python integers do not overflow
-            if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
+            int32 = np.iinfo(np.int32)
+            if np.any(span > int32.max) or np.any(high >= int32.max) or np.any(low < int32.min):
                 return self._wide_sample(key, low, np.asarray(span))
             # The draw is wider than the dtype, so that `high + 1` does not overflow (uint8: 255 + 1).
             limits = low.astype(np.int32), high.astype(np.int32) + 1
@@ -245,7 +246,7 @@ class Box:
         bits = jax.random.bits(key, self.shape, jnp.uint32)
         is_full_range = np.asarray(span >= 2**32, bool)
         offset = jnp.where(is_full_range, bits, bits % np.where(is_full_range, 1, span).astype(np.uint32))
-        return jax.lax.bitcast_convert_type(low.astype(np.uint32) + offset, jnp.int32).astype(self.dtype)
+        return jnp.asarray(low) + offset.astype(self.dtype)  # a sum that wraps around is still right
 
     def contains(self, x: Any) -> jax.Array:
         """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
