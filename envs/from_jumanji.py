@@ -111,8 +111,8 @@ class JumanjiEnvironment:
     def _observe(self, observation: Any) -> Observation:
         """Features and mask of Jumanji's observation."""
         facts = _facts(self)
-        parts_and_codes = zip(_arrays(observation, facts.is_masked), facts.codes, strict=True)
-        parts = [_as_features(part, codes) for part, codes in parts_and_codes]
+        parts = jax.tree.leaves(_without_mask(observation, facts.is_masked))
+        parts = [_as_features(part, codes) for part, codes in zip(parts, facts.codes, strict=True)]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
         if not facts.is_masked:
             return features
@@ -210,22 +210,19 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     mask = getattr(observation, "action_mask", None)
     space, combined_choices = _action_space(action_spec, None if mask is None else mask.shape)
     is_masked = mask is not None and _mask_fits(space, mask.shape)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))]
-    parts = _arrays(observation, is_masked)
-    codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
+    parts = jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))
+    codes = tuple(_codes(observation_spec, path, part) for path, part in parts)
     with relaxed_checks():
         feature_types = [
             jax.eval_shape(functools.partial(_as_features, codes=part_codes), part)
-            for part, part_codes in zip(parts, codes, strict=True)
+            for (_, part), part_codes in zip(parts, codes, strict=True)
         ]
     shape = (
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
     is_float = isinstance(space, Box)
     lowest = np.broadcast_to(0 if is_float else action_spec.minimum, action_spec.shape)
-    return _Facts(
-        tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes
-    )
+    return _Facts(tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes)
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
@@ -284,12 +281,7 @@ def _mask_fits(space: Space, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and shape[0] == len(space.nvec) and {shape[1]} == set(space.nvec)
 
 
-def _arrays(observation: Any, is_masked: bool) -> list[Any]:
-    """The arrays of an observation, without the action mask."""
-    return jax.tree.leaves(_without_mask(observation, is_masked))
-
-
 def _without_mask(observation: Any, is_masked: bool) -> Any:
-    """The observation, a named tuple or a chex dataclass."""
+    """An observation without its mask: a named tuple, a chex dataclass, or without a mask any value."""
     replace = getattr(observation, "_replace", None) or getattr(observation, "replace", None)
     return replace(action_mask=None) if is_masked else observation
