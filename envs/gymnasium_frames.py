@@ -53,20 +53,15 @@ def _make(name: str, options: dict[str, Any]) -> Any:
 
 def _play_episode(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed: int) -> Episode:
     """Plays one episode of at most `max_steps`, and renders the state before each step."""
-    pictures: list[np.ndarray | None] = []
-    observations: list[Any] = []
-    actions: list[Any] = []
-    rewards: list[float] = []
-    done = False
-    instance = Instance(env)
+    steps: list[tuple[Any, ...]] = []
+    instance, done = Instance(env), False
     observation = instance.reset(seed)
-    while not done and len(rewards) < max_steps:
-        pictures.append(_picture(env))
-        observations.append(observation)
-        actions.append(act(observation, len(rewards)))
-        observation, reward, terminated, truncated = instance.step(actions[-1])
-        done = terminated or truncated
-        rewards.append(reward)
+    while not done and len(steps) < max_steps:
+        picture, action = _picture(env), act(observation, len(steps))
+        after, reward, terminated, truncated = instance.step(action)
+        steps.append((picture, observation, action, reward))
+        observation, done = after, terminated or truncated
+    pictures, observations, actions, rewards = map(list, zip(*steps, strict=True))
     return Episode(
         [] if any(picture is None for picture in pictures) else pictures,
         gymnasium_parts.encode(env.observation_space, stack(observations)),
