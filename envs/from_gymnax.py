@@ -236,7 +236,7 @@ def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
         arguments = _constructor_arguments(_registry()[single.name])
         env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
     params = env.default_params
-    values = {field: value for field, value in single.overrides if field not in arguments}
+    values: dict[str, Any] = {field: value for field, value in single.overrides if field not in arguments}
     for field, value in values.items():
         if hasattr(default := getattr(params, field), "ndim") and isinstance(value, tuple):
             values[field] = jnp.asarray(value, jnp.result_type(jnp.asarray(value), default))

@@ -283,5 +283,7 @@ def _mask_fits(space: Space, shape: tuple[int, ...]) -> bool:
 
 def _without_mask(observation: Any, is_masked: bool) -> Any:
     """An observation without its mask: a named tuple, a chex dataclass, or without a mask any value."""
-    replace = getattr(observation, "_replace", None) or getattr(observation, "replace", None)
-    return replace(action_mask=None) if is_masked else observation
+    if not is_masked:
+        return observation
+    is_tuple = isinstance(observation, tuple)
+    return (observation._replace if is_tuple else observation.replace)(action_mask=None)
