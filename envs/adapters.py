@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from envs.quiet import quietly, relaxed_checks
+from envs.spaces import nested_tuple
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 
@@ -48,10 +49,10 @@ def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = KINDS) -> dict[str, Any]:
     """The parameters with lists as tuples; raises an `FdgError` for a value that is not of `kinds`."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    values = {name: nested_tuple(value) for name, value in arguments.items()}
     for name, value in values.items():
         if not isinstance(value, kinds):
-            expected = "number, string or tuple" if kinds is KINDS else "number or string"
+            expected = "number, string or tuple" if issubclass(tuple, kinds) else "number or string"
             raise FdgError(
                 f"{where}: {name}={value!r} must be a Python {expected}, so that the environment hashes"
             )

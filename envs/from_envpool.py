@@ -32,7 +32,7 @@ from envs.deadline import Deadline
 from envs.environment import named_info
 from envs.families import family
 from envs.host import HostEnvironment, make_from
-from envs.pools import Transition
+from envs.pools import InTwoHalves, Transition
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
@@ -112,7 +112,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
         return EnvPoolPool(self, size)
 
 
-class EnvPoolPool:
+class EnvPoolPool(InTwoHalves):
     """A `pools.Pool` of EnvPool's threads, which are replaced together."""
 
     def __init__(self, source: EnvPoolSource, size: int):
@@ -140,11 +140,6 @@ class EnvPoolPool:
                 f" {timeout:g} s"
             ) from None
         return observation
-
-    def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """Steps all instances, then resets those whose episode ended."""
-        self.send(action, timeout)
-        return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes the thread start a step."""

@@ -36,7 +36,7 @@ from envs.adapters import check_count
 from envs.environment import named_info
 from envs.gymnasium_worker import make_instance
 from envs.host import HostEnvironment, make_from
-from envs.pools import Failure, Transition
+from envs.pools import Failure, InTwoHalves, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, nearest, raised
@@ -97,7 +97,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
         return WorkerPool(self, size)
 
 
-class WorkerPool:
+class WorkerPool(InTwoHalves):
     """A `pools.Pool` of worker processes. Each steps some instances; a restart makes new instances."""
 
     def __init__(self, source: GymnasiumSource, size: int):
@@ -126,11 +126,6 @@ class WorkerPool:
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
         return np.concatenate([self._source.encode(reply) for _, reply in replies.values()])
-
-    def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """One step of every worker."""
-        self.send(action, timeout)
-        return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes every worker start a step."""
@@ -261,11 +256,6 @@ class _Worker:
 _EXTRAS = {"gymnasium[box2d]": "box2d", "gymnasium[mujoco]": "gymnasium"}
 
 
-def _extra_for(message: str) -> str | None:
-    """Our extra for the missing dependency that Gymnasium's message names; None if we have none."""
-    return next((ours for theirs, ours in _EXTRAS.items() if theirs in message), None)
-
-
 def all_names() -> tuple[str, ...]:
     """All names registered with Gymnasium; empty if it is not installed."""
     if importlib.util.find_spec("gymnasium") is None:
@@ -288,9 +278,10 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
             warnings.simplefilter("ignore", DeprecationWarning)  # SWIG's types (Box2D) warn when made
             env = make_instance(name.removeprefix(PREFIX), **dict(options))
     except Exception as error:  # the environment's constructor may raise anything
-        if isinstance(error, gymnasium.error.DependencyNotInstalled) and (extra := _extra_for(str(error))):
+        is_missing = isinstance(error, gymnasium.error.DependencyNotInstalled)
+        if is_missing and (extras := [ours for theirs, ours in _EXTRAS.items() if theirs in str(error)]):
             raise FdgError(
-                f"'{name}' needs packages that are not installed: pip install 'fdg[{extra}]'"
+                f"'{name}' needs packages that are not installed: pip install 'fdg[{extras[0]}]'"
             ) from error
         with_options = f" with {', '.join(f'{k}={v!r}' for k, v in options)}" if options else ""
         plain_name = name.removeprefix(PREFIX)

@@ -121,12 +121,10 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 def adapt(env: Any, **parameters: Any) -> GymnaxEnvironment:
     """Wraps a user's gymnax `Environment`; `parameters` are fields of its `EnvParams`."""
-    known = {
-        field.name: getattr(env.default_params, field.name)
-        for field in dataclasses.fields(env.default_params)
-    }
-    check_names(f"environment '{env.name}'", parameters, sorted(known))
-    values = {k: float(v) if isinstance(known[k], float) else v for k, v in parameters.items()}
+    params, where = env.default_params, f"environment '{env.name}'"
+    defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    check_names(where, parameters, sorted(defaults))
+    values = _checked_values(where, defaults, parameters)
     return GymnaxEnvironment(env.name, tuple(sorted(values.items())), env)
 
 
@@ -141,21 +139,28 @@ def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Overri
     """Converts the overrides to gymnax's types; raises if one does not fit."""
     factory = _registry()[name]
     parameters = {
-        # Arrays have a default_factory, and are overridden by a tuple.
-        field.name: () if field.default is dataclasses.MISSING else field.default
+        field.name: () if field.default is dataclasses.MISSING else field.default  # arrays have a factory
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
     arguments = _constructor_arguments(factory)
     where = f"environment '{name}'"
     check_names(where, overrides, sorted((*parameters, *arguments)))
+    checked = _checked_values(where, parameters, overrides)
+    _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
+    return checked
+
+
+def _checked_values(where: str, defaults: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Override]:
+    """Overrides in the types of the defaults of `EnvParams`; a tuple overrides an array."""
     checked = hashable_parameters(where, overrides)
     for field, value in checked.items():
-        if field in parameters:
+        default = () if getattr(defaults.get(field), "ndim", 0) else defaults.get(field)
+        kind = next((kind for kind in (bool, int, float, str, tuple) if isinstance(default, kind)), None)
+        if kind is not None:
             # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
-            checked[field] = check_type(where, field, value, type(parameters[field]))
+            checked[field] = check_type(where, field, value, kind)
         if field == "max_steps_in_episode":
             check_count(where, field, value)
-    _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
     return checked
 
 
@@ -226,19 +231,16 @@ def _facts(single: GymnaxEnvironment) -> _Facts:
 
 def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
     """The gymnax environment, with its arrays on the host, and its parameters."""
-    overrides = dict(single.overrides)
-    if single.instance is not None:
-        return single.instance, single.instance.default_params.replace(**overrides)
-    arguments = _constructor_arguments(_registry()[single.name])
-    env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
-    params = env.default_params.replace(
-        **{
-            field: jnp.asarray(value) if isinstance(value, tuple) else value
-            for field, value in overrides.items()
-            if field not in arguments
-        }
-    )
-    return env, params
+    arguments: tuple[str, ...] = ()
+    if (env := single.instance) is None:
+        arguments = _constructor_arguments(_registry()[single.name])
+        env = _construct(single.name, tuple(item for item in single.overrides if item[0] in arguments))
+    params = env.default_params
+    values: dict[str, Any] = {field: value for field, value in single.overrides if field not in arguments}
+    for field, value in values.items():
+        if hasattr(default := getattr(params, field), "ndim") and isinstance(value, tuple):
+            values[field] = jnp.asarray(value, jnp.result_type(jnp.asarray(value), default))
+    return env, params.replace(**values)
 
 
 @functools.cache

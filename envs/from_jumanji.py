@@ -95,10 +95,9 @@ class JumanjiEnvironment:
         facts = _facts(self)
         if facts.combined_choices is not None:
             action = jnp.stack(jnp.unravel_index(action, facts.combined_choices))
-        elif isinstance(facts.action_space, Box):
-            action = action.reshape(facts.action_shape)
+        action = action.reshape(facts.lowest_action.shape).astype(facts.lowest_action.dtype)
         with relaxed_checks():
-            new, time_step = _jumanji_environment(self).step(state, action.astype(facts.action_dtype))
+            new, time_step = _jumanji_environment(self).step(state, action + facts.lowest_action)
         new = jax.tree.map(
             lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
             jax.tree.map(jnp.asarray, new),
@@ -112,8 +111,8 @@ class JumanjiEnvironment:
     def _observe(self, observation: Any) -> Observation:
         """Features and mask of Jumanji's observation."""
         facts = _facts(self)
-        parts_and_codes = zip(_arrays(observation, facts.is_masked), facts.codes, strict=True)
-        parts = [_as_features(part, codes) for part, codes in parts_and_codes]
+        parts = jax.tree.leaves(_without_mask(observation, facts.is_masked))
+        parts = [_as_features(part, codes) for part, codes in zip(parts, facts.codes, strict=True)]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
         if not facts.is_masked:
             return features
@@ -193,8 +192,7 @@ class _Facts:
 
     observation_shape: tuple[int, ...]
     action_space: Space
-    action_shape: tuple[int, ...]  # in Jumanji
-    action_dtype: str
+    lowest_action: np.ndarray  # in Jumanji, of integers; zeros for floats
     combined_choices: tuple[int, ...] | None  # number of options of each choice that is combined into one
     is_masked: bool
     codes: tuple[Codes | None, ...]  # of each part
@@ -212,21 +210,19 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     mask = getattr(observation, "action_mask", None)
     space, combined_choices = _action_space(action_spec, None if mask is None else mask.shape)
     is_masked = mask is not None and _mask_fits(space, mask.shape)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))]
-    parts = _arrays(observation, is_masked)
-    codes = tuple(_codes(observation_spec, path, part) for path, part in zip(paths, parts, strict=True))
+    parts = jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))
+    codes = tuple(_codes(observation_spec, path, part) for path, part in parts)
     with relaxed_checks():
         feature_types = [
             jax.eval_shape(functools.partial(_as_features, codes=part_codes), part)
-            for part, part_codes in zip(parts, codes, strict=True)
+            for (_, part), part_codes in zip(parts, codes, strict=True)
         ]
     shape = (
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
-    return _Facts(
-        tuple(shape), space, tuple(action_spec.shape), np.dtype(action_spec.dtype).name, combined_choices,
-        is_masked, codes,
-    )  # fmt: skip
+    is_float = isinstance(space, Box)
+    lowest = np.broadcast_to(0 if is_float else action_spec.minimum, action_spec.shape)
+    return _Facts(tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes)
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:
@@ -259,13 +255,14 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
 def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
     """Our action space; and the number of options of each choice, if it combines the choices."""
     values = getattr(spec, "num_values", None)
-    if values is None and np.issubdtype(spec.dtype, np.integer) and mask_shape is not None:
-        values = np.full(spec.shape, mask_shape[-1])  # MultiCVRP: integers from zero, up to its mask's size
+    low, high = (
+        np.broadcast_to(np.asarray(getattr(spec, name, limit), float), spec.shape).reshape(-1)
+        for name, limit in (("minimum", -np.inf), ("maximum", np.inf))
+    )
+    if values is None and np.issubdtype(spec.dtype, np.integer):
+        # MultiCVRP's integers go up to its mask's size.
+        values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
     if values is None:
-        low, high = (
-            np.broadcast_to(np.asarray(limit, float), spec.shape).reshape(-1)
-            for limit in (spec.minimum, spec.maximum)
-        )
         return Box(bound(low), bound(high), (low.size,)), None
     options = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
@@ -284,10 +281,9 @@ def _mask_fits(space: Space, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and shape[0] == len(space.nvec) and {shape[1]} == set(space.nvec)
 
 
-def _arrays(observation: Any, is_masked: bool) -> list[Any]:
-    """The arrays of an observation, without the action mask."""
-    return jax.tree.leaves(_without_mask(observation, is_masked))
-
-
 def _without_mask(observation: Any, is_masked: bool) -> Any:
-    return observation._replace(action_mask=None) if is_masked else observation
+    """An observation without its mask: a named tuple, a chex dataclass, or without a mask any value."""
+    if not is_masked:
+        return observation
+    is_tuple = isinstance(observation, tuple)
+    return (observation._replace if is_tuple else observation.replace)(action_mask=None)

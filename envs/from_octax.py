@@ -17,7 +17,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,15 +45,13 @@ GAMES = (
 _DEFAULTS = {"max_num_steps_per_episodes": 4500, "frame_skip": 4, "instruction_frequency": 700, "fps": 60}
 _WIDTH, _HEIGHT = 64, 32
 
-Scalar: TypeAlias = int
-
 
 @dataclasses.dataclass(frozen=True)
 class OctaxEnvironment:
     """A `SingleEnvironment` of Octax: its game and overrides of the emulator."""
 
     game: str
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from envs import satellites
 from envs.adapters import check_count
 from envs.environment import Forwarding
 from envs.host import HostEnvironment
-from envs.pools import Failure, Pool, Recreated, Segment, Source, Transition, wire_space
+from envs.pools import Failure, InTwoHalves, Pool, Recreated, Segment, Source, Transition, wire_space
 from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
@@ -283,7 +283,7 @@ class Fleet:
         )
 
 
-class FleetPool:
+class FleetPool(InTwoHalves):
     """A `pools.Pool` whose instances are in a fleet's workers."""
 
     def __init__(self, source: FleetSource, size: int, fleet: Fleet):
@@ -321,11 +321,6 @@ class FleetPool:
                 raise HostError(f"environment '{self._name}': at its start, {reason}")
             observations.append(observation)
         return np.concatenate(observations)
-
-    def step(self, action: np.ndarray, timeout: float) -> Transition:
-        """Steps all shares at once."""
-        self.send(action, timeout)
-        return self.recv(timeout)
 
     def send(self, action: np.ndarray, timeout: float) -> None:
         """Makes all shares start a step."""

@@ -204,9 +204,11 @@ def encode(library_space: Any, batch: Any) -> Any:
             return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
         case "Tuple":
             return tuple(encode(part, batch[i]) for i, part in enumerate(library_space.spaces))
-        case "Discrete" | "MultiDiscrete":
+        case "Discrete":
+            return gymnasium_spaces.subtract_start(library_space, batch)
+        case "MultiDiscrete":
             categories = gymnasium_spaces.subtract_start(library_space, batch)
-            return categories.reshape(categories.shape[0], *_category_shape(library_space))
+            return categories.reshape(len(batch), math.prod(library_space.shape))
         case "MultiBinary":
             return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
     return gymnasium_spaces.encode(library_space, batch)
@@ -244,8 +246,3 @@ def _num_bytes(part: Space) -> int:
 def _as_byte_rows(part: np.ndarray) -> np.ndarray:
     """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
     return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
-
-
-def _category_shape(library_space: Any) -> tuple[int, ...]:
-    """The shape of categories: `()` for `Discrete`, one axis for `MultiDiscrete`."""
-    return () if type(library_space).__name__ == "Discrete" else (math.prod(library_space.shape),)

@@ -8,9 +8,9 @@ shortest axis is first), or uint8 arrays with the range 0 to 255, such as a cons
 of MiniGrid and BabyAI, declared as bytes, get the range of their codes.
 - Any other array is float32.
 - A text becomes its bytes, zero-padded.
-- Categories and bits become one-hot, `[n]` float32.
-- Parts are concatenated, `[sum of sizes]` float32, in the space's order. (`gymnasium_parts` keeps them
-separate.)
+- Categories become one-hot, and bits a vector, `[n]` float32.
+
+`gymnasium_parts` converts observations with parts.
 """
 
 import math
@@ -32,6 +32,8 @@ _MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images tha
 
 _INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool, signed, unsigned
 
+_MAX_ONE_HOT = 2**20  # inputs of the network for one observation of categories
+
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
@@ -41,21 +43,22 @@ class Facts(NamedTuple):
 
     library_observation_space: Any
     library_action_space: Any
-    observation_space: Box
+    observation_space: Box  # of an observation without parts
     action_space: Space
     max_episode_steps: int | None
 
 
 def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
     """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
-    return Facts(
-        observations, actions, observation_box(name, observations), action_space(name, actions),
-        max_episode_steps,
-    )  # fmt: skip
+    for what, space in (("observations", observations), ("actions", actions)):
+        if not any(_parts(space, None)):
+            raise FdgError(f"environment '{name}': its {what} are {space}, which has no parts: add a part")
+    boxes = [observation_box(name, part) for part, _ in _parts(observations, None)]
+    return Facts(observations, actions, boxes[0], action_space(name, actions), max_episode_steps)
 
 
 def observation_box(name: str, space: Any) -> Box:
-    """The `Box` of an encoded observation."""
+    """The `Box` of an encoded observation; `space` has no parts."""
     if _is_bytes(space):
         low, high = (_channels_last(np.asarray(limit), 0) for limit in (space.low, space.high))
         if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _MIN_IMAGE_SIZE:
@@ -67,9 +70,17 @@ def observation_box(name: str, space: Any) -> Box:
         return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32")
     if _kind(space) == "Box":
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
-    bounds = [_bounds(name, part) for part, _ in _parts(space, None)]
-    low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
-    return Box(bound(low), bound(high), low.shape)
+    if (counts := _num_categories(space)) is None:
+        raise FdgError(
+            f"environment '{name}': its observations hold a {space}, which is not an array of numbers"
+        )
+    size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
+    if size > _MAX_ONE_HOT:
+        raise FdgError(
+            f"environment '{name}': its observations hold a {space}, whose {size:,} categories would each be"
+            f" an input of the network (at most {_MAX_ONE_HOT:,}): wrap it to give digits, or a Box"
+        )
+    return Box(0.0, 1.0, (size,))
 
 
 def encode(space: Any, batch: Any) -> Any:
@@ -85,8 +96,12 @@ def encode(space: Any, batch: Any) -> Any:
     if _kind(space) == "Box":
         array = _copy_as(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
-    vectors = [_as_vectors(part, values) for part, values in _parts(space, batch)]
-    return jnp.concatenate(vectors, 1) if _is_jax_array(vectors[0]) else np.concatenate(vectors, 1)
+    if _kind(space) == "MultiBinary":
+        return _copy_as(batch, np.float32).reshape(len(batch), -1)
+    columns = subtract_start(space, batch).reshape(len(batch), -1)
+    counts = enumerate(_num_categories(space) or ())
+    one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
+    return (jnp if _is_jax_array(columns) else np).concatenate(one_hots, 1).astype(np.float32)
 
 
 def subtract_start(space: Any, batch: Any) -> Any:
@@ -109,8 +124,6 @@ def _copy_as(batch: Any, dtype: Any) -> Any:
 def action_space(name: str, space: Any) -> Space:
     """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
     parts = [part for part, _ in _parts(space, None)]
-    if not parts:
-        raise FdgError(f"environment '{name}': its actions are {space}, which has no parts: add a part")
     part_counts = [_num_categories(part) for part in parts]
     if all(part_counts):
         counts = [n for part in part_counts for n in part or ()]
@@ -282,31 +295,3 @@ def _low(space: Any) -> np.ndarray:
     if not np.issubdtype(space.dtype, np.floating):
         return space.low
     return np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
-
-
-def _bounds(name: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of the vectors that `_as_vectors` makes for a leaf space."""
-    match _kind(space):
-        case "Box":
-            return _low(space).reshape(-1), space.high.reshape(-1)
-        case "Text" | "MissionSpace":
-            return np.zeros(text_length(space)), np.full(text_length(space), 255.0)
-        case "Discrete" | "MultiDiscrete" | "MultiBinary":
-            counts = _num_categories(space) or ()
-            size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
-            return np.zeros(size), np.ones(size)
-    raise FdgError(f"environment '{name}': its observations hold a {space}, which is not an array of numbers")
-
-
-def _as_vectors(space: Any, values: Any) -> Any:
-    """A leaf space's part of a batch, as vectors `[B, size]` float32."""
-    if _kind(space) in _TEXTS:
-        return _as_bytes(values, text_length(space)).astype(np.float32)
-    is_categorical = _kind(space) in ("Discrete", "MultiDiscrete")
-    values = subtract_start(space, values) if is_categorical else _copy_as(values, np.float32)
-    columns = values.reshape(values.shape[0], -1)
-    if not is_categorical:
-        return columns
-    counts = enumerate(_num_categories(space) or ())
-    one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
-    return (jnp if _is_jax_array(columns) else np).concatenate(one_hots, 1).astype(np.float32)

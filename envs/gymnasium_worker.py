@@ -151,7 +151,7 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
     if space.dtype is None or np.issubdtype(space.dtype, np.str_):
         return str(value)
     try:
-        raw = np.asarray(value)
+        raw = _real_array(value)
         array = raw.astype(space.dtype)  # a copy
     except (TypeError, ValueError) as error:
         raise WrongAnswerError(
@@ -161,7 +161,7 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
         raise WrongAnswerError(
             f"{where} has the shape {list(array.shape)}, where its space has {list(space.shape)}"
         )
-    if array.dtype.kind not in "fc" and raw.dtype != array.dtype and not np.array_equal(array, raw):
+    if array.dtype.kind != "f" and raw.dtype != array.dtype and not np.array_equal(array, raw):
         raise WrongAnswerError(
             f"{where} has {raw[array != raw].flat[0]}, which its space's dtype {array.dtype} cannot hold"
         )
@@ -185,10 +185,18 @@ def stack(elements: list[Any]) -> Any:
     return np.stack([np.asarray(element) for element in elements])
 
 
+def _real_array(value: Any) -> np.ndarray:
+    """`np.asarray(value)`; a cast would drop imaginary parts."""
+    array = np.asarray(value)
+    if array.dtype.kind == "c":
+        raise TypeError("its numbers are complex")
+    return array
+
+
 def _scalar(what: str, value: Any) -> float:
     """A number that an environment returned, possibly as an array with one element."""
     try:
-        array = np.asarray(value, np.float64)
+        array = _real_array(value).astype(np.float64)
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.size != 1 or value is None:

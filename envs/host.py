@@ -29,6 +29,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from envs import running_pools, satellites
+from envs.adapters import KINDS, hashable_parameters
 from envs.environment import EnvironmentBase, EpisodeState, TimeStep, actions, check_keys, check_state
 from envs.native import Native, of_spaces
 from envs.pools import Source, wire_space
@@ -276,13 +277,8 @@ def make_from(
     `make_source` gets the options, sorted by name; overrides are Python numbers, strings and tuples.
     """
     options = {name: value for name, value in overrides.items() if name not in HostEnvironment.FIELDS}
+    options = hashable_parameters(f"environment '{make_source(()).name}'", options, KINDS | None)
     source = make_source(tuple(sorted(options.items())))
-    for name, value in options.items():
-        if not isinstance(value, bool | int | float | str | tuple | None):
-            raise FdgError(
-                f"environment '{source.name}': {name}={value!r} must be a number, string or tuple, so that"
-                " the environment hashes"
-            )
     return HostEnvironment(
         source, **{name: overrides[name] for name in HostEnvironment.FIELDS & overrides.keys()}
     )

@@ -152,6 +152,15 @@ def wire_space(source: Source) -> Space:
     return getattr(source, "wire_space", None) or source.observation_space
 
 
+class InTwoHalves:
+    """Base class: `step` of a pool that has `send` and `recv`."""
+
+    def step(self: Any, action: np.ndarray, timeout: float) -> Transition:
+        """Steps every instance; those whose episode ends are reset in the same call."""
+        self.send(action, timeout)
+        return self.recv(timeout)
+
+
 class SendRecv:
     """`send` and `recv` for any pool: the pool's own methods, or a thread that calls the pool's `step`."""
 

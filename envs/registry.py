@@ -40,6 +40,7 @@ from envs.checking import names_with_parameters
 from envs.codesign import environment as codesign
 from envs.environment import Environment, Vectorized, named_info
 from envs.host import HostEnvironment
+from envs.spaces import nested_tuple
 from envs.text import verifiers
 from envs.wrappers import PARAMETERS, apply_wrappers
 from fdg.arguments import checked, checked_names, quoted
@@ -164,7 +165,7 @@ def make(name: str, **overrides: Any) -> Any:
         raise FdgError(f"environment '{name}': no parameter '{key}': {fix}") from error
     env = apply_wrappers(env, common)
     if overrides or _module_of(name) is not None:
-        options = "&".join(f"{parameter}={value!r}" for parameter, value in overrides.items())
+        options = "&".join(f"{parameter}={nested_tuple(value)!r}" for parameter, value in overrides.items())
         # A user's text task is found by its problem, since algorithms replace its tokens and lengths.
         key = env if _module_of(name) is None else getattr(env, "problem", env)
         with contextlib.suppress(TypeError):  # not hashable

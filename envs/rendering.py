@@ -24,7 +24,7 @@ class Episode(NamedTuple):
 
     # T states of the single environment, each before its step; for a host environment its images, or empty
     states: Sequence[Any]
-    # [T, (A,) *obs], an array or parts; for Gymnasium, observations and actions are in its own format
+    # [T, (A,) *obs], an array or parts
     observation: Any
     action: Any  # [T, (A,) *action]
     reward: np.ndarray  # [T] float32, the mean over agents

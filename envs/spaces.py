@@ -76,7 +76,7 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         make_fields_python(self)
-        object.__setattr__(self, "nvec", _nested_tuple(self.nvec))
+        object.__setattr__(self, "nvec", nested_tuple(self.nvec))
         if (
             not isinstance(self.nvec, tuple)
             or not self.nvec
@@ -132,11 +132,11 @@ class Box:
     def __post_init__(self) -> None:
         make_fields_python(self)
         if self.shape is None:
-            shapes = {_bound_shape(field, _nested_tuple(getattr(self, field))) for field in ("low", "high")}
+            shapes = {_bound_shape(field, nested_tuple(getattr(self, field))) for field in ("low", "high")}
             object.__setattr__(self, "shape", max(shapes, key=len))
             if not self.shape:
                 raise FdgError("Box: shape is missing: give a tuple of integers, () for one number")
-        object.__setattr__(self, "shape", _nested_tuple(self.shape))
+        object.__setattr__(self, "shape", nested_tuple(self.shape))
         if not isinstance(self.shape, tuple) or not all(_is_int(size) and size >= 0 for size in self.shape):
             order = order_of(Box, "shape", vars(self))
             raise FdgError(f"Box(shape={self.shape!r}): shape must be a tuple of integers{order}")
@@ -146,7 +146,7 @@ class Box:
         except TypeError:
             raise FdgError(f"Box(dtype={quoted(self.dtype)}): give a dtype, such as 'float32'") from None
         for field in ("low", "high"):
-            bound = _nested_tuple(getattr(self, field))
+            bound = nested_tuple(getattr(self, field))
             object.__setattr__(self, field, bound)
             if (shape := _bound_shape(field, bound)) not in ((), self.shape):
                 raise FdgError(
@@ -222,7 +222,8 @@ class Box:
         low, high = self.low_array, self.high_array
         if not jnp.issubdtype(low.dtype, jnp.floating):
             span = high.astype(object) - low.astype(object) + 1  # Python integers do not overflow
-            if np.any(span > np.iinfo(np.int32).max) or np.any(high == np.iinfo(np.int32).max):
+            int32 = np.iinfo(np.int32)
+            if np.any(span > int32.max) or np.any(high >= int32.max) or np.any(low < int32.min):
                 return self._wide_sample(key, low, np.asarray(span))
             # The draw is wider than the dtype, so that `high + 1` does not overflow (uint8: 255 + 1).
             limits = low.astype(np.int32), high.astype(np.int32) + 1
@@ -249,7 +250,7 @@ class Box:
         bits = jax.random.bits(key, self.shape, jnp.uint32)
         is_full_range = np.asarray(span >= 2**32, bool)
         offset = jnp.where(is_full_range, bits, bits % np.where(is_full_range, 1, span).astype(np.uint32))
-        return jax.lax.bitcast_convert_type(low.astype(np.uint32) + offset, jnp.int32).astype(self.dtype)
+        return jnp.asarray(low) + offset.astype(self.dtype)  # a sum that wraps around is still right
 
     def contains(self, x: Any) -> jax.Array:
         """Whether `x` is one element of the space. Returns `[] bool`; works on traced values."""
@@ -275,16 +276,17 @@ def bound(values: np.ndarray) -> Bound:
     values = np.where(np.abs(values) >= largest, np.copysign(np.inf, values), values)
     if values.size and (values == values.flat[0]).all():
         return values.flat[0].item()
-    return _nested_tuple(values.tolist())
+    return nested_tuple(values.tolist())
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _nested_tuple(values: Any) -> Any:
+def nested_tuple(values: Any) -> Any:
+    """Lists and arrays as tuples, which hash; any other value is unchanged."""
     values = values.tolist() if hasattr(values, "tolist") else values
-    return tuple(map(_nested_tuple, values)) if isinstance(values, list | tuple) else values
+    return tuple(map(nested_tuple, values)) if isinstance(values, list | tuple) else values
 
 
 def _bound_shape(field: str, bound: Any) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Imports `module:name` for users: environments and other values."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -9,7 +10,7 @@ from typing import Any
 
 from envs import foreign, from_gymnasium
 from envs.checking import check_spec
-from envs.environment import Vectorized, vectorize
+from envs.environment import Vectorized, vectorize, with_one_action
 from envs.host import HostEnvironment
 from envs.text.game import is_text, missing_members
 from envs.text.task import TextTask
@@ -127,6 +128,7 @@ def build(name: str, factory: Any, overrides: Mapping[str, Any], found_at: str |
         return env if is_text(env) else TextTask(env)
     if not isinstance(env, Vectorized | HostEnvironment) and _takes_one_key(env):
         env = vectorize(env)
+        env = dataclasses.replace(env, single=with_one_action(env.single))  # of an adapted class too
     check_spec(env)
     return env
 

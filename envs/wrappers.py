@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import composite
+from envs.adapters import check_count
 from envs.checking import check_observation, check_wrapped
 from envs.composite import Dict, ObservationSpace, Tuple
 from envs.environment import EnvironmentBase, State, TimeStep
@@ -196,7 +197,7 @@ class FrameStack(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count(self, "frames")
+        check_count(f"environment '{self.name}': FrameStack", "frames", self.frames)
 
     @property
     def observation_space(self) -> ObservationSpace:
@@ -248,7 +249,7 @@ class ActionRepeat(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count(self, "times")
+        check_count(f"environment '{self.name}': ActionRepeat", "times", self.times)
         inside = self.env
         while isinstance(inside, Wrapper):
             inside = inside.env
@@ -484,10 +485,3 @@ def _is_flat(part: Space) -> bool:
     if not isinstance(part, Box) or len(part.shape) != 2:
         return not part.shape
     return part.dtype == "uint8" or part.is_image
-
-
-def _check_count(wrapper: Any, field: str) -> None:
-    value = getattr(wrapper, field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        setting = f"{type(wrapper).__name__}({field}={value!r})"
-        raise FdgError(f"environment '{wrapper.name}': {setting}: give an integer of at least 1")

@@ -15,6 +15,7 @@ import numpy as np
 
 from envs import features_and_mask
 from envs.rendering import Episode, frames, html, import_optional
+from envs.wrappers import unwrapped
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError
 from fdg.training.deployed import Acting
@@ -69,7 +70,8 @@ def play_episodes(
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)
     on_host = not hasattr(env, "single")
-    if (record := getattr(getattr(env, "source", None), "record", None)) is not None:  # Gymnasium's renderer
+    source = getattr(unwrapped(env)[0], "source", None)
+    if (record := getattr(source, "record", None)) is not None:  # Gymnasium's renderer
         seed = int(jax.random.randint(key, (), 0, 2**31 - 1))
         agent = Acting(algorithm, state, greedy, seed)
         return record(lambda x, step: agent(x, start=step == 0), episodes, limit, seed)

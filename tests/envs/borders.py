@@ -116,6 +116,7 @@ MISTAKES = {
     "column": _with_parts(a=np.zeros((3, 1))),
     "ragged": _with_parts(a=[1, [2, 3]]),
     "text": _with_parts(a="three"),
+    "complex": _with_parts(a=np.full(3, 1j)),
     "above": _with_parts(b=3),
     "below": _with_parts(b=-1),
     "half": _with_parts(b=0.5),
@@ -123,6 +124,7 @@ MISTAKES = {
     "array": lambda good: (np.zeros(4), *good[1:]),
     "reward": lambda good: (good[0], np.ones(2), *good[2:]),
     "no reward": lambda good: (good[0], None, *good[2:]),
+    "complex reward": lambda good: (good[0], np.complex128(1j), *good[2:]),
 }
 
 register("Random-v0", entry_point=Random)

@@ -10,6 +10,7 @@ from envs.quiet import quietly, relaxed_checks
 
 with quietly(), relaxed_checks():
     import brax.envs
+    import chex
     import dm_env
     import gymnax
     import jumanji
@@ -55,6 +56,30 @@ class Line(environment.Environment):
         return gymnax.environments.spaces.Box(-99.0, 99.0, (1,))
 
 
+@struct.dataclass
+class OriginParams(LineParams):
+    origin: jax.Array = struct.field(default_factory=lambda: jnp.zeros(1))
+
+
+class PartedLine(Line):
+    """gymnax's interface, with an array as parameter and actions with parts."""
+
+    @property
+    def default_params(self):
+        return OriginParams()
+
+    def reset_env(self, key, params):
+        place, state = super().reset_env(key, params)
+        return place + params.origin, state
+
+    def step_env(self, key, state, action, params):
+        place, *rest = super().step_env(key, state, action["step"], params)
+        return place + params.origin, *rest
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Dict({"step": super().action_space(params)})
+
+
 def make_line():
     return Line(2.0)
 
@@ -96,6 +121,48 @@ class JumanjiLine(jumanji.Environment):
         seen = Seen(state[None])
         steps = jumanji.types.termination(state, seen), jumanji.types.transition(state, seen)
         return state, jax.tree.map(lambda a, b: jnp.where(end, a, b), *steps)
+
+
+class JumanjiSum(JumanjiLine):
+    """The step is the sum of an action with bounds that are not zero, or without bounds."""
+
+    def __init__(self, floats: bool = False):
+        self.floats = floats
+        super().__init__()
+
+    @property
+    def action_spec(self):
+        if self.floats:
+            return specs.Array((1, 2), jnp.float32)
+        return specs.BoundedArray((1, 2), jnp.int32, -1, 1)
+
+    def step(self, state, action):
+        return super().step(state, jnp.sum(action[0]))
+
+
+@chex.dataclass
+class SeenWithMask:
+    place: jax.Array
+    action_mask: jax.Array
+
+
+class JumanjiMasked(JumanjiLine):
+    """Observations are a chex dataclass, and have a mask."""
+
+    @property
+    def observation_spec(self):
+        place, mask = specs.Array((1,), jnp.float32), specs.BoundedArray((2,), bool, False, True)
+        return specs.Spec(SeenWithMask, "SeenWithMask", place=place, action_mask=mask)
+
+    def reset(self, key):
+        return self._masked(*super().reset(key))
+
+    def step(self, state, action):
+        return self._masked(*super().step(state, action))
+
+    def _masked(self, state, step):
+        mask = jnp.array([False, True])
+        return state, step.replace(observation=SeenWithMask(place=step.observation.place, action_mask=mask))
 
 
 class Pair(MultiAgentEnv):

@@ -54,6 +54,45 @@ def test_parameters_of_class_and_interface():
     assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
 
+def test_gymnax_actions_with_parts():
+    env = envs.make(f"{HERE}:PartedLine")
+    assert env == envs.make(f"{HERE}:PartedLine") and repeat_action(env, 1) == EXPECTED
+    assert env.action_space == envs.vectorize(theirs.PartedLine()).action_space == envs.MultiDiscrete((2,))
+
+
+def test_array_as_gymnax_parameter():
+    env = envs.make(f"{HERE}:PartedLine", origin=(2,))
+    assert env == envs.make(f"{HERE}:PartedLine", origin=(2,))
+    assert env.reset(jax.random.split(jax.random.key(0), 2))[1].tolist() == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goal": "far"}, "environment 'Line': goal='far' must be a number"),
+        ({"max_steps_in_episode": 2.5}, "max_steps_in_episode=2.5 must be an integer"),
+        ({"max_steps_in_episode": 0}, "max_steps_in_episode=0 must be an integer of at least 1"),
+    ],
+)
+def test_types_of_gymnax_parameters(options, message):
+    with pytest.raises(FdgError, match=message):
+        envs.make(f"{HERE}:Line", **options)
+
+
+def test_actions_of_jumanji_specs():
+    """Integers from -1 to 1, and floats without bounds, in an array of shape (1, 2)."""
+    integers, floats = envs.make(f"{HERE}:JumanjiSum"), envs.make(f"{HERE}:JumanjiSum", floats=True)
+    assert integers.action_space == envs.MultiDiscrete((3, 3))
+    assert floats.action_space == envs.Box(-np.inf, np.inf, (2,))
+    assert repeat_action(integers, 2, 2) == [(2.0, False, False), (4.0, True, False)]
+    assert repeat_action(integers, 0, 1) == [(-2.0, False, False)] == repeat_action(floats, -1.0, 1)
+
+
+def test_jumanji_observation_of_chex():
+    _, observation = envs.make(f"{HERE}:JumanjiMasked").reset(jax.random.split(jax.random.key(0), 2))
+    assert observation.observation.shape == (2, 1) and observation.action_mask.tolist() == [[False, True]] * 2
+
+
 def test_unregistered_gymnasium_class():
     """A class and a function, with their own parameters, those of `gymnasium.make` and those of fdg."""
     for name, steps in [("Thermostat", 3), ("make_thermostat", 2)]:

@@ -81,6 +81,17 @@ def test_contains_rejects_other_values(space):
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [(3e9, 4e9, "int64"), (3e9, 4e9, "uint32"), (-(2**31), 2**31 - 1, "int32"), (-5, 2**31 - 1, "int32")],
+)
+def test_samples_of_wide_integers_lie_between_the_bounds(low, high, dtype):
+    with jax.enable_x64(True):
+        samples = np.asarray(Box(low, high, (99,), dtype).sample(jax.random.key(0)))
+    assert samples.dtype == dtype and ((samples >= low) & (samples <= high)).all()
+    assert np.ptp(samples.astype(float)) > 0.8 * (high - low)
+
+
+@pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(-INF, INF, (-INF, INF)), (2.0, INF, (2.0, INF)), (-INF, -2.0, (-INF, -2.0)), (-MAX, MAX, (-MAX, MAX))],
 )

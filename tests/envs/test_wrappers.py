@@ -164,8 +164,8 @@ def test_wrapper_with_memory_must_use_super_step(wrap):
 @pytest.mark.parametrize(
     ("wrap", "message"),
     [
-        (lambda env: envs.FrameStack(env, 0), r"FrameStack\(frames=0\): give an integer of at least 1"),
-        (lambda env: envs.ActionRepeat(env, 1.5), r"ActionRepeat\(times=1.5\)"),
+        (lambda env: envs.FrameStack(env, 0), r"FrameStack: frames=0 must be an integer of at least 1"),
+        (lambda env: envs.ActionRepeat(env, 1.5), r"ActionRepeat: times=1.5"),
         (lambda env: envs.HideObservations(env, ("speed",)), "there is no part 'speed', but 0, 1, 2 and 3"),
         (lambda env: envs.HideObservations(env, (0, 1, 2, 3)), "all parts are hidden: leave one"),
         (lambda env: envs.HideObservations(envs.make("probe:masked"), True), "no part"),

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+import algos
 import envs
 import fdg
 from envs.rendering import Episode, frames
 from fdg.errors import FdgError
 from fdg.play import main as play_main
 from fdg.training import playing
+from tests.envs import thermostat
 from tests.training.trained import fitted, small
 
 
@@ -95,6 +97,27 @@ def test_gymnasium_renderer():
     assert len(images) == len(observations) == len(episode.reward) == 8 and not episode.finished
     assert images[0].shape == (400, 600, 3) and (images[0] != images[-1]).any()
     assert episode.observation.shape == (8, 4)
+
+
+def test_wrapped_gymnasium_environment_is_rendered(tmp_path):
+    pytest.importorskip("pygame")
+    env = envs.make("gymnasium:CartPole-v1", frame_stack=2, time_aware=True)
+    algorithm = algos.A2C(env=env, num_envs=2, num_steps=2, hidden=(4,))
+    assert play_untrained(tmp_path, "", algorithm)[0].shape == (418, 600, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "rendered"),
+    [("thermostat:Thermostat", None), ("thermostat:Thermostat", "text"), ("thermostat:make_thermostat", None),
+     ("parted:Parted", ...)],
+)  # fmt: skip
+def test_observations_of_gymnasium_are_drawn_without_a_renderer(monkeypatch, name, rendered):
+    """Only `Thermostat` takes `render_mode`; `Parted` has no method `render`, and parts."""
+    monkeypatch.setattr(thermostat.Thermostat, "render", lambda self: rendered)
+    env = envs.make(f"tests.envs.{name}", max_episode_steps=3)
+    (episode,) = env.source.record(lambda observation, step: np.int64(1), 1, 9, 5)
+    images = list(frames(env, episode))
+    assert len(images) == len(episode.reward) and images[0].shape[0] > 300 and images[0].std() > 5
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 2), (4, 6, 3), (4, 6, 4)])
