@@ -289,7 +289,7 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
     Mine(rate=0.5)
     """
     copied = _copy(instance, numbers)
-    if not dataclasses.is_dataclass(instance):
+    if not dataclasses.is_dataclass(instance) or isinstance(instance, type):
         return copied
     given = {field.name for field in dataclasses.fields(instance) if field.init}
     if computed := getattr(copied, "__dict__", {}).keys() - given - numbers.keys():
