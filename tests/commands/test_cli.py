@@ -55,6 +55,7 @@ ERRORS = {
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
     "--seed 1.5": "--seed: '1.5' is not an integer",
     "--seed": "--seed takes one value: write --seed INT",
+    "--env-workers 1.5": "a ray:... or gymnasium:... environment): write --env-workers 1",
     "--devices two": "--devices: 'two' is not an integer",
     "--clip-value 3": "--clip-value: '3' is not true or false",
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
