@@ -354,9 +354,9 @@ def _absolute_files(name: str) -> str:
 
 
 def _parse_value(text: str) -> Any:
-    """Parses a Python number, tuple, boolean or None; returns any other text unchanged."""
+    """Parses a Python number, tuple, boolean or None, and `inf`; returns any other text unchanged."""
     try:
-        value = ast.literal_eval(text)
+        value = float(text) if text in ("inf", "-inf") else ast.literal_eval(text)
         hash(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text

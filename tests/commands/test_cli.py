@@ -68,6 +68,7 @@ ERRORS = {
     "--env CartPole-v1?time_aware=True?frame_stack=4": "write CartPole-v1?time_aware=True&frame_stack=4",
     "--env CartPole-v1?num_envs=8": "it is a setting of the algorithm: algos.PPO(env=..., num_envs=8)",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
+    "--env gymnasium:CartPole-v1?timeout=inf": "timeout=inf must be above 0 and at most 1e6 seconds",
     # sizes
     "--num-envs 0": "num_envs=0: it must be above zero",
     "--num_envs=-4": "num_envs=-4: it must be above zero",
