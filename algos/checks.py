@@ -193,9 +193,8 @@ def check_off_policy(self: Any) -> None:
     try:
         rows = self.buffer.least_rows
     except FdgError as error:
-        limit = min(self.buffer_size, self.num_iterations * self.steps_per_iteration)
-        name = "buffer_size" if limit == self.buffer_size else "total_steps"
-        raise FdgError(str(error).replace("buffer_size", name)) from None
+        is_limited = self.num_iterations * self.steps_per_iteration < self.buffer_size
+        raise FdgError(str(error).replace("buffer_size", "total_steps") if is_limited else error) from None
     steps = rows * self.buffer.steps_per_row
     has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start
     require(

@@ -187,7 +187,7 @@ def check_encoding(content: bytes, where: object) -> None:
     """
     for name, start in _OTHER_FORMATS.items():
         if start.match(content):
-            fix = "save it as UTF-8" if name.startswith("UTF") else "decompress it"
+            fix = "decompress it" if name == "compressed" else "save it as UTF-8"
             raise EncodingError(f"{where}: is {name} and not UTF-8: {fix}")
 
 
@@ -206,11 +206,8 @@ def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") 
 
 
 _OTHER_FORMATS = {
-    "gzip": re.compile(rb"\x1f\x8b"),
-    "Zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
-    "xz": re.compile(rb"\xfd7zXZ"),
-    "bzip2": re.compile(rb"BZh\d1AY&SY"),
-    "zip": re.compile(rb"PK\x03\x04"),
+    # by gzip, Zstandard, xz, bzip2 or zip
+    "compressed": re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ|BZh\d1AY&SY|PK\x03\x04"),
     "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[!-~]|[!-~]\0\0\0"),
     "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[!-~]\0[ -~]|[!-~]\0[ -~]\0"),
 }
