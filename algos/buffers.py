@@ -63,8 +63,7 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# flashbax 0.1.3 gives new steps the largest priority so far, rounded down to an integer. This factor of all
-# priorities makes the rounding small; only ratios of priorities matter.
+# The unit of priorities, since runs of earlier versions can be resumed; only ratios of priorities matter.
 _PRIORITY_UNIT = 1024.0
 
 
@@ -104,17 +103,26 @@ def prioritized(spec: BufferSpec, exponent: float = 0.6) -> ReplayBuffer:
         tree = state.sum_tree_state.replace(max_recorded_priority=jnp.float32(_PRIORITY_UNIT))
         return state.replace(sum_tree_state=tree)
 
+    def add(state: Any, rows: Any) -> Any:
+        # flashbax 0.1.3 rounds the priority of new windows, the largest so far, to int32: set it again.
+        after = _add_to_one_environment(buffer.add)(state, rows)
+        starts = jnp.arange(jax.tree.leaves(rows)[0].shape[0]) + (state.running_index - spec.window + 1)
+        is_new = starts >= jnp.maximum(after.running_index - spec.length, 0)
+        return set_priorities(after, starts % spec.length, state.sum_tree_state.max_recorded_priority, is_new)
+
     def sample(state: Any, key: jax.Array) -> Windows:
         sample = _with_rank_promotion(buffer.sample)(state, key)
         return Windows(sample.experience, sample.indices, sample.probabilities)
 
     def update(state: Any, indices: jax.Array, priority: jax.Array, ready: jax.Array) -> Any:
-        # If not ready, nothing changes: flashbax skips indices beyond the end of the tree.
-        indices = jnp.where(ready, indices, 4 * spec.length)
-        scaled = jnp.where(ready, _PRIORITY_UNIT * priority**exponent, 0.0)
-        return _with_rank_promotion(buffer.set_priorities)(state, indices, scaled)
+        return set_priorities(state, indices, _PRIORITY_UNIT * priority**exponent, ready)
 
-    return ReplayBuffer(init, _add_to_one_environment(buffer.add), sample, update)
+    def set_priorities(state: Any, indices: jax.Array, priority: jax.Array, where: jax.Array) -> Any:
+        # flashbax skips indices beyond the end of the tree.
+        indices, priority = jnp.where(where, indices, 4 * spec.length), jnp.where(where, priority, 0.0)
+        return _with_rank_promotion(buffer.set_priorities)(state, indices, priority)
+
+    return ReplayBuffer(init, add, sample, update)
 
 
 def hindsight(

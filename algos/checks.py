@@ -190,7 +190,11 @@ def check_off_policy(self: Any) -> None:
     num_envs, batch_size = self.num_envs, self.batch_size
     check_bounded_floats(self)
     require_divides(self, "num_envs", batch_size, f"batch_size={batch_size}")
-    rows = self.buffer.least_rows
+    try:
+        rows = self.buffer.least_rows
+    except FdgError as error:
+        is_limited = self.num_iterations * self.steps_per_iteration < self.buffer_size
+        raise FdgError(str(error).replace("buffer_size", "total_steps") if is_limited else error) from None
     steps = rows * self.buffer.steps_per_row
     has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start
     require(

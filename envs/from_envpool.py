@@ -123,7 +123,8 @@ class EnvPoolPool(InTwoHalves):
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Recreates all instances; `rows` always includes all."""
-        self._replace_caller()
+        self.close()
+        self._caller = Deadline()  # the thread of the earlier one may hang
 
         def make_and_reset() -> tuple[Any, np.ndarray]:
             options = {"num_threads": threads_for(self._size), **dict(self._source.options)}
@@ -164,11 +165,6 @@ class EnvPoolPool(InTwoHalves):
         """Releases the threads; one that hangs stays until the process ends."""
         self._caller.close()
         self._env = None
-
-    def _replace_caller(self) -> None:
-        """Gives up a thread that may hang."""
-        self.close()
-        self._caller = Deadline()
 
     def _step(self, env: Any, action: np.ndarray) -> Transition:
         """Steps all instances of `env`, and resets those that ended; runs in the thread."""

@@ -302,7 +302,8 @@ class _Pools:
             try:
                 yield running
             except BaseException:
-                self._forget(running.number)
+                with self._lock:
+                    self._by_number.pop(running.number, None)
                 running.close()
                 raise
 
@@ -318,10 +319,6 @@ class _Pools:
             if number in self._by_number:
                 self._by_number.move_to_end(number)
             return self._by_number.get(number)
-
-    def _forget(self, number: int) -> None:
-        with self._lock:
-            self._by_number.pop(number, None)
 
     def _start(self, environment: Any, seeds: np.ndarray, parts: int) -> _RunningPool:
         """Starts a pool, and closes the least recently used ones of its environment and size."""

@@ -38,7 +38,7 @@ def install() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGINT, lambda *_: None)  # `_watch` reads the signal from the pipe
     _installed = True
     threading.Thread(target=_watch, args=(reader,), daemon=True, name="ctrl-c").start()
 
@@ -124,10 +124,6 @@ def exit_interrupted(line: str | None = None) -> NoReturn:
         os.write(2, f"{line}\n".encode() if line else b"")
     finally:
         os._exit(STATUS)
-
-
-def _ignore(*_: Any) -> None:
-    """A signal handler that does nothing: `_watch` reads the signal from the pipe."""
 
 
 def _watch(reader: int) -> None:

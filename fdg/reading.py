@@ -179,15 +179,16 @@ def _decode(content: bytes, where: object) -> str:
 
 
 def check_encoding(content: bytes, where: object) -> None:
-    """Raises an error for text in UTF-16 or UTF-32, which its first bytes show.
+    """Raises an error for compressed files, UTF-16 and UTF-32, which the first bytes show.
 
     >>> check_encoding("{}".encode("utf-16"), "data.jsonl")
     Traceback (most recent call last):
     fdg.reading.EncodingError: data.jsonl: is UTF-16 and not UTF-8: save it as UTF-8
     """
-    for name, start in _OTHER_ENCODINGS.items():
+    for name, start in _OTHER_FORMATS.items():
         if start.match(content):
-            raise EncodingError(f"{where}: is {name} and not UTF-8: save it as UTF-8")
+            fix = "decompress it" if name == "compressed" else "save it as UTF-8"
+            raise EncodingError(f"{where}: is {name} and not UTF-8: {fix}")
 
 
 def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") -> None:
@@ -204,7 +205,9 @@ def refuse_run(directory: str | os.PathLike[str], what: str, options: str = "") 
         raise FdgError(f"{directory} is a run, not {what}: {fix}, and give DIR")
 
 
-_OTHER_ENCODINGS = {
+_OTHER_FORMATS = {
+    # by gzip, Zstandard, xz, bzip2 or zip
+    "compressed": re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ|BZh\d1AY&SY|PK\x03\x04"),
     "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[!-~]|[!-~]\0\0\0"),
     "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[!-~]\0[ -~]|[!-~]\0[ -~]\0"),
 }

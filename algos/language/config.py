@@ -367,7 +367,8 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
             f"config.json: rope_type={quoted(kind)} is not supported: supported are {', '.join(_ROPE_TYPES)}"
         )
     names = {name for names in _ROPE_TYPES[kind] for name in names}
-    known = names | {"rope_type", "type", "rope_theta", "finetuned"}
+    # Transformers writes the trained context for "dynamic" too, which does not use it.
+    known = names | {"rope_type", "type", "rope_theta", "finetuned", _TRAINED}
     check_config_keys(rope, known, f"config.json: {where} of {kind!r}", ())
     if _TRAINED in names:
         rope[_TRAINED] = rope.get(_TRAINED) if config.get(_TRAINED) is None else config[_TRAINED]

@@ -53,6 +53,12 @@ class DPO(PreferenceAgent, presets="DPO"):
         )
         require(
             self,
+            not self.label_smoothing or self.preference in ("sigmoid", "robust"),
+            f"label_smoothing={self.label_smoothing} has no effect with preference={self.preference!r}:"
+            " leave it out",
+        )
+        require(
+            self,
             self.late == "wait",
             "late='mask': the loss of a pair has no weights for tokens: use late='wait'",
         )

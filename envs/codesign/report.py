@@ -63,7 +63,9 @@ def text(outcome: Outcome) -> str:
     lines += [f"  score, their weighted sum: {float(outcome.best.score):.4f}", ""]
     lines += [f"  {name}: {value}" for name, value in _choice_lines(outcome.problem, outcome.best)]
     scheduled = outcome.scheduled
-    lines += ["", f"  layers bound by {_count_bounds(scheduled)}"]
+    counts = np.bincount(_select_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
+    texts = [f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True)]
+    lines += ["", f"  layers bound by {', '.join(texts)}"]
     if outcome.least is not None:
         lines += ["", *(f"  {line}" for line in explain_infeasible(outcome))]
     return "\n".join(lines)
@@ -136,11 +138,6 @@ def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
         owner, _, decision = name.rpartition(": ")
         parts.setdefault(owner, []).append(f"{decision} {value}")
     return [(owner, ", ".join(choices)) for owner, choices in parts.items()]
-
-
-def _count_bounds(scheduled: Scheduled) -> str:
-    counts = np.bincount(_select_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
-    return ", ".join(f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True))
 
 
 def _select_by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:

@@ -57,7 +57,9 @@ def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
 
 
 def _read_list(path: str, content: bytes) -> list[Record]:
-    rows = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path)["rows"]
+    rows, *rest = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path).values()
+    if rest:
+        raise FdgError(f"{path}: is not JSON: a comma follows the list of rows: end the file with its ]")
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise FdgError(

@@ -340,7 +340,8 @@ class TextTask:
           mask: `[N, R] bool`, True up to and including the stop token.
         """
         if self.host_reward is not None:
-            return self._host_rewards(answer, tokens, mask, self.host_reward)
+            prompts, drawn = (answer["prompt"], answer["prompt_mask"]), self.drawn_content(answer["content"])
+            return Reward(*self.host_reward.call(self, prompts, (tokens, mask), drawn))
         parts = jax.vmap(self._score)(answer, tokens, mask)
         return Reward(sum(parts.values(), jnp.zeros(tokens.shape[0])), parts)
 
@@ -469,10 +470,6 @@ class TextTask:
             if table is None
             else jax.tree.map(lambda leaf: jnp.asarray(leaf)[content], table.contents)
         )
-
-    def _host_rewards(self, answer: Any, tokens: jax.Array, mask: jax.Array, judge: HostReward) -> Reward:
-        prompts = answer["prompt"], answer["prompt_mask"]
-        return Reward(*judge.call(self, prompts, (tokens, mask), self.drawn_content(answer["content"])))
 
 
 def _is_problem(value: Any) -> bool:

@@ -15,6 +15,8 @@ from fdg.errors import FdgError
 from fdg.reading import read_json, read_text
 
 _READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # the files that a tokenizer is read from
+# Transformers' names of tokens. Flags and numbers of other keys, such as `add_bos_token`, are no tokens.
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def chat_templates(path: Folder) -> dict[str, str]:
     if isinstance(value, list) and all(isinstance(template, dict) for template in value):
         by_name = {template.get("name"): template.get("template") for template in value}
     else:
-        by_name = {"default": value}
+        by_name = value if value and isinstance(value, dict) else {"default": value}
     if not all(isinstance(template, str) for template in [*by_name, *by_name.values()]):
         raise _invalid_value(path, "tokenizer_config.json", "chat_template", value, "a string")
     return by_name
@@ -120,7 +122,7 @@ def special_tokens(path: Folder) -> dict[str, str | list[str]]:
     texts: dict[str, Any] = {
         name: _token_text(path, name, text)
         for name, text in fields.items()
-        if name.endswith("_token") and not isinstance(text, bool)  # a flag such as `add_bos_token`
+        if name in _NAMED or (name.endswith("_token") and not isinstance(text, bool | int | float))
     }
     if isinstance(additional, list):
         texts["additional_special_tokens"] = [

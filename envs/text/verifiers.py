@@ -93,7 +93,7 @@ class _Scorer:
     def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
         tasks = _tasks(self.environment, self.arguments, self.size)
         coroutines = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
-        return _run_in_thread(_gather_scores(coroutines))
+        return asyncio.run_coroutine_threadsafe(_gather_scores(coroutines), _event_loop()).result()
 
     async def _score(self, task: Any, text: str) -> float:
         trace = _completed_trace(task, text)
@@ -115,10 +115,6 @@ async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> li
             raise result
         rewards.append(result)
     return rewards
-
-
-def _run_in_thread(coroutine: Coroutine[Any, Any, list[float]]) -> list[float]:
-    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop()).result()
 
 
 @functools.cache

@@ -270,7 +270,7 @@ def _fix(flag: Flag, word: str) -> str:
         return f": {flag.several.format(','.join(parts), n=len(parts))}"
     if "Literal" in str(flag.kind):  # the message lists the choices
         return ""
-    meaning = re.split(r"[;:(]", flag.help)[0].strip()
+    meaning = re.split(r"[;(]|: ", flag.help)[0].strip()
     is_number = mentions(flag.kind, float) or mentions(flag.kind, int)
     example = flag.default if type(flag.default) in (int, float) else 1
     fix = instead(word) or (f"write {flag.option} {shown(example)}" if is_number else "")

@@ -144,8 +144,10 @@ class _TrainWords:
         if config is None:
             words = [*self._words, "--out", str(self._directory)] if self._adds_out else self._words
             return words if count == initial else [*words, *_devices_flag(self._devices, initial, count)]
-        devices = config.get("devices")
-        return [*self._other_words, "--resume", str(self._directory), *_devices_flag(devices, initial, count)]
+        # Of the first start: the file may be older, or of a restart with fewer processes.
+        self._devices = self._devices or config.get("devices")
+        devices = _devices_flag(self._devices, initial, count)
+        return [*self._other_words, "--resume", str(self._directory), *devices]
 
 
 def _devices_flag(devices: Any, initial: int, count: int) -> list[str]:

@@ -146,6 +146,7 @@ class Choice:
             lines.append(f"  ... and {len(good) - _MAX_ROWS} more, up to {duration(good[-1].seconds)}")
         for reason, count in list(refusals.items())[:3]:
             lines.append(f"  not feasible ({count}): {clip(reason, 140)}")
+        lines += [f"  {note}" for note in self.prediction.notes if note != self.cluster.note]
         return "\n".join([*lines, "", f"chosen: {self.reason}"])
 
 

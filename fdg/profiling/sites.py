@@ -43,7 +43,8 @@ class Site:
     @functools.cached_property
     def jaxpr(self) -> ClosedJaxpr:
         """The fragment as a function from `inputs` to `outputs`, with debug prints removed."""
-        return jaxprs.rewrite(jaxprs.build(self.inputs, self.outputs, [self.equation]), _without_prints)
+        jaxpr = jaxprs.build(self.inputs, self.outputs, [self.equation])
+        return jaxprs.rewrite(jaxpr, lambda eqn, inside: [] if eqn.primitive.name in _PRINTS else inside(eqn))
 
 
 def sites(graph: FDG) -> tuple[Site, ...]:
@@ -83,11 +84,6 @@ def _site(reader: Reader, fragment: Fragment, eqn: core.JaxprEqn, scope: Scope) 
         tuple(axis for _, axis in results),
         feedback,
     )
-
-
-def _without_prints(eqn: core.JaxprEqn, inside: jaxprs.Inside) -> Any:
-    """Removes debug prints, since a benchmark calls the fragment thousands of times."""
-    return [] if eqn.primitive.name in _PRINTS else inside(eqn)
 
 
 def _first_inputs(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> dict[str, list[Any]]:

@@ -261,7 +261,7 @@ def returns_table(curves: Sequence[Curves]) -> str:
         failed = [str(seed) for seed, has_failed in zip(curve.seeds, curve.failed, strict=True) if has_failed]
         note = f"; left out: {'seed' if len(failed) == 1 else 'seeds'} {listed(failed, 'and')}, which failed"
         if not final.size:
-            lines.append(f"{name}: no episode ended{note if failed else ''}")
+            lines.append(f"{name}: no finite value in the last tenth of training{note if failed else ''}")
             continue
         estimates = []
         for title, statistic in STATISTICS.items():

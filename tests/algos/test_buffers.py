@@ -161,6 +161,7 @@ def test_full_buffer_is_ready():
         ),
         ("probe:reach", {"replay": "hindsight", "learning_starts": 40}, "make it at least 50"),
         ("probe:reach", {"replay": "hindsight", "buffer_size": 40}, "hindsight looks 25 steps ahead"),
+        ("probe:reach", {"replay": "hindsight", "total_steps": 40}, "raise total_steps, or lower num_envs"),
         ("probe:reach", {"replay": hindsight(share=2.0)}, "share=2.0: it must be from 0 to 1"),
         ("probe:reach", {"replay": hindsight(horizon=0)}, "horizon=0: give a whole number of rows"),
         ("probe:reach", {"replay": hindsight(horizon=2.5)}, "horizon=2.5: give a whole number of rows"),

@@ -131,6 +131,15 @@ def test_new_steps_get_the_largest_priority():
     np.testing.assert_allclose(sample.probability, np.where(new, 1.9 / 4, 0.1 / 4), rtol=1e-3)
 
 
+def test_new_steps_get_a_priority_above_integers():
+    """flashbax rounds to int32."""
+    buffer = replay(batch_size=400, priority_exponent=1.0)
+    state = filled(buffer, 2)
+    indices = buffer.sample(state, jax.random.key(0)).indices
+    state = buffer.add(buffer.prioritize(state, indices, jnp.full(400, 1e8)), rollout(2, 2))
+    np.testing.assert_allclose(buffer.sample(state, jax.random.key(1)).probability, 0.25)
+
+
 def test_importance_weights_by_hand():
     """Probabilities 1/2, 1/8, 1/8, beta 1: (1/8) / (1/2) = 1/4, then 1; probability 0 has weight 0."""
     probability = jnp.array([0.5, 0.125, 0.125, 0.0])

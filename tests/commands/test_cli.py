@@ -55,6 +55,7 @@ ERRORS = {
     "--learning-rate nan": "--learning-rate: 'nan' is not a number",
     "--seed 1.5": "--seed: '1.5' is not an integer",
     "--seed": "--seed takes one value: write --seed INT",
+    "--env-workers 1.5": "a ray:... or gymnasium:... environment): write --env-workers 1",
     "--devices two": "--devices: 'two' is not an integer",
     "--clip-value 3": "--clip-value: '3' is not true or false",
     "--activation tan": "'tan' is not one of tanh, relu, silu, gelu, elu (did you mean 'tanh'?)",
@@ -67,6 +68,7 @@ ERRORS = {
     "--env CartPole-v1?time_aware=True?frame_stack=4": "write CartPole-v1?time_aware=True&frame_stack=4",
     "--env CartPole-v1?num_envs=8": "it is a setting of the algorithm: algos.PPO(env=..., num_envs=8)",
     "--env CartPole-v1?stepz=200": "environment 'CartPole-v1': unknown parameter 'stepz'",
+    "--env gymnasium:CartPole-v1?timeout=inf": "timeout=inf must be above 0 and at most 1e6 seconds",
     # sizes
     "--num-envs 0": "num_envs=0: it must be above zero",
     "--num_envs=-4": "num_envs=-4: it must be above zero",

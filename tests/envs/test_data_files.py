@@ -130,6 +130,12 @@ def test_trl_columns(row, prompt, answer):
     assert found.answer == answer and (prompt is None or found.prompt == prompt)
 
 
+def test_text_after_a_list_of_rows_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('[{"prompt": "1", "answer": "2"}], "x": 1')
+    with refuses("a.json: is not JSON: a comma follows the list of rows: end the file with its ]"):
+        files.read(str(tmp_path / "a.json"))
+
+
 PAIRS = [
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, ("p", "a", "b")),
     ({"chosen": "Hi. Yes", "rejected": "Hi. No"}, ("Hi.", " Yes", " No")),

@@ -180,6 +180,18 @@ def test_settings_of_wrong_type_name_file_and_field(folder, file, changes, messa
         _ = tokenizer.stops, tokenizer.chat_template
 
 
+def test_numbers_in_keys_that_end_in_token_are_no_tokens(folder):
+    tokenizer = modified(folder, "tokenizer_config.json", num_image_token=256, image_token="<s>")
+    assert "num_image_token" not in tokenizer.special_tokens
+    assert tokenizer.special_tokens["image_token"] == "<s>"
+
+
+def test_named_chat_templates_as_an_object(folder):
+    by_name = {"default": "a", "tool_use": "b"}
+    tokenizer = modified(folder, "tokenizer_config.json", chat_template=by_name)
+    assert tokenizer.chat_templates == by_name
+
+
 def test_token_ids_may_have_gaps(folder):
     """`vocab_size` is the largest token id plus one, because an embedding has a row for each id."""
     found = json.loads((folder / "tokenizer.json").read_text())

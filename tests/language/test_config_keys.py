@@ -177,6 +177,17 @@ def test_rope_settings_in_two_places():
     assert (read.rope_theta, read.trained_positions, read.rope["factor"]) == (7e4, 128, 4.0)
 
 
+def test_dynamic_rope_ignores_the_trained_context():
+    """Transformers accepts the key for this type, and computes with `max_position_embeddings`."""
+    found = DecoderConfig.tiny(50).to_hugging_face()
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    one, other = (
+        DecoderConfig.from_hugging_face({**found, "rope_scaling": rope})
+        for rope in (dynamic, {**dynamic, "original_max_position_embeddings": 64})
+    )
+    assert one == other
+
+
 def test_dynamic_rope_by_its_equation():
     """The base grows with the length: theta (factor length / context - (factor - 1)) ^ (h / (h - 2))."""
     scaling = (("factor", 3.0), ("rope_type", "dynamic"))

@@ -95,6 +95,22 @@ def test_restart_resumes_with_remaining_processes(engine, tmp_path, capsys):
     assert err == "error: process 1 was killed\nrestart 1 of 1, with 1 process\n"
 
 
+@pytest.mark.parametrize(("words", "devices"), [("--resume run --devices 8", 8), ("--resume run", 6)])
+def test_restarts_keep_the_devices_of_the_first_start(words, devices, engine, tmp_path):
+    """A restart with fewer processes writes its own number of devices; an early crash leaves an older one."""
+    (tmp_path / "run").mkdir()
+
+    def write_config(devices):
+        fields = {"algo": "a2c", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
+        (tmp_path / "run" / "config.json").write_text(json.dumps({**fields, "devices": devices}))
+
+    write_config(6)
+    engine.counts, engine.endings = [2, 1, 1], [Ending(137), Ending(137), Ending(0)]
+    engine.after_run = lambda: write_config(devices // 2) if len(engine.words) == 2 else None
+    assert launch_processes.main(["--restarts", "2", *words.split()]) == 0
+    assert engine.words[1:] == [["--resume", "run", "--devices", str(devices // 2)]] * 2
+
+
 def test_restart_without_run_directory(engine):
     words = "--restarts 3 -- --env Pendulum-v1 --algo sac --seed 5 --devices 8"
     assert launch_processes.main(words.split()) == 0

@@ -386,6 +386,7 @@ def test_problem_order_depends_on_key_and_iteration():
         ("grpo", {"dual_clip": 0.5}, "dual_clip=0.5: it must be above one"),
         ("grpo", {"clip": 0.5}, "no hyperparameter of GRPO 'clip'|unknown hyperparameter of GRPO 'clip'"),
         ("dpo", {"label_smoothing": 0.5}, "label_smoothing=0.5: it must be from 0 to below 0.5"),
+        ("dpo", {"label_smoothing": 0.1, "preference": "ipo"}, "no effect with preference='ipo': leave it"),
         ("ppo_rlhf", {"gae_lambda": 1.5}, "gae_lambda=1.5: it must be from 0 to 1"),
         ("sft", {"dataset_size": 2}, "dataset_size=2 is less than the num_prompts=4"),
         ("sft", {"top_p": 0.0}, "top_p=0.0"),

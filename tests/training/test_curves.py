@@ -68,6 +68,16 @@ def test_seeds_share_a_curve(tmp_path):
     ) and "2 seeds, evaluation" in curves.returns_table(found)
 
 
+def test_table_of_a_metric_without_values_at_the_end(tmp_path):
+    """Evaluations may be rare."""
+    path = write_run(tmp_path / "run", [1.0] * 20)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "eval_return": 1.0 if i < 9 else None}) + "\n" for i, row in enumerate(rows)]
+    (path / "metrics.jsonl").write_text("".join(lines))
+    _, found = curves.compare([path], metric="eval_return")
+    assert curves.returns_table(found) == "ppo: no finite value in the last tenth of training"
+
+
 def test_labels_omit_none(tmp_path):
     """A setting of one run does not appear as None in the labels of others."""
     for i, fields in enumerate([{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.1, "clip": 0.5}]):
