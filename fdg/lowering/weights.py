@@ -80,6 +80,6 @@ def body_input_specs(body: jaxprs.Body, eqn: Any, specs: Specs) -> tuple[Spec | 
         atom = eqn.invars[operand]
         spec = None if jaxprs.is_literal(atom) else specs.get(atom)
         if spec is not None and i in body.sliced:
-            spec = None if spec[0] else spec[1:]
+            spec = None if any(spec[:1]) else spec[1:]
         input_specs.append(spec)
     return tuple(input_specs)

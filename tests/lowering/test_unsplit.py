@@ -74,6 +74,25 @@ class Applies:
         return {"p": state["p"], "made": self.operation(state["p"]), "rows": rows}, {}
 
 
+class Scans:
+    """Loops over the rows of a parameter whose dimensions no number of devices divides."""
+
+    def init(self, key):
+        return {"p": jnp.arange(15.0).reshape(5, 3), "x": jnp.zeros(8)}
+
+    def iterate(self, state):
+        def add(x, p):
+            return x + lax.scan(lambda c, row: (c + row.sum(), None), 0.0, p)[0]
+
+        return {**state, "x": fdg.fragment("learner", in_axes=(0, None))(add)(state["x"], state["p"])}, {}
+
+
+def test_scan_over_a_parameter_that_is_not_split(devices):
+    engine = fdg.compile(Scans(), policies.GPUOnly(parameters="fsdp"), devices[:4])
+    state, _ = engine.run(engine.init(0), 1)
+    np.testing.assert_array_equal(state["x"], np.full(8, 105))
+
+
 @pytest.mark.parametrize("spec", [(None, None, "model"), ("batch", None, "model"), (None, "model", "batch")])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_numbers_are_those_of_one_device(name, spec, devices):
