@@ -265,7 +265,7 @@ class _JaxprRewriter:
         if spec is None or all(BATCH not in mesh_axes for mesh_axes in spec):
             return value
         if atom not in self.gathered:
-            sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
+            sharding = NamedSharding(self.mesh, weights.without_batch(spec))
             self.equations.append(_constraint_to(sharding, value))
             self.gathered[atom] = self.equations[-1].outvars[0]
         return self.gathered[atom]
