@@ -148,8 +148,9 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
         return keep_nan(jaxpr)
     # JAX accepts only the mesh of the state's shardings.
     mesh = _agents_mesh(plan, devices) if plan.graph.agents else group_mesh(plan.groups[0], devices)
-    constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
-    return sharding.replicate_for_xla(constrained, mesh)
+    if plan.groups[0].shards:
+        return sharding.constrain(jaxpr, mesh, specs=())
+    return sharding.constrain_whole(jaxpr, mesh, mesh.size)
 
 
 def rewrite_one_agent(
