@@ -8,7 +8,7 @@ only says where an array is stored, so it cannot change the results.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,65 +16,62 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fdg import jaxprs
+from fdg.batch.equation import apply_rule, must_be_whole
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
-from fdg.batch.rules.reduce import has_all_reduce, window_covers
-from fdg.batch.rules.result import Axis, shape_of
+from fdg.batch.rules import RULES
+from fdg.batch.rules.result import Axis, same, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering import weights
 from fdg.lowering.extremes import extreme_over_devices, keep_nan, may_lose_nan
-from fdg.lowering.host_calls import CALLBACKS_WITH_RESULTS
 from fdg.lowering.local import OnePart
 from fdg.lowering.mesh import batch_sharding
 from fdg.lowering.tiles import tiled_function, tiles_of
-from fdg.placing.layout import BATCH, Spec
+from fdg.placing.layout import BATCH, MODEL, Spec
 from fdg.rowwise import rowwise_p
 
-Dimensions = Mapping[int, tuple[int, ...]]
+Dimensions = Mapping[int, Collection[int]]
 """Maps positions of operands or results to some of their dimensions."""
 
 
-def replicated_dimensions(step: EquationFlow) -> tuple[Dimensions, Dimensions]:
-    """The dimensions of operands and of results, other than the batch, that must be replicated.
+_ANY_DIMENSION = frozenset(
+    """argmax argmin broadcast_in_dim dot_general fragment_boundary iota optimization_barrier reshape
+    shard_map squeeze transpose""".split()
+)
+"""Operations, other than elementwise ones, that XLA partitions correctly along any dimension."""
 
-    With parameters split over `model`, XLA's partitioner handles some dimensions wrongly (jaxlib 0.10.2). If
-    a convolution's windows move over a dimension that is split over `model` only, the partitioner sums over
-    all devices, so the result is multiplied by the mesh's size along the batch axis. For a reduction by an
-    operation without an all-reduce in XLA, the partitioner emits an all-reduce that does not compile. If it
-    splits a scatter's updates among devices unevenly, it adds updates of its own at index 0; a gather with
-    indices that are split unevenly may not compile. Such dimensions are gathered first.
+
+def whole_dimensions(eqn: Any, devices: int) -> tuple[Dimensions, Dimensions]:
+    """The dimensions of an operation's operands and results that must be replicated, except for the batch.
+
+    XLA's partitioner gets many operations wrong if a dimension is split on which they depend, or is split
+    unevenly (jaxlib 0.10.2): it multiplies convolutions by the number of devices, adds updates of a scatter
+    at index 0, ends the process. So a dimension stays split only if the operation is elementwise or in
+    `_ANY_DIMENSION`, or if its batch rule keeps or sums this dimension and `devices` divides it.
     """
-    eqn = step.eqn
-    if step.bodies or step.local:
+    name = eqn.primitive.name
+    if (RULES.get(name) is same or name in _ANY_DIMENSION) and not must_be_whole(eqn):
         return {}, {}
-    arrays = [i for i, v in enumerate(eqn.invars) if shape_of(v) and not jaxprs.is_literal(v)]
-    match eqn.primitive.name:
-        case "conv_general_dilated":
-            grouped = max(eqn.params["feature_group_count"], eqn.params["batch_group_count"]) > 1
-            layouts = eqn.params["dimension_numbers"]
-            lhs, rhs, out = (tuple(spec if grouped else spec[2:]) for spec in layouts)
-            return {0: lhs, 1: rhs}, {0: out}
-        case "gather":
-            batching = eqn.params["dimension_numbers"].start_indices_batching_dims
-            dimensions = tuple(d for d in range(eqn.invars[1].aval.ndim) if d not in batching)
-            return {i: dimensions for i in arrays if i == 1}, {}
-        case "reduce":
-            return dict.fromkeys(arrays, tuple(eqn.params["dimensions"])), {}
-        case name if name.startswith("scatter-"):
-            numbers = eqn.params["dimension_numbers"]
-            batching = numbers.scatter_indices_batching_dims
-            scattered = [d for d in range(eqn.invars[2].aval.ndim) if d not in numbers.update_window_dims]
-            indices = [i for i in range(len(scattered)) if i not in batching]
-            by_operand = {1: tuple(indices), 2: tuple(scattered[i] for i in indices)}
-            return {i: by_operand[i] for i in arrays if i in by_operand}, {}
-        case name if name.startswith(("reduce_window", "select_and_")):
-            dimensions = tuple(d for d in range(len(eqn.params["padding"])) if window_covers(eqn, d))
-            return dict.fromkeys(arrays, dimensions), dict.fromkeys(range(len(eqn.outvars)), dimensions)
-        case name if name.startswith("reduce_") and "axes" in eqn.params and not has_all_reduce(eqn):
-            return dict.fromkeys(arrays, tuple(eqn.params["axes"])), {}
-    return {}, {}
+    trials = [
+        (i, d, apply_rule(eqn, [d if j == i else None for j in range(len(eqn.invars))], devices))
+        for i, v in enumerate(eqn.invars)
+        for d, size in enumerate(shape_of(v))
+        if size % devices == 0
+    ]
+    free_operands: set[Any] = {(i, d) for i, d, rule in trials if not rule.gathered}
+    free_results: set[Any] = {(k, d) for _, _, rule in trials for k, d in enumerate(rule.axes)}
+    if name.startswith("scatter"):  # each device applies the updates of its part
+        free_results = {(0, d) for d in range(eqn.invars[0].aval.ndim)}
+        free_operands |= free_results
+
+    def whole(variables: Sequence[Any], free: set[Any]) -> Dimensions:
+        arrays = ((i, range(v.aval.ndim)) for i, v in enumerate(variables) if _is_array_variable(v))
+        whole_by_array = ((i, [d for d in dimensions if (i, d) not in free]) for i, dimensions in arrays)
+        return {i: dimensions for i, dimensions in whole_by_array if dimensions}
+
+    return whole(eqn.invars, free_operands), whole(eqn.outvars, free_results)
 
 
 def constrain(
@@ -92,8 +89,8 @@ def constrain(
     `output_axes`, or left as they are if it is None.
 
     If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes are
-    constrained, and parameters are gathered over the batch axis before operations that combine them with a
-    batch. XLA chooses the other shardings, and adds collectives for them.
+    constrained, and `whole_dimensions`; parameters are gathered over the batch axis before operations that
+    combine them with a batch. XLA chooses the other shardings, and adds collectives for them.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)
@@ -123,7 +120,7 @@ class _ProgramRewriter:
         """Rewrites a jaxpr; `sliced` are the replicated outputs that a reader may slice."""
         return self._cache(flow, (specs, sliced), lambda: _JaxprRewriter(self, flow, specs, sliced).rewrite())
 
-    def constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+    def constraint(self, atom: Any, axis: Axis, replicated: Collection[int] = ()) -> Any:
         """An equation that splits `atom` along a batch axis and replicates the dimensions `replicated`."""
         aval = atom.aval
         if axis is not None and aval.shape[axis] % self.mesh.shape[BATCH]:
@@ -137,6 +134,24 @@ class _ProgramRewriter:
                 entries[axis] = BATCH
             sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         return _constraint_to(sharding, atom)
+
+    def constrained(self, eqn: Any, step: EquationFlow, devices: int) -> list[Any]:
+        """An equation with constraints of its `whole_dimensions`, and of results that reduce the batch."""
+        operands, results = (
+            whole_dimensions(eqn, devices) if self.has_sharded_parameters and not step.bodies else ({}, {})
+        )
+        if step.reduced:
+            arrays = [k for k, v in enumerate(eqn.outvars) if _is_array_variable(v)]
+            results = {k: results.get(k, ()) for k in arrays}
+        invars, outvars, before, after = list(eqn.invars), list(eqn.outvars), [], []
+        for i, dimensions in operands.items():
+            before.append(self.constraint(invars[i], step.operands[i], dimensions))
+            invars[i] = before[-1].outvars[0]
+        for k, dimensions in results.items():
+            outvars[k] = core.Var(outvars[k].aval)
+            constraint = self.constraint(outvars[k], step.results[k], dimensions)
+            after.append(constraint.replace(outvars=[eqn.outvars[k]]))
+        return [*before, eqn.replace(invars=invars, outvars=outvars), *after]
 
 
 class _JaxprRewriter:
@@ -173,14 +188,9 @@ class _JaxprRewriter:
 
     def _rewrite_equation(self, step: EquationFlow) -> None:
         invars = self._read(step.eqn.invars, step)
-        operand_dims: Dimensions = {}
-        result_dims: Dimensions = {}
         if self.program.has_sharded_parameters:
             for i in weights.gathered_operands(step):
                 invars[i] = self._gather_parameter(step.eqn.invars[i], invars[i])
-            operand_dims, result_dims = replicated_dimensions(step)
-        for i, replicated in operand_dims.items():
-            invars[i] = self._add_constraint(invars[i], step.operands[i], replicated)
         eqn = step.eqn.replace(invars=invars)
         bodies = self._rewrite_bodies(step)
         if self.program.has_sharded_parameters:
@@ -194,7 +204,9 @@ class _JaxprRewriter:
         else:
             if step.bodies:
                 eqn = jaxprs.with_new_bodies(eqn, [body.jaxpr for body in bodies])
-            self._add_with_constrained_results(eqn, step, result_dims)
+            is_split = any(axis is not None for axis in (*step.operands, *step.results))
+            devices = self.mesh.size // (self.mesh.shape[BATCH] if is_split else 1)
+            self.equations.extend(self.program.constrained(eqn, step, devices))
 
     def _rewrite_bodies(self, step: EquationFlow) -> list[_Rewritten]:
         """The rewritten bodies of an equation; none if it runs on each device's part as it is."""
@@ -208,18 +220,6 @@ class _JaxprRewriter:
             )
             for body, body_flow in zip(jaxprs.bodies(step.eqn), step.bodies, strict=False)
         ]
-
-    def _add_with_constrained_results(self, eqn: Any, step: EquationFlow, dimensions: Dimensions) -> None:
-        """Adds an equation. Constrains results that reduce the batch or have replicated dimensions."""
-        results = {
-            k: core.Var(v.aval)
-            for k, v in enumerate(eqn.outvars)
-            if _is_array_variable(v) and (step.reduced or k in dimensions)
-        }
-        self.equations.append(eqn.replace(outvars=[results.get(k, v) for k, v in enumerate(eqn.outvars)]))
-        for k, result in results.items():
-            constraint = self.program.constraint(result, step.results[k], dimensions.get(k, ()))
-            self.equations.append(constraint.replace(outvars=[eqn.outvars[k]]))
 
     def _read(self, atoms: Sequence[Any], step: EquationFlow | Flow) -> list[Any]:
         """The operands of an equation, or the outputs of a flow, resharded to the axes that it needs."""
@@ -265,12 +265,12 @@ class _JaxprRewriter:
         if spec is None or all(BATCH not in mesh_axes for mesh_axes in spec):
             return value
         if atom not in self.gathered:
-            sharding = NamedSharding(self.mesh, weights.without_batch(spec, len(atom.aval.shape)))
+            sharding = NamedSharding(self.mesh, weights.without_batch(spec))
             self.equations.append(_constraint_to(sharding, value))
             self.gathered[atom] = self.equations[-1].outvars[0]
         return self.gathered[atom]
 
-    def _add_constraint(self, atom: Any, axis: Axis, replicated: Sequence[int] = ()) -> Any:
+    def _add_constraint(self, atom: Any, axis: Axis, replicated: Collection[int] = ()) -> Any:
         self.equations.append(self.program.constraint(atom, axis, replicated))
         return self.equations[-1].outvars[0]
 
@@ -331,7 +331,7 @@ class _JaxprRewriter:
         # Parameters that a `rowwise` function reads stay sharded: XLA handles all axes but the batch's.
         stays_split = self.program.has_sharded_parameters and step.eqn.primitive is rowwise_p
         if stays_split:
-            function = functools.partial(_call_keeping_nan, function)
+            function = functools.partial(_call_with_whole_dimensions, function)
         run = jax.shard_map(
             function,
             mesh=self.mesh,
@@ -343,8 +343,10 @@ class _JaxprRewriter:
         return jaxprs.traced_equation(jax.jit(run), eqn.invars, eqn.outvars)
 
 
-def _call_keeping_nan(function: Callable[..., Any], *parts: Any) -> Any:
-    return core.jaxpr_as_fun(keep_nan(jax.make_jaxpr(function)(*parts)))(*parts)
+def _call_with_whole_dimensions(function: Callable[..., Any], *parts: Any) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    jaxpr = constrain_whole(jax.make_jaxpr(function)(*parts), mesh, mesh.shape[MODEL])
+    return core.jaxpr_as_fun(jaxpr)(*parts)
 
 
 def _is_array_variable(atom: Any) -> bool:
@@ -363,29 +365,20 @@ def _mark_local(step: EquationFlow) -> EquationFlow:
     return dataclasses.replace(step, local=True) if is_local else step
 
 
-def replicate_for_xla(jaxpr: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
-    """Replicates the results of host calls and the operands of reductions by user-defined functions.
+def constrain_whole(jaxpr: ClosedJaxpr, mesh: Any, devices: int) -> ClosedJaxpr:
+    """Replicates `whole_dimensions`, and keeps NaN, in a program for which XLA chooses all shardings."""
 
-    The results of a host call arrive on one device, and XLA warns if they are then split. XLA cannot compile
-    an all-reduce by a user-defined function (`replicated_dimensions`).
-    """
-    pin = functools.partial(_constraint_to, NamedSharding(mesh, PartitionSpec()))
+    program = _ProgramRewriter(mesh, has_sharded_parameters=True)
 
-    def replicate_block(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
-        for eqn in map(inside, block.eqns):
-            if eqn.primitive.name == "reduce":
-                pins = {i: pin(v) for i, v in enumerate(eqn.invars) if shape_of(v)}
-                yield from pins.values()
-                operands = [pins[i].outvars[0] if i in pins else v for i, v in enumerate(eqn.invars)]
-                yield eqn.replace(invars=operands)
-                continue
-            results = eqn.outvars if eqn.primitive.name in CALLBACKS_WITH_RESULTS else []
-            host_results = {v: core.Var(v.aval) for v in results if not isinstance(v, core.DropVar)}
-            yield eqn.replace(outvars=[host_results.get(v, v) for v in eqn.outvars]) if host_results else eqn
-            for result, host_result in host_results.items():
-                yield pin(host_result).replace(outvars=[result])
+    def constrain_block(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
+        for eqn in block.eqns:
+            if eqn.primitive is rowwise_p or (eqn.primitive.name not in RULES and jaxprs.bodies(eqn)):
+                yield inside(eqn)
+            else:
+                step = EquationFlow(eqn, (None,) * len(eqn.invars), (None,) * len(eqn.outvars))
+                yield from program.constrained(eqn, step, devices)
 
-    return jaxprs.rewrite_blocks(jaxpr, replicate_block)
+    return jaxprs.rewrite_blocks(keep_nan(jaxpr), constrain_block)
 
 
 def _constraint_to(sharding: NamedSharding, atom: Any) -> Any:

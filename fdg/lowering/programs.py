@@ -24,7 +24,7 @@ from fdg.lowering.extremes import keep_nan
 from fdg.lowering.mesh import AGENT_AXIS, batch_sharding, group_mesh, is_of_cpus, layout_sharding, make_mesh
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import uses_all_cores
-from fdg.placing.layout import Layout, Spec
+from fdg.placing.layout import BATCH, Layout, Spec
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Call, Value
@@ -139,8 +139,9 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
         return keep_nan(jaxpr)
     # JAX accepts only the mesh of the state's shardings.
     mesh = _agents_mesh(plan, devices) if plan.graph.agents else group_mesh(plan.groups[0], devices)
-    constrained = sharding.constrain(jaxpr, mesh, specs=()) if plan.groups[0].shards else keep_nan(jaxpr)
-    return sharding.replicate_for_xla(constrained, mesh)
+    if plan.groups[0].shards:
+        return sharding.constrain(jaxpr, mesh, specs=())
+    return sharding.constrain_whole(jaxpr, mesh, mesh.size)
 
 
 def rewrite_one_agent(
@@ -247,9 +248,9 @@ def on_mesh(
 
     If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
-    flags = is_of_cpus(mesh), uses_all_cores(mesh)
-    jaxpr = rewrite_all(jaxpr, Setting(input_axes, mesh.size, output_axes, *flags, sharded=specs is not None))
-    if mesh.size == 1:
+    flags, rows = (is_of_cpus(mesh), uses_all_cores(mesh)), mesh.shape[BATCH]
+    jaxpr = rewrite_all(jaxpr, Setting(input_axes, rows, output_axes, *flags, sharded=specs is not None))
+    if rows == 1 and specs is None:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow
 from fdg.fragment import boundary_p
+from fdg.lowering.mesh import partition_spec
 from fdg.placing.layout import BATCH, Spec
 from fdg.rowwise import rowwise_p
 
@@ -28,9 +29,8 @@ def gathered_operands(step: EquationFlow) -> list[int]:
     These are the operands without a batch axis of an operation that also has operands with a batch axis.
     """
     in_shard_map = step.local and step.eqn.primitive is not rowwise_p
-    if step.bodies or in_shard_map or step.eqn.primitive is boundary_p:
-        return []
-    if all(axis is None for axis in step.operands):
+    has_batch = any(axis is not None for axis in step.operands)
+    if step.bodies or in_shard_map or step.eqn.primitive is boundary_p or not has_batch:
         return []
     return [
         i
@@ -39,10 +39,9 @@ def gathered_operands(step: EquationFlow) -> list[int]:
     ]
 
 
-def without_batch(spec: Spec, rank: int) -> PartitionSpec:
+def without_batch(spec: Spec) -> PartitionSpec:
     """A leaf's spec without the batch's mesh axis."""
-    entries: list[Any] = [tuple(axis for axis in axes if axis != BATCH) or None for axes in spec]
-    return PartitionSpec(*entries, *[None] * (rank - len(entries)))
+    return partition_spec(tuple(tuple(axis for axis in axes if axis != BATCH) for axes in spec))
 
 
 def result_specs(
@@ -75,11 +74,11 @@ def result_specs(
 
 def body_input_specs(body: jaxprs.Body, eqn: Any, specs: Specs) -> tuple[Spec | None, ...]:
     """The specs of the inputs of an equation's body, from the specs of its operands."""
-    input_specs = []
-    for i, operand in enumerate(body.operands):
-        atom = eqn.invars[operand]
+
+    def spec_of(i: int, atom: Any) -> Spec | None:
         spec = None if jaxprs.is_literal(atom) else specs.get(atom)
-        if spec is not None and i in body.sliced:
-            spec = None if spec[0] else spec[1:]
-        input_specs.append(spec)
-    return tuple(input_specs)
+        if spec is None or i not in body.sliced:
+            return spec
+        return None if any(spec[:1]) else spec[1:]
+
+    return tuple(spec_of(i, eqn.invars[operand]) for i, operand in enumerate(body.operands))

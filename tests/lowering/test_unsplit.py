@@ -53,16 +53,20 @@ OPERATIONS = {
     "or of booleans": lambda x: lax.reduce_or(x > 1, (1, 2)),
     "max of complex numbers": lambda x: lax.reduce_max(x.astype(int) + 1j * x, (0, 1)).real,
     "min of complex numbers": lambda x: lax.reduce_min(x + 1j * x[:1], (2,)).imag,
+    "dilating pad": lambda x: lax.pad(x, jnp.float32(0), [(-1, 2, 1)] * 3),
 }
 
 
 class Applies:
-    """Applies an operation to a parameter, between fragments, next to a batch."""
+    """Applies an operation to a parameter, between fragments, next to a batch and in a rowwise function."""
 
     def __init__(self, operation):
-        self.operation = operation
+        def add(x, p):
+            return x + operation(p).sum()
+
+        self.operation, rowwise = operation, fdg.rowwise(add, in_axes=(0, None))
         self.fragment = fdg.fragment("learner", in_axes=(0, None), name="f")(
-            lambda x, p: x + operation(p).sum()
+            lambda x, p: add(x, p) + rowwise(x, p)
         )
 
     def init(self, key):
@@ -72,6 +76,40 @@ class Applies:
     def iterate(self, state):
         rows = self.fragment(state["rows"], state["p"])
         return {"p": state["p"], "made": self.operation(state["p"]), "rows": rows}, {}
+
+
+class Initial:
+    """Initialises a batch by an operation."""
+
+    def init(self, key):
+        return lax.pad(jax.random.normal(key, (4,)), 0.0, [(-1, 2, 1)])  # [8]
+
+    def iterate(self, state):
+        return fdg.fragment("learner", in_axes=0)(jnp.sin)(state), {}
+
+
+def test_initial_batch_is_that_of_one_device(devices):
+    state = fdg.compile(Initial(), policies.GPUOnly(), devices[:4]).init(0)
+    np.testing.assert_allclose(state, Initial().init(jax.random.key(0)), rtol=1e-6)
+
+
+class Scans:
+    """Loops over the rows of a parameter whose dimensions no number of devices divides."""
+
+    def init(self, key):
+        return {"p": jnp.arange(15.0).reshape(5, 3), "x": jnp.zeros(8)}
+
+    def iterate(self, state):
+        def add(x, p):
+            return x + lax.scan(lambda c, row: (c + row.sum(), None), 0.0, p)[0]
+
+        return {**state, "x": fdg.fragment("learner", in_axes=(0, None))(add)(state["x"], state["p"])}, {}
+
+
+def test_scan_over_a_parameter_that_is_not_split(devices):
+    engine = fdg.compile(Scans(), policies.GPUOnly(parameters="fsdp"), devices[:4])
+    state, _ = engine.run(engine.init(0), 1)
+    np.testing.assert_array_equal(state["x"], np.full(8, 105))
 
 
 @pytest.mark.parametrize("spec", [(None, None, "model"), ("batch", None, "model"), (None, "model", "batch")])
