@@ -60,6 +60,14 @@ def test_gymnax_actions_with_parts():
     assert env.action_space == envs.vectorize(theirs.PartedLine()).action_space == envs.MultiDiscrete((2,))
 
 
+def test_integer_actions_and_images_of_gymnax():
+    env = envs.make(f"{HERE}:IntegerLine")
+    assert env.action_space == envs.MultiDiscrete((3, 3))
+    assert env.observation_space == envs.Box(0.0, 255.0, (36, 36, 3), "uint8")
+    assert repeat_action(env, 2, 2) == [(2.0, False, False), (4.0, True, False)]
+    assert_conforms(env)
+
+
 def test_array_as_gymnax_parameter():
     env = envs.make(f"{HERE}:PartedLine", origin=(2,))
     assert env == envs.make(f"{HERE}:PartedLine", origin=(2,))
