@@ -49,8 +49,10 @@ def test_parameters_of_class_and_interface():
     assert envs.make(f"{HERE}:BraxLine", episode_length=7).max_episode_steps == 7
     line = envs.make(f"{HERE}:make_line")
     assert line == envs.make(f"{HERE}:make_line") and repeat_action(line, 1, 1) == [(2.0, False, False)]
-    with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
-        envs.make(f"{HERE}:Line", gaol=8)
+    for name in ("Line", "make_line"):
+        with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
+            envs.make(f"{HERE}:{name}", gaol=8)
+    assert envs.make(f"{HERE}:make_line", max_steps_in_episode=5).max_episode_steps == 5
     assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
 
