@@ -103,6 +103,15 @@ class Wrong(gymnasium.Env):
         return MISTAKES[self.mistake](good) if is_wrong else good
 
 
+class Huge(Wrong):
+    """Rewards are beyond float32."""
+
+    good = (Wrong.good[0], 1e300, *Wrong.good[2:])
+
+    def answer(self, good, is_wrong):
+        return good
+
+
 def _with_parts(**parts):
     return lambda good: ({**good[0], **parts}, *good[1:])
 

@@ -146,6 +146,15 @@ def test_invalid_results_are_refused(mistake):
         instance.reset(0) if in_reset else instance.step(0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_reward_beyond_float32_is_infinite():
+    pool = envs.make("tests.envs.borders:Huge", workers=1).source.start(2)
+    pool.reset(np.arange(2), np.arange(2), 60.0)
+    pool.send(np.zeros(2, np.int32), 60.0)
+    assert pool.recv(60.0).reward.tolist() == [np.inf] * 2
+    pool.close()
+
+
 def test_invalid_result_names_environment_worker_and_instance():
     env = envs.make("gymnasium:tests.envs.borders:Wrong-v0", workers=1, mistake="shape")
     keys = jax.random.split(jax.random.key(0), 2)
