@@ -78,10 +78,12 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     Gymnasium environment is returned unchanged: the caller then gives factory and parameters to
     `from_gymnasium.make`, whose worker processes call the factory again.
     """
-    accepted = _parameters_of(factory, parameters)
-    kinds = [getattr(parameter, "kind", None) for parameter in accepted.values()]
+    try:
+        accepted: Mapping[str, Any] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a C function without signature
+        accepted = parameters
     may_be_adapted = package_of(factory) in _ADAPTERS or (
-        inspect.isfunction(factory) and inspect.Parameter.VAR_KEYWORD not in kinds
+        inspect.isfunction(factory) and not any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     )
     adapter_parameters = {
         name: value
@@ -103,14 +105,6 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     return (
         env if adapted is env else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
     )
-
-
-def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A factory's parameters by name; all given `parameters` if its signature is unknown."""
-    try:
-        return inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a C function without signature
-        return parameters
 
 
 def import_name(factory: Any, found_at: str) -> str:
