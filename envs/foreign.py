@@ -78,32 +78,33 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     Gymnasium environment is returned unchanged: the caller then gives factory and parameters to
     `from_gymnasium.make`, whose worker processes call the factory again.
     """
-    accepted = _parameters_of(factory, parameters)
-    is_adapted = isinstance(factory, type) and package_of(factory) in _ADAPTERS
+    try:
+        accepted: Mapping[str, Any] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a C function without signature
+        accepted = parameters
+    may_be_adapted = package_of(factory) in _ADAPTERS or (
+        inspect.isfunction(factory) and not any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    )
     adapter_parameters = {
         name: value
         for name, value in parameters.items()
-        if name not in accepted and (is_adapted or name in _GYMNASIUM_ARGUMENTS)
+        if name not in accepted and (may_be_adapted or name in _GYMNASIUM_ARGUMENTS)
     }
     arguments = {name: value for name, value in parameters.items() if name not in adapter_parameters}
-    if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
-        check_call(factory, (), arguments, "parameter")
-    env = factory(**arguments)
-    if adapter_parameters and not is_adapted and not is_of_gymnasium(env):
-        # Not of Gymnasium: pass all parameters to the factory, which raises its own error for unknown ones.
-        env = factory(**parameters)
+
+    def call(arguments: Mapping[str, Any]) -> Any:
+        if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
+            check_call(factory, (), arguments, "parameter")
+        return factory(**arguments)
+
+    env = call(arguments)
+    is_for_workers = is_of_gymnasium(env) and adapter_parameters.keys() <= set(_GYMNASIUM_ARGUMENTS)
+    if adapter_parameters and not is_for_workers and package_of(env) not in _ADAPTERS:
+        env = call(parameters)  # which raises the error for unknown ones
     adapted = as_single_environment(env, **adapter_parameters)
     return (
         env if adapted is env else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
     )
-
-
-def _parameters_of(factory: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A factory's parameters by name; all given `parameters` if its signature is unknown."""
-    try:
-        return inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a C function without signature
-        return parameters
 
 
 def import_name(factory: Any, found_at: str) -> str:

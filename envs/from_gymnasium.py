@@ -140,6 +140,7 @@ class WorkerPool(InTwoHalves):
         """True if all workers have replied."""
         return len(wait(list(self._pending), 0)) == len(self._pending)
 
+    @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
     def recv(self, timeout: float) -> Transition:
         """The result of the running step, with the instances of failed workers as `failures`."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))

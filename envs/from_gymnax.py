@@ -2,7 +2,8 @@
 
 Differences from gymnax:
 
-- Observations are float32 arrays; discrete observations (FrozenLake's) are one-hot, `[n] float32`.
+- Observations are float32 arrays; discrete observations (FrozenLake's) are one-hot, `[n] float32`. Those of
+users' classes, and all actions, are converted as Gymnasium's (`gymnasium_spaces`): images stay uint8.
 - gymnax's `step` includes a reset, so this module calls `step_env` and `reset_env`, and `vectorize` resets.
 - `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
 - Making an environment allocates nothing, although gymnax allocates arrays on import and in constructors:
@@ -28,13 +29,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import composite, gymnax_frames
+from envs import gymnasium_parts, gymnasium_spaces, gymnax_frames
 from envs.adapters import check_count, check_names, check_type, converting_errors, hashable_parameters
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
 from envs.literals import as_arrays, literals, replace_pytree_arrays
-from envs.spaces import Box, Discrete, Space, bound
+from envs.spaces import Space
 from fdg.errors import FdgError
 
 # Copied from gymnax's registry, and compared with it in a test, because importing gymnax starts JAX's
@@ -70,16 +71,19 @@ class GymnaxEnvironment:
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """A float32 `Box`, or parts."""
-        return _facts(self).observation_space
+        """A `Box`, or parts."""
+        facts = _facts(self)
+        if gymnasium_parts.has_parts(facts.library_observation_space):
+            return gymnasium_parts.observation_space(self.name, facts.library_observation_space)
+        return facts.observation_space
 
     @property
     def action_space(self) -> Space:
-        """`Discrete`, or a bounded float32 `Box`."""
+        """The action space, as in `gymnasium_spaces`."""
         return _facts(self).action_space
 
     @property
-    def max_episode_steps(self) -> int:
+    def max_episode_steps(self) -> int | None:
         """gymnax's `max_steps_in_episode`."""
         return _facts(self).max_episode_steps
 
@@ -88,19 +92,21 @@ class GymnaxEnvironment:
         env, params = _environment_and_parameters(self)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):  # gymnax needs rank promotion
             observation, state = env.reset_env(key, params)
-        return state, self._one_hot_if_discrete(observation)
+        return state, self._encode(observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """One step without reset: `(state, observation, reward, terminated, truncated)`."""
         env, params = _environment_and_parameters(self)
+        actions = gymnasium_spaces.decode(_facts(self).library_action_space, jnp.asarray(action)[None])
+        action = gymnasium_spaces.select(actions, 0)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, new, reward, terminated, _ = env.step_env(key, state, action, params)
             if self.instance is None:  # with 64 bits, some resets make wider numbers than steps
                 new = jax.tree.map(lambda x, old: jnp.asarray(x, jnp.result_type(old)), new, state)
             truncated = env.is_truncated(new, params)
-        return new, self._one_hot_if_discrete(observation), reward, terminated, truncated
+        return new, self._encode(observation), reward, terminated, truncated
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by gymnax's renderer; None if it has none."""
@@ -108,10 +114,12 @@ class GymnaxEnvironment:
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             return gymnax_frames.frames(self.name, env, params, states)
 
-    def _one_hot_if_discrete(self, observation: jax.Array) -> jax.Array:
-        """A discrete observation as one-hot, `[n] float32`; others are unchanged."""
-        categories = _facts(self).one_hot_size
-        return observation if categories is None else jax.nn.one_hot(observation, categories)
+    def _encode(self, observation: Any) -> Any:
+        """An observation, `[...]` or with parts, in `observation_space`."""
+        library_space = _facts(self).library_observation_space
+        encode = (gymnasium_parts if gymnasium_parts.has_parts(library_space) else gymnasium_spaces).encode
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
+        return jax.tree.map(lambda x: x[0], encode(library_space, batch))
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -201,32 +209,22 @@ def _registry() -> dict[str, Callable[..., Any]]:
     return dict(registration._builtins)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_space: ObservationSpace
-    action_space: Space
-    max_episode_steps: int
-    one_hot_size: int | None  # number of categories of a discrete observation
-
-
 @functools.cache
-def _facts(single: GymnaxEnvironment) -> _Facts:
+def _facts(single: GymnaxEnvironment) -> gymnasium_spaces.Facts:
     """Facts about an environment, from gymnax's spaces and parameters."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
-        observation_space = env.observation_space(params)
-        action_space = _converted_space(env.action_space(params))
+        from gymnax.environments.spaces import gymnax_space_to_gym_space
+
+        observations, actions = map(
+            gymnax_space_to_gym_space, (env.observation_space(params), env.action_space(params))
+        )
         max_episode_steps = int(params.max_steps_in_episode)
-    one_hot_size = getattr(observation_space, "n", None)
-    if one_hot_size is not None:
-        space: ObservationSpace = Box(0.0, 1.0, (one_hot_size,))
-    elif single.name in _WRONG_BOUNDS:
-        space = Box(float("-inf"), float("inf"), tuple(observation_space.shape))
-    else:
-        space = _converted_space(observation_space)
-    return _Facts(space, action_space, max_episode_steps, one_hot_size)
+    if single.instance is None and type(observations).__name__ == "Box":  # gymnax's Catch declares integers
+        is_wrong = single.name in _WRONG_BOUNDS
+        low, high = (-np.inf, np.inf) if is_wrong else (observations.low, observations.high)
+        observations = type(observations)(low, high, observations.shape, np.float32)
+    return gymnasium_spaces.facts(single.name, observations, actions, max_episode_steps)
 
 
 def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
@@ -260,16 +258,3 @@ def _construct(name: str, arguments: tuple[tuple[str, Override], ...]) -> Any:
         # gymnax reads unsigned pixels as int8, which makes bright ones negative.
         env.images = env.images.view(np.uint8)
     return env
-
-
-def _converted_space(space: Any) -> Any:
-    """Our space for one of gymnax's, part by part."""
-    if isinstance(parts := getattr(space, "spaces", None), dict):
-        return composite.Dict({name: _converted_space(part) for name, part in parts.items()})
-    if isinstance(parts, tuple | list):
-        return composite.Tuple(tuple(map(_converted_space, parts)))
-    if hasattr(space, "n"):
-        return Discrete(int(space.n))
-    shape = tuple(space.shape)
-    low, high = (np.broadcast_to(np.asarray(limit, np.float32), shape) for limit in (space.low, space.high))
-    return Box(bound(low), bound(high), shape)

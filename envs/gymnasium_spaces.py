@@ -90,9 +90,11 @@ def encode(space: Any, batch: Any) -> Any:
     NumPy array.
     """
     if _is_bytes(space):
-        return _copy_as(_channels_last(batch if _is_jax_array(batch) else np.asarray(batch), 1), np.uint8)
+        return _copy_as(
+            _channels_last(batch if isinstance(batch, jax.Array) else np.asarray(batch), 1), np.uint8
+        )
     if _kind(space) in _TEXTS:
-        return _as_bytes(batch, text_length(space))
+        return batch if isinstance(batch, jax.Array) else encode_texts(batch, text_length(space))
     if _kind(space) == "Box":
         array = _copy_as(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
@@ -101,24 +103,20 @@ def encode(space: Any, batch: Any) -> Any:
     columns = subtract_start(space, batch).reshape(len(batch), -1)
     counts = enumerate(_num_categories(space) or ())
     one_hots = [columns[:, m, None] == np.arange(n, dtype=np.int32)[None] for m, n in counts]
-    return (jnp if _is_jax_array(columns) else np).concatenate(one_hots, 1).astype(np.float32)
+    return (jnp if isinstance(columns, jax.Array) else np).concatenate(one_hots, 1).astype(np.float32)
 
 
 def subtract_start(space: Any, batch: Any) -> Any:
     """Subtracts `start` from categories `[B, *space.shape]` of a `Discrete` or `MultiDiscrete`; int32."""
     start = np.asarray(space.start)[None]
-    if _is_jax_array(batch):  # int32 wraps around on overflow, so the difference is still right
+    if isinstance(batch, jax.Array):  # int32 wraps around on overflow, so the difference is still right
         return batch.astype(jnp.int32) - start.astype(np.int32)
     return (np.array(batch, np.int64) - start).astype(np.int32)
 
 
-def _is_jax_array(batch: Any) -> bool:
-    return isinstance(batch, jax.Array)
-
-
 def _copy_as(batch: Any, dtype: Any) -> Any:
     """A copy in `dtype`: a JAX array of a JAX array, else a NumPy array."""
-    return batch.astype(dtype) if _is_jax_array(batch) else np.array(batch, dtype, order="C")
+    return batch.astype(dtype) if isinstance(batch, jax.Array) else np.array(batch, dtype, order="C")
 
 
 def action_space(name: str, space: Any) -> Space:
@@ -157,7 +155,7 @@ def decode(space: Any, action: Any) -> Any:
     action = action.reshape(action.shape[0], *space.shape)
     is_integer = _kind(space) == "Box" and space.dtype.kind in _INTEGER_KINDS
     lowest = space.low if is_integer else getattr(space, "start", None)
-    if _is_jax_array(action):
+    if isinstance(action, jax.Array):
         if lowest is not None:
             action = action.astype(jnp.int32) + np.asarray(lowest)[None].astype(np.int32)
         return action.astype(jax_dtype(space.dtype))
@@ -250,11 +248,6 @@ def text_length(space: Any) -> int:
     """The most bytes that a text can have: its longest length, in the characters with most bytes."""
     max_bytes = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
     return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * max_bytes
-
-
-def _as_bytes(texts: Any, length: int) -> Any:
-    """Converts texts `[B]` to `[B, length]` uint8; bytes are unchanged."""
-    return texts if _is_jax_array(texts) else encode_texts(texts, length)
 
 
 def encode_texts(texts: Any, length: int) -> np.ndarray:

@@ -186,10 +186,12 @@ def stack(elements: list[Any]) -> Any:
 
 
 def _real_array(value: Any) -> np.ndarray:
-    """`np.asarray(value)`; a cast would drop imaginary parts."""
+    """`np.asarray(value)`; a cast would drop imaginary parts, and make NaN of None."""
     array = np.asarray(value)
     if array.dtype.kind == "c":
         raise TypeError("its numbers are complex")
+    if array.dtype.kind == "O" and any(item is None for item in array.flat):
+        raise TypeError("it contains None")
     return array
 
 
@@ -199,7 +201,7 @@ def _scalar(what: str, value: Any) -> float:
         array = _real_array(value).astype(np.float64)
     except (TypeError, ValueError):
         array = np.empty(0)
-    if array.size != 1 or value is None:
+    if array.size != 1:
         raise WrongAnswerError(f"step returned {what} = {_describe(value)}: return one number")
     return array.item()
 

@@ -274,7 +274,9 @@ def bound(values: np.ndarray) -> Bound:
     values = np.asarray(values).astype(float)
     largest = np.finfo(np.float32).max
     values = np.where(np.abs(values) >= largest, np.copysign(np.inf, values), values)
-    if values.size and (values == values.flat[0]).all():
+    if not values.size:
+        return 0.0
+    if (values == values.flat[0]).all():
         return values.flat[0].item()
     return nested_tuple(values.tolist())
 

@@ -21,7 +21,7 @@ from fdg.errors import (
     one_line,
     unknown_name,
 )
-from fdg.kinds import TOO_LARGE, dataclass_fields, describe_alternatives, matches, number_fix
+from fdg.kinds import TOO_LARGE, as_int, dataclass_fields, describe_alternatives, matches, number_fix
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ _MAX_QUOTED = 60  # characters of a value in an error message
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorates a public function or dataclass so that wrong arguments raise a one-line `FdgError`.
+    """Makes wrong arguments of a function or dataclass one-line `FdgError`s, and NumPy's integers Python's.
 
     Raises:
       FdgError: an unknown argument (the message names the most similar one), a missing argument, or a wrong
@@ -56,7 +56,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     @functools.wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         check_arguments(function, _bind(function, signature, args, kwargs))
-        return function(*args, **kwargs)
+        return function(*map(as_int, args), **{name: as_int(value) for name, value in kwargs.items()})
 
     return call
 

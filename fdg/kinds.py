@@ -280,6 +280,11 @@ def as_python(value: Any) -> Any:
     return value
 
 
+def as_int(value: Any) -> Any:
+    """An integer of NumPy as Python's, which JSON takes; any other value unchanged."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def make_fields_python(instance: Any) -> None:
     """Applies `as_python` to the fields of a frozen dataclass, so that `config.json` can store them."""
     for field in dataclasses.fields(instance):

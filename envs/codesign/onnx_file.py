@@ -198,10 +198,12 @@ class _Reader:
         """A mean over rows and columns is pooling."""
         shape = self._shapes.get(node.input[0]) or ()
         axes = _attributes(node).get("axes")
-        if axes is None and len(node.input) > 1 and node.input[1] in self._constants:
+        if axes is None and len(node.input) > 1 and (name := node.input[1]):
             from onnx import numpy_helper
 
-            axes = self._constants[node.input[1]]  # a list of integers, or a tensor
+            if (axes := self._constants.get(name)) is None:
+                raise FdgError(f"its axes '{name}' are computed; export it with constant axes")
+            # A list of integers, or a tensor.
             axes = axes if isinstance(axes, list) else numpy_helper.to_array(axes).tolist()
         if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free_result(node)

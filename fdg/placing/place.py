@@ -155,7 +155,7 @@ def _checked_ages(graph: FDG, policy: Policy) -> tuple[FDG, Ages | None]:
 
     A lag cuts the graph's scan over micro-batches in two. The ages are None without staleness and lag.
     """
-    staleness, lag = getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
+    staleness, lag = (as_python(getattr(policy, name, 0)) for name in ("staleness", "lag"))
     for name, value, unit in (("staleness", staleness, "iterations"), ("lag", lag, "micro-batches")):
         if not isinstance(value, int) or value < 0:
             raise PlanError(f"{policy}: {name}={value!r}: give a whole number of {unit}, 0 or more")

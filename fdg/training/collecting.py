@@ -22,7 +22,7 @@ from algos.rollout import Actor
 from algos.sequences import Sequences
 from envs import features_and_mask, num_agents
 from fdg import files
-from fdg.arguments import check_at_least
+from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors
 from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
@@ -31,6 +31,7 @@ from fdg.training.writable import explain_os_errors
 _CHUNK_STEPS = 1_000  # steps of each environment per compiled call
 
 
+@checked
 def collect(
     run: Run,
     out: str | Path,

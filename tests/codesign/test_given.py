@@ -192,6 +192,14 @@ def test_mean_over_the_axes_of_a_constant_node(axes, tmp_path):
     assert given.from_onnx(tmp_path / "net.onnx").layers[1:] == (pooling(4, 6, kernel=6, stride=1),)
 
 
+def test_computed_axes_of_a_mean_are_refused(tmp_path):
+    nodes = [CONV, helper.make_node("Identity", ["two"], ["axes"])]
+    nodes += [helper.make_node("ReduceMean", ["y", "axes"], ["mean"])]
+    onnx.save(model(*nodes, weights={**KERNEL, "two": (2,)}), tmp_path / "net.onnx")
+    with refuses("(ReduceMean): its axes 'axes' are computed; export it with constant axes"):
+        given.from_onnx(tmp_path / "net.onnx")
+
+
 def test_onnx_products_whose_sides_broadcast_each_other(tmp_path):
     product = model(
         helper.make_node("MatMul", ["x", "w"], ["y"]), weights={"w": (5, 4, 2)}, sizes=(1, 3, 1, 6, 4)

@@ -103,6 +103,15 @@ class Wrong(gymnasium.Env):
         return MISTAKES[self.mistake](good) if is_wrong else good
 
 
+class Huge(Wrong):
+    """Rewards are beyond float32."""
+
+    good = (Wrong.good[0], 1e300, *Wrong.good[2:])
+
+    def answer(self, good, is_wrong):
+        return good
+
+
 def _with_parts(**parts):
     return lambda good: ({**good[0], **parts}, *good[1:])
 
@@ -117,6 +126,7 @@ MISTAKES = {
     "ragged": _with_parts(a=[1, [2, 3]]),
     "text": _with_parts(a="three"),
     "complex": _with_parts(a=np.full(3, 1j)),
+    "hole": _with_parts(a=[1, None, 3]),
     "above": _with_parts(b=3),
     "below": _with_parts(b=-1),
     "half": _with_parts(b=0.5),
@@ -124,6 +134,7 @@ MISTAKES = {
     "array": lambda good: (np.zeros(4), *good[1:]),
     "reward": lambda good: (good[0], np.ones(2), *good[2:]),
     "no reward": lambda good: (good[0], None, *good[2:]),
+    "reward of none": lambda good: (good[0], [None], *good[2:]),
     "complex reward": lambda good: (good[0], np.complex128(1j), *good[2:]),
 }
 

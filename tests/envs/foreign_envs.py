@@ -80,6 +80,27 @@ class PartedLine(Line):
         return gymnax.environments.spaces.Dict({"step": super().action_space(params)})
 
 
+class IntegerLine(Line):
+    """gymnax's interface, with integer actions that do not start at 0, and images as observations."""
+
+    def reset_env(self, key, params):
+        return self._image(super().reset_env(key, params)[1])
+
+    def step_env(self, key, state, action, params):
+        assert action.dtype == jnp.int32
+        _, state, *rest = super().step_env(key, state, jnp.sum(action), params)
+        return *self._image(state), *rest
+
+    def _image(self, state):
+        return jnp.full((36, 36, 3), 255, jnp.uint8), state
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Box(-1, 1, (1, 2), jnp.int32)
+
+    def observation_space(self, params=None):
+        return gymnax.environments.spaces.Box(0, 255, (36, 36, 3), jnp.uint8)
+
+
 def make_line():
     return Line(2.0)
 

@@ -125,6 +125,7 @@ MESSAGES = {
     "ragged": r"observation\['a'\] is list \[1, \[2, 3\]\], which is not an array of numbers",
     "text": r"observation\['a'\] is str 'three', which is not an array of numbers",
     "complex": r"observation\['a'\] is an array of shape \[3\], which is not .*: its numbers are complex",
+    "hole": r"observation\['a'\] is list \[1, None, 3\], which is not .*: it contains None",
     "above": r"observation\['b'\] has 3, which is outside of its space Discrete\(3\)",
     "below": r"observation\['b'\] has -1, which is outside",
     "half": r"observation\['b'\] has 0.5, which its space's dtype int64 cannot hold",
@@ -132,6 +133,7 @@ MESSAGES = {
     "array": r"observation is an array of shape \[4\], without the part 'a'",
     "reward": r"step returned reward = an array of shape \[2\]: return one number",
     "no reward": "step returned reward = NoneType None",
+    "reward of none": r"step returned reward = list \[None\]: return one number",
     "complex reward": "step returned reward = complex128 .*: return one number",
 }
 
@@ -142,6 +144,15 @@ def test_invalid_results_are_refused(mistake):
     instance = Instance(Wrong(mistake, "reset" if in_reset else "step"))
     with pytest.raises(WrongAnswerError, match=MESSAGES.get(mistake, "return the pair")):
         instance.reset(0) if in_reset else instance.step(0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_reward_beyond_float32_is_infinite():
+    pool = envs.make("tests.envs.borders:Huge", workers=1).source.start(2)
+    pool.reset(np.arange(2), np.arange(2), 60.0)
+    pool.send(np.zeros(2, np.int32), 60.0)
+    assert pool.recv(60.0).reward.tolist() == [np.inf] * 2
+    pool.close()
 
 
 def test_invalid_result_names_environment_worker_and_instance():

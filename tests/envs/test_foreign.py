@@ -49,8 +49,10 @@ def test_parameters_of_class_and_interface():
     assert envs.make(f"{HERE}:BraxLine", episode_length=7).max_episode_steps == 7
     line = envs.make(f"{HERE}:make_line")
     assert line == envs.make(f"{HERE}:make_line") and repeat_action(line, 1, 1) == [(2.0, False, False)]
-    with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
-        envs.make(f"{HERE}:Line", gaol=8)
+    for name in ("Line", "make_line"):
+        with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
+            envs.make(f"{HERE}:{name}", gaol=8)
+    assert envs.make(f"{HERE}:make_line", max_steps_in_episode=5).max_episode_steps == 5
     assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
 
@@ -58,6 +60,14 @@ def test_gymnax_actions_with_parts():
     env = envs.make(f"{HERE}:PartedLine")
     assert env == envs.make(f"{HERE}:PartedLine") and repeat_action(env, 1) == EXPECTED
     assert env.action_space == envs.vectorize(theirs.PartedLine()).action_space == envs.MultiDiscrete((2,))
+
+
+def test_integer_actions_and_images_of_gymnax():
+    env = envs.make(f"{HERE}:IntegerLine")
+    assert env.action_space == envs.MultiDiscrete((3, 3))
+    assert env.observation_space == envs.Box(0.0, 255.0, (36, 36, 3), "uint8")
+    assert repeat_action(env, 2, 2) == [(2.0, False, False), (4.0, True, False)]
+    assert_conforms(env)
 
 
 def test_array_as_gymnax_parameter():

@@ -194,6 +194,13 @@ def test_smallest_positive_bound_means_unbounded():
     assert gymnasium_spaces.action_space("it", space) == gymnasium_spaces.observation_box("it", space) == free
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+def test_boxes_without_numbers(shape):
+    space = spaces.Box(-1.0, 1.0, shape)
+    assert gymnasium_spaces.observation_box("it", space).shape == shape
+    assert gymnasium_spaces.action_space("it", space).low_array.shape == shape
+
+
 def test_unsupported_spaces_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its observations hold a Sequence"):
         gymnasium_spaces.facts(

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import fdg
@@ -75,6 +76,16 @@ class Apart:
 
     def place(self, devices):
         return {"environment": Group("workers", (0, 1)), "learner": Group("learners", (2,))}
+
+
+def test_staleness_of_numpy(walker):
+    """Of a class that does not convert its fields."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Stale(Apart):
+        staleness: int = 0
+
+    assert fdg.place(walker, Stale(np.int64(1)), 4).delayed == fdg.place(walker, Stale(1), 4).delayed
 
 
 def test_unplaced_roles_follow_their_inputs(walker):

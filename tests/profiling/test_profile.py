@@ -160,8 +160,9 @@ def test_agents_in_batches(per_vmap, devices):
     assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)
 
 
-def test_invalid_rounds(devices):
+def test_rounds(devices):
     engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:1])
+    fdg.profile(engine, engine.init(0), rounds=np.int64(1))
     with pytest.raises(FdgError, match=r"rounds=0: give an integer of at least 1"):
         fdg.profile(engine, engine.init(0), rounds=0)
 

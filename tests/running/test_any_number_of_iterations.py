@@ -112,6 +112,14 @@ def test_metrics_keep_their_dtypes_across_buffers(policy, n, devices, monkeypatc
     assert_same(plain(Reports(), start(), n), engine.run(start(), n))
 
 
+@pytest.mark.parametrize("setup", ["one device", "one program", "agents", "coarse", "stale"])
+def test_runs_without_implicit_transfers(setup, engine_of):
+    engine = engine_of(setup)
+    state = engine.init(0)
+    with jax.transfer_guard("disallow"):
+        engine.run(state, 2)
+
+
 def test_metrics_of_agents_keep_their_dtypes(devices, monkeypatch):
     monkeypatch.setattr(metrics, "ROWS", 3)
     engine = fdg.compile(Reports(), policies.GPUOnly(), devices[:2], num_seeds=4)
