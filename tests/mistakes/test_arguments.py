@@ -40,6 +40,7 @@ VALID = {
     "in_axes": lambda v: True,  # checked at the call
     "out_axes": lambda v: True,
     "parameters": lambda v: v in (None, [], {}),
+    "on_nan": lambda v: False,
     "policy": lambda v: False,
     "algorithm": lambda v: False,
     "state": lambda v: False,
