@@ -203,7 +203,7 @@ class Engine:
         self._compile(lambda: None)
 
     def compile_and_init(self, seed: int = 0) -> Any:
-        """`init(seed)`, which compiles a program too, while `compile` runs."""
+        """The state of `init(seed)`; compiles the programs of `init` and of `run` at the same time."""
         return self._compile(lambda: self.init(seed))
 
     def _compile(self, meanwhile: Callable[[], Any]) -> Any:

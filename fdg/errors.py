@@ -164,7 +164,11 @@ def host_errors() -> Iterator[None]:
     except Exception as error:
         if cause := host_error(error):
             raise cause from None
-        if type(error).__name__ in ("FloatingPointError", "InternalFloatingPointError"):  # JAX's has no base
+        import jax
+
+        checks_nan = jax.config.read("jax_debug_nans") or jax.config.read("jax_debug_infs")
+        # JAX's exception has no public base class.
+        if checks_nan and type(error).__name__ in ("FloatingPointError", "InternalFloatingPointError"):
             raise RunError(
                 f"jax_debug_nans or jax_debug_infs ended the run ({one_line(error)}), though metrics may have"
                 " NaN (episode_return until an episode ends): unset JAX_DEBUG_NANS and JAX_DEBUG_INFS; fdg"

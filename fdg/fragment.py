@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from fdg import jaxprs
 from fdg.aliases import METHODS
 from fdg.arguments import checked, quoted
-from fdg.errors import GraphError, structure_of
+from fdg.errors import FdgError, GraphError, one_line, structure_of
 
 # The boundary primitive is the identity of an array; `axis` is its batch axis (None: the batch shares it).
 
@@ -198,7 +198,7 @@ class FragmentFunction:
 
     def _call(self, receiver: tuple, *arguments: Any) -> Any:
         """Calls `body`; the second argument is what JAX's cache would not see."""
-        return self._jitted(receiver, (_num_traces, *map(_uncompared, receiver)), *arguments)
+        return self._jitted(receiver, (_num_traces, *map(uncompared, receiver)), *arguments)
 
     def __call__(self, *args, **kwargs):
         """Runs the function."""
@@ -244,12 +244,14 @@ def forget_traces() -> None:
     _num_traces += 1
 
 
-def _uncompared(value: Any) -> tuple[int, ...]:
+def uncompared(value: Any) -> tuple[int, ...]:
     """The ids of the fields in which equal dataclasses may differ (`compare=False`), at any depth."""
-    if not dataclasses.is_dataclass(value):
+    if isinstance(value, tuple):
+        return tuple(i for x in value for i in uncompared(x))
+    if not getattr(getattr(value, "__dataclass_params__", None), "eq", False):
         return ()
     fields = [(field.compare, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return tuple(i for is_compared, x in fields for i in (_uncompared(x) if is_compared else (id(x),)))
+    return tuple(i for is_compared, x in fields for i in (uncompared(x) if is_compared else (id(x),)))
 
 
 def _array_fields(instance: Any) -> dict[str, jax.Array]:
@@ -293,26 +295,40 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
         return copied
     given = {field.name for field in dataclasses.fields(instance) if field.init}
     if computed := getattr(copied, "__dict__", {}).keys() - given - numbers.keys():
-        remade = dataclasses.replace(instance, **{name: numbers[name] for name in given & numbers.keys()})
+        remade = _remade(instance, {name: numbers[name] for name in given & numbers.keys()})
         for name in computed & vars(remade).keys():
             object.__setattr__(copied, name, vars(remade)[name])
     return copied
 
 
+def _remade(instance: Any, numbers: Mapping[str, Any]) -> Any:
+    try:
+        return dataclasses.replace(instance, **numbers)
+    except jax.errors.JAXTypeError:
+        raise
+    except Exception as error:
+        raise FdgError(
+            f"{type(instance).__name__}.__post_init__ does not take traced numbers ({', '.join(numbers)}):"
+            f" {one_line(error)}: make what it computes a property"
+        ) from error
+
+
 def _copy(instance: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with changed attributes and without the values of cached properties."""
-    copied = copy.copy(instance)
-    for name in cached_properties(type(instance)) & getattr(copied, "__dict__", {}).keys():
+    copied: Any = copy.copy(instance)
+    kind: Any = type(instance)
+    for name in cached_properties(kind) & getattr(copied, "__dict__", {}).keys():
         del vars(copied)[name]
     for name, value in changes.items():
         object.__setattr__(copied, name, value)
     return copied
 
 
-def cached_properties(kind: type) -> set[str]:
+@functools.cache
+def cached_properties(kind: Any) -> frozenset[str]:
     """The names of a class's cached properties."""
-    members = inspect.getmembers_static(kind, lambda member: isinstance(member, functools.cached_property))
-    return {name for name, _ in members}
+    members = [member for cls in kind.__mro__ for member in vars(cls).items()]
+    return frozenset(name for name, value in members if isinstance(value, functools.cached_property))
 
 
 def _why_unhashable(instance: Any) -> str:

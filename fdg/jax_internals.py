@@ -38,7 +38,10 @@ def check_jax_settings() -> None:
     """Raises a `GraphError` if a JAX option is set with which fdg cannot read jaxprs."""
     for option, effect in (
         ("jax_scan3", "makes jax.lax.scan a loop that cannot be split into fragments"),
-        ("jax_disable_jit", "unrolls loops and leaves out fragments; only algorithm.iterate(state) works so"),
+        (
+            "jax_disable_jit",
+            "unrolls loops and leaves out fragments; only algorithm.iterate(state) itself works",
+        ),
     ):
         if getattr(jax.config, option, False):
             fix = f"unset it, or call jax.config.update('{option}', False)"

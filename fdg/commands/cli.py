@@ -169,12 +169,12 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if is_xla_error and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)
+        if lost := distributed.lost(_CAUSE_TIMEOUT_S):
+            return _fail(str(lost), lost.status)
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("/jax/_src/xla_bridge.py"):
             platforms = os.environ.get("JAX_PLATFORMS", "")
             fix = "set JAX_PLATFORMS=cpu for CPUs, or repair JAX's installation for the other devices"
             return _fail(f"JAX finds no devices ({one_line(error)}; JAX_PLATFORMS={platforms!r}): {fix}")
-        if lost := distributed.lost(_CAUSE_TIMEOUT_S):
-            return _fail(str(lost), lost.status)
         distributed.abandon(traceback.format_exc().rstrip(), 1, f"failed: {type(error).__name__}: {error}")
         raise
     finally:

@@ -8,6 +8,7 @@ only says where an array is stored, so it cannot change the results.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,9 +97,16 @@ def constrain(
         jaxpr = keep_nan(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
-    lowered = _ProgramRewriter(mesh, specs is not None).rewrite(flow, inputs).jaxpr
+    program = _ProgramRewriter(mesh, specs is not None, _most_parts(mesh, specs or ()))
+    lowered = program.rewrite(flow, inputs).jaxpr
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
+
+
+def _most_parts(mesh: Mesh, specs: Sequence[Spec | None]) -> int:
+    """A number that the parts of any dimension of a parameter divide; without specs, the mesh's size."""
+    given = [axes for spec in specs if spec is not None for axes in spec]
+    return math.lcm(*(math.prod(mesh.shape[a] for a in axes) for axes in given)) if given else mesh.size
 
 
 class _Rewritten(NamedTuple):
@@ -112,8 +120,8 @@ class _Rewritten(NamedTuple):
 class _ProgramRewriter:
     """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once."""
 
-    def __init__(self, mesh: Mesh, has_sharded_parameters: bool):
-        self.mesh, self.has_sharded_parameters = mesh, has_sharded_parameters
+    def __init__(self, mesh: Mesh, has_sharded_parameters: bool, most_parts: int):
+        self.mesh, self.has_sharded_parameters, self.most_parts = mesh, has_sharded_parameters, most_parts
         self._cache: IdentityCache[_Rewritten] = IdentityCache()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()) -> _Rewritten:
@@ -205,7 +213,7 @@ class _JaxprRewriter:
             if step.bodies:
                 eqn = jaxprs.with_new_bodies(eqn, [body.jaxpr for body in bodies])
             is_split = any(axis is not None for axis in (*step.operands, *step.results))
-            devices = self.mesh.size // (self.mesh.shape[BATCH] if is_split else 1)
+            devices = self.mesh.size // self.mesh.shape[BATCH] if is_split else self.program.most_parts
             self.equations.extend(self.program.constrained(eqn, step, devices))
 
     def _rewrite_bodies(self, step: EquationFlow) -> list[_Rewritten]:
@@ -368,7 +376,7 @@ def _mark_local(step: EquationFlow) -> EquationFlow:
 def constrain_whole(jaxpr: ClosedJaxpr, mesh: Any, devices: int) -> ClosedJaxpr:
     """Replicates `whole_dimensions`, and keeps NaN, in a program for which XLA chooses all shardings."""
 
-    program = _ProgramRewriter(mesh, has_sharded_parameters=True)
+    program = _ProgramRewriter(mesh, has_sharded_parameters=True, most_parts=devices)
 
     def constrain_block(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
         for eqn in block.eqns:

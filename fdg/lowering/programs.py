@@ -89,7 +89,11 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     one_by_one = graph.between_agents is None and per_vmap == 1
     if one_by_one:
         num_leaves = len(graph.state_axes)
-        iterate = lambda *leaves: [x if i < num_leaves else x[None] for i, x in enumerate(agent(*leaves))]  # noqa: E731
+
+        def iterate(*leaves: jax.Array) -> list[jax.Array]:
+            """One iteration of one agent; metrics get an axis of agents."""
+            return [x if i < num_leaves else x[None] for i, x in enumerate(agent(*leaves))]
+
     elif graph.between_agents is None:
         iterate = jax.vmap(agent)
     else:

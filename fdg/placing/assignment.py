@@ -55,8 +55,10 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
                 f"{policy} calls the group of '{role}' {group.name!r}: give a printable name without"
                 " '+' and '&'"
             )
-        namesake = next((g for g in groups if g.name == group.name and g != group), None)
-        if namesake and (namesake.devices != group.devices or namesake.apart or group.apart):
+        others = [g for g in groups if g.name == group.name and g != group]
+        for namesake in others:
+            if namesake.devices == group.devices and not (namesake.apart or group.apart):
+                continue
             raise PlanError(
                 f"{policy} has two groups '{group.name}', of '{groups[namesake][0]}' on devices"
                 f" {namesake.devices} and of '{role}' on {group.devices}: give each its own name"

@@ -136,6 +136,7 @@ def compile_programs(programs: Iterable[Program], meanwhile: Callable[[], T]) ->
     # Only XLA compiles in other threads: tracing and lowering hold the GIL, and must read the JAX options of
     # this thread (`with jax.enable_x64():`).
     lowered = [program.lower() for program in uncompiled]
+    # Several programs compile in other threads, while tracing continues here.
     with ThreadPoolExecutor() as pool:
         executables = pool.map(compile_lowered, lowered, [p.devices[0].platform for p in uncompiled])
         result = meanwhile()

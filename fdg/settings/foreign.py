@@ -100,8 +100,8 @@ def _call(network: Any, module: Any, method: Callable[..., Any], *inputs: Any) -
         inspect.signature(module.__call__).bind(*inputs)
     except TypeError as error:
         raise FdgError(
-            f"network {_name(network)}: {error} in __call__, which fdg calls with {len(inputs)} of them:"
-            " give the others default values"
+            f"network {_name(network)}: its __call__ does not take the {len(inputs)} positional arguments"
+            f" that fdg passes ({error}): give further arguments default values"
         ) from None
     except ValueError:  # no signature
         pass

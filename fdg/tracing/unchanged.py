@@ -135,7 +135,7 @@ def _bounded_list(values: Any) -> list[Any]:
 
 def _attributes(path: str, value: Any) -> list[tuple[str, Any]]:
     """The attributes of an object and of its class, without cached properties, which may change once."""
-    kind = type(value)
+    kind: Any = type(value)
     attributes = _class_attributes(kind)
     state: Any = object.__getstate__(value)
     for part in state if isinstance(state, tuple) else (state,):  # from __dict__, and from __slots__

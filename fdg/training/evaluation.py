@@ -20,6 +20,7 @@ import envs
 from algos.evaluation import evaluate as play_episodes
 from algos.rollout import Actor, empty_memory
 from fdg.errors import FdgError, listed
+from fdg.fragment import uncompared
 from fdg.lowering.host_calls import calls_host
 from fdg.running.xla_options import xla_options
 from fdg.training.statistics import estimate_text, format_numbers, interval
@@ -183,8 +184,10 @@ def require_actor(algorithm: Any, verb: str) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _jit_play(algorithm: Any, episodes: int, greedy: bool, has_agents: bool) -> Callable[[Any, Any], Any]:
-    """The jitted evaluation; equal algorithms share it."""
+def _jit_play(
+    algorithm: Any, different: tuple[int, ...], episodes: int, greedy: bool, has_agents: bool
+) -> Callable[[Any, Any], Any]:
+    """The jitted evaluation, which equal algorithms share; `different` is `uncompared(algorithm)`."""
     play_all = _episodes_function(algorithm, greedy)
     assert play_all is not None  # callers have checked `can_evaluate`
 
@@ -220,9 +223,9 @@ def evaluate(
     outputs = []
     for greedy in modes:
         try:
-            program = _jit_play(algorithm, episodes, greedy, has_agents)
+            program = _jit_play(algorithm, uncompared(algorithm), episodes, greedy, has_agents)
         except TypeError:  # the algorithm is not hashable
-            program = _jit_play.__wrapped__(algorithm, episodes, greedy, has_agents)
+            program = _jit_play.__wrapped__(algorithm, (), episodes, greedy, has_agents)
         outputs.append(dict(program(state, keys)))
     arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], outputs)
     seeds = tuple(agent_seeds(algorithm, seed, agents))

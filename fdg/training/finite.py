@@ -86,7 +86,10 @@ class FiniteCheck:
         note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
             cause = _likely_cause(metrics, row, unwrap_sweep(self._algorithm))
-            raise RunError(f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn")
+            raise RunError(
+                f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn"
+                " (in Python, on_nan='warn')"
+            )
         if not self._warned and good is not None:
             self._checkpoints.protect(good)
             note += ", and is kept"

@@ -149,7 +149,7 @@ def fit(
     try:
         outcome = carry_out(job, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
     except FdgError as error:
-        if "--" not in str(error):
+        if not str(error).startswith("--"):
             raise
         raise type(error)(as_arguments(str(error))) from error
     if outcome.state is None:  # the run was already complete

@@ -136,7 +136,7 @@ class Job(Settings):
                     f"{option} {period} counts iterations, and the run has {total:,}: {effect} before its end"
                 )
         if self.eval_every is not None and not can_evaluate(self.algorithm):
-            messages.append("--eval-every has no effect, for the algorithm has no method evaluate or actor")
+            messages.append("--eval-every has no effect: the algorithm has no evaluate, nor actor and env")
         swept = [name for name, _ in self.algorithm.grid] if isinstance(self.algorithm, Sweep) else []
         algorithm = getattr(self.algorithm, "algorithm", self.algorithm)
         return messages + ineffective_field_messages(algorithm, swept)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 import fdg
+from fdg.fragment import uncompared
 from fdg.processes import distributed
 from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
@@ -44,7 +45,7 @@ def write_samples(
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])
     key = evaluation_keys(job.seed, None, iteration)
-    arrays = jax.tree.map(np.asarray, _jitted_examples(algorithm)(state, key))
+    arrays = jax.tree.map(np.asarray, _jitted_examples(algorithm, uncompared(algorithm))(state, key))
     rows = [{"iteration": iteration, **row} for row in algorithm.example_rows(arrays)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     run.publish(f"samples/{iteration:08d}.jsonl", lambda file: file.write(text.encode()))
@@ -69,5 +70,5 @@ def _shorten(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _jitted_examples(algorithm: Any) -> Callable[[Any, jax.Array], Any]:
+def _jitted_examples(algorithm: Any, different: tuple[int, ...]) -> Callable[[Any, jax.Array], Any]:
     return jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))

@@ -220,7 +220,7 @@ class EquinoxWithFlag(equinox.Module):
 @pytest.mark.parametrize("network", [LinenWithFlag(), NnxWithFlag, EquinoxWithFlag], ids=str)
 def test_further_arguments_of_a_call_are_refused_with_the_fix(network):
     network = resolve_network(network, SPACE, ACTIONS)
-    message = "network .*WithFlag: missing a required argument: 'train' in __call__, .* default values"
+    message = "network .*WithFlag: its __call__ does not take .*'train'\\): give further arguments defaul"
     with pytest.raises(FdgError, match=message):
         network.apply(network.init(KEY, X), X)
 

@@ -351,7 +351,7 @@ class Diverging:
 
 
 def test_losses_that_are_not_finite(tmp_path):
-    message = "training stops, .*: try smaller updates, or continue with on_nan=warn"
+    message = "training stops, .*: try smaller updates, or continue with .*on_nan='warn'"
     with pytest.raises(FdgError, match=message):
         fdg.fit(Diverging(), total_steps=4, devices=1, out=tmp_path / "a", progress=False)
     with pytest.warns(FdgWarning, match="training goes on"):

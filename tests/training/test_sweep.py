@@ -417,6 +417,17 @@ def test_cached_properties_are_computed_for_each_agent():
     np.testing.assert_allclose(metrics["half"], [[0.1, 0.2]], rtol=1e-6)
 
 
+def test_a_construction_that_takes_no_traced_numbers_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Named(Walk):
+        def __post_init__(self):
+            object.__setattr__(self, "label", f"{self.scale:.2f}")
+
+    sweep = Sweep(Named(), (("scale", (0.2, 0.4)),))
+    with refuses("Named.__post_init__ does not take traced numbers (scale)", "make what it computes"):
+        fdg.compile(sweep, policies.GPUOnly(), devices=1, num_seeds=2)
+
+
 def test_values_made_at_construction_are_made_for_each_agent():
     @dataclasses.dataclass(frozen=True)
     class Halved(Walk):
