@@ -166,7 +166,8 @@ def host_errors() -> Iterator[None]:
             raise cause from None
         import jax
 
-        checks_nan = jax.config.read("jax_debug_nans") or jax.config.read("jax_debug_infs")
+        config: Any = jax.config
+        checks_nan = config.jax_debug_nans or config.jax_debug_infs
         # JAX's exception has no public base class.
         if checks_nan and type(error).__name__ in ("FloatingPointError", "InternalFloatingPointError"):
             raise RunError(
