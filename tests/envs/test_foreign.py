@@ -70,6 +70,12 @@ def test_integer_actions_and_images_of_gymnax():
     assert_conforms(env)
 
 
+def test_limits_of_gymnax_spaces():
+    env = envs.make(f"{HERE}:OwnLine")
+    assert env.action_space == envs.Box(0.0, (1.0, 2.0), (2,))
+    assert env.observation_space == envs.Box(-np.inf, np.inf, (1,))
+
+
 def test_array_as_gymnax_parameter():
     env = envs.make(f"{HERE}:PartedLine", origin=(2,))
     assert env == envs.make(f"{HERE}:PartedLine", origin=(2,))
