@@ -121,6 +121,10 @@ def make_line():
     return Line(2.0)
 
 
+def make_sized(size):
+    return Line(size)
+
+
 class BraxLine(brax.envs.Env):
     """brax's interface."""
 
