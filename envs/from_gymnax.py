@@ -73,9 +73,9 @@ class GymnaxEnvironment:
     def observation_space(self) -> ObservationSpace:
         """A `Box`, or parts."""
         facts = _facts(self)
-        if gymnasium_parts.has_parts(facts.library_observation_space):
-            return gymnasium_parts.observation_space(self.name, facts.library_observation_space)
-        return facts.observation_space
+        return facts.observation_space or gymnasium_parts.observation_space(
+            self.name, facts.library_observation_space
+        )
 
     @property
     def action_space(self) -> Space:
@@ -83,9 +83,11 @@ class GymnaxEnvironment:
         return _facts(self).action_space
 
     @property
-    def max_episode_steps(self) -> int | None:
+    def max_episode_steps(self) -> int:
         """gymnax's `max_steps_in_episode`."""
-        return _facts(self).max_episode_steps
+        limit = _facts(self).max_episode_steps
+        assert limit is not None
+        return limit
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -116,10 +118,9 @@ class GymnaxEnvironment:
 
     def _encode(self, observation: Any) -> Any:
         """An observation, `[...]` or with parts, in `observation_space`."""
-        library_space = _facts(self).library_observation_space
-        encode = (gymnasium_parts if gymnasium_parts.has_parts(library_space) else gymnasium_spaces).encode
         batch = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
-        return jax.tree.map(lambda x: x[0], encode(library_space, batch))
+        encoded = gymnasium_parts.encode_observation(_facts(self).library_observation_space, batch)
+        return jax.tree.map(lambda x: x[0], encoded)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
