@@ -242,10 +242,7 @@ def require_not_negative(algorithm: Any, *names: str) -> None:
 
 
 def require_divides(algorithm: Any, name: str, count: int, text: str) -> None:
-    """Requires that a field divides `count`, which `text` describes (`field=count` or words).
-
-    The error gives the nearest divisors, and if the count is a field, its nearest larger multiple.
-    """
+    """Requires that a field divides `count`, which `text` describes; the error gives the nearest sizes."""
     value = getattr(algorithm, name)
     if value < 1 or count % value:
         below, above = (largest_divisor(count, max(n, 1)) for n in (value, count // max(value, 1)))
