@@ -279,7 +279,7 @@ def scale_row_rewards(stats: RunningStatistics, rows: Any, replay: Any) -> Any:
     """Scales the rewards of rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`."""
     if hasattr(rows, "steps"):
         return rows._replace(steps=rows.steps._replace(reward=_scale_rows(stats, rows.steps.reward)))
-    # A transition's reward is the sum of n rewards, so its bound is that of a sum of clipped rewards.
+    # A transition's reward is the sum of up to n rewards (fewer at an episode's end); the bound is that of n.
     size = sum(replay.discount**k for k in range(replay.n_step))
     return rows._replace(reward=size * _scale_rows(stats, rows.reward / size))
 

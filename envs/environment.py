@@ -365,10 +365,10 @@ def vectorize(single: Any, repeat_start: bool = False, info: tuple[str, ...] = (
     is_ours = type(single).__module__.partition(".")[0] == __name__.partition(".")[0]
     single = foreign.as_single_environment(single)
     check_spec(single, single=True)
-    return Vectorized(single if is_ours else with_one_action(single), repeat_start, named_info(info))
+    return Vectorized(single if is_ours else _with_one_action(single), repeat_start, named_info(info))
 
 
-def with_one_action(single: Any) -> Any:
+def _with_one_action(single: Any) -> Any:
     """A `SingleEnvironment` whose action is one array, if the action has parts; else the same object."""
     if not isinstance(space := read_attribute(single, "action_space"), Dict | Tuple):
         return single

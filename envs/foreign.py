@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fdg.arguments import check_call
+from fdg.errors import FdgError
 
 # Base classes of environments, by package.
 _BASES = {
@@ -85,21 +86,29 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     may_be_adapted = package_of(factory) in _ADAPTERS or (
         inspect.isfunction(factory) and not any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     )
+    of_workers = {name for name in _GYMNASIUM_ARGUMENTS if name not in accepted}
     adapter_parameters = {
         name: value
         for name, value in parameters.items()
-        if name not in accepted and (may_be_adapted or name in _GYMNASIUM_ARGUMENTS)
+        if name in of_workers or (may_be_adapted and name not in accepted)
     }
     arguments = {name: value for name, value in parameters.items() if name not in adapter_parameters}
 
     def call(arguments: Mapping[str, Any]) -> Any:
         if inspect.isfunction(factory) or inspect.isfunction(getattr(factory, "__init__", None)):
-            check_call(factory, (), arguments, "parameter")
+            try:
+                check_call(factory, (), arguments, "parameter")
+            except FdgError:  # a parameter is missing, perhaps because its name has a typing error
+                own = {name: value for name, value in parameters.items() if name not in of_workers}
+                check_call(factory, (), own, "parameter")
+                raise
         return factory(**arguments)
 
     env = call(arguments)
-    is_for_workers = is_of_gymnasium(env) and adapter_parameters.keys() <= set(_GYMNASIUM_ARGUMENTS)
+    is_for_workers = is_of_gymnasium(env) and adapter_parameters.keys() <= of_workers
     if adapter_parameters and not is_for_workers and package_of(env) not in _ADAPTERS:
+        if is_of_gymnasium(env):
+            env.close()
         env = call(parameters)  # which raises the error for unknown ones
     adapted = as_single_environment(env, **adapter_parameters)
     return (

@@ -126,9 +126,13 @@ class BraxEnvironment:
             )
 
 
-def adapt(env: Any, *, episode_length: int = 1000) -> BraxEnvironment:
-    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`."""
-    return BraxEnvironment(env, episode_length=episode_length)
+def adapt(env: Any, **parameters: Any) -> BraxEnvironment:
+    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`; it takes `episode_length`."""
+    where = f"environment '{type(env).__name__}'"
+    check_names(where, parameters, ("episode_length",))
+    for name, value in parameters.items():
+        check_count(where, name, value)
+    return BraxEnvironment(env, **parameters)
 
 
 def _pipeline_states(states: Sequence[Any]) -> list[Any]:

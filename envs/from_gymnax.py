@@ -22,7 +22,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -73,9 +73,9 @@ class GymnaxEnvironment:
     def observation_space(self) -> ObservationSpace:
         """A `Box`, or parts."""
         facts = _facts(self)
-        if gymnasium_parts.has_parts(facts.library_observation_space):
-            return gymnasium_parts.observation_space(self.name, facts.library_observation_space)
-        return facts.observation_space
+        return facts.observation_space or gymnasium_parts.observation_space(
+            self.name, facts.library_observation_space
+        )
 
     @property
     def action_space(self) -> Space:
@@ -83,9 +83,11 @@ class GymnaxEnvironment:
         return _facts(self).action_space
 
     @property
-    def max_episode_steps(self) -> int | None:
+    def max_episode_steps(self) -> int:
         """gymnax's `max_steps_in_episode`."""
-        return _facts(self).max_episode_steps
+        limit = _facts(self).max_episode_steps
+        assert limit is not None
+        return limit
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -116,10 +118,9 @@ class GymnaxEnvironment:
 
     def _encode(self, observation: Any) -> Any:
         """An observation, `[...]` or with parts, in `observation_space`."""
-        library_space = _facts(self).library_observation_space
-        encode = (gymnasium_parts if gymnasium_parts.has_parts(library_space) else gymnasium_spaces).encode
         batch = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
-        return jax.tree.map(lambda x: x[0], encode(library_space, batch))
+        encoded = gymnasium_parts.encode_observation(_facts(self).library_observation_space, batch)
+        return jax.tree.map(lambda x: x[0], encoded)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
@@ -214,10 +215,8 @@ def _facts(single: GymnaxEnvironment) -> gymnasium_spaces.Facts:
     """Facts about an environment, from gymnax's spaces and parameters."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
-        from gymnax.environments.spaces import gymnax_space_to_gym_space
-
         observations, actions = map(
-            gymnax_space_to_gym_space, (env.observation_space(params), env.action_space(params))
+            _gymnasium_space, (env.observation_space(params), env.action_space(params))
         )
         max_episode_steps = int(params.max_steps_in_episode)
     if single.instance is None and type(observations).__name__ == "Box":  # gymnax's Catch declares integers
@@ -225,6 +224,23 @@ def _facts(single: GymnaxEnvironment) -> gymnasium_spaces.Facts:
         low, high = (-np.inf, np.inf) if is_wrong else (observations.low, observations.high)
         observations = type(observations)(low, high, observations.shape, np.float32)
     return gymnasium_spaces.facts(single.name, observations, actions, max_episode_steps)
+
+
+def _gymnasium_space(space: Any) -> Any:
+    """Gymnasium's space for one of gymnax's, or of another class with the same attributes."""
+    from gymnasium import spaces
+
+    if isinstance(parts := getattr(space, "spaces", None), Mapping):
+        return spaces.Dict({name: _gymnasium_space(part) for name, part in parts.items()})
+    if parts is not None:
+        return spaces.Tuple(map(_gymnasium_space, parts))
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    low, high = (np.broadcast_to(np.asarray(limit, float), space.shape) for limit in (space.low, space.high))
+    dtype: Any = np.dtype(getattr(space, "dtype", np.float32))
+    if dtype.kind in "iu" and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        dtype = np.dtype(np.float32)  # NumPy's integers have no infinity
+    return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
 
 
 def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:

@@ -128,8 +128,9 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
     return {PREFIX + name: functools.partial(_make, name) for name in NAMES}
 
 
-def adapt(env: Any) -> JumanjiEnvironment:
-    """Wraps a user's instance of Jumanji's `Environment`."""
+def adapt(env: Any, **parameters: Any) -> JumanjiEnvironment:
+    """Wraps a user's instance of Jumanji's `Environment`, which takes no parameters."""
+    check_names(f"environment '{type(env).__name__}'", parameters, ())
     return JumanjiEnvironment(env)
 
 

@@ -64,7 +64,7 @@ def _play_episode(env: Any, act: Callable[[Any, int], Any], max_steps: int, seed
     pictures, observations, actions, rewards = map(list, zip(*steps, strict=True))
     return Episode(
         [] if any(picture is None for picture in pictures) else pictures,
-        gymnasium_parts.encode(env.observation_space, stack(observations)),
+        gymnasium_parts.encode_observation(env.observation_space, stack(observations)),
         gymnasium_spaces.encode_action(env.action_space, stack(actions)),
         np.asarray(rewards, np.float32),
         done,

@@ -43,13 +43,20 @@ class LibrarySource:
     def observation_space(self) -> ObservationSpace:
         """One array as in `gymnasium_spaces`, or parts; without the mask."""
         parts = _parts_of(self)
-        return parts.without_mask if parts else self.facts.observation_space
+        return parts.without_mask if parts else self._box
+
+    @property
+    def _box(self) -> Box:
+        """The space of an observation that is one array."""
+        box = self.facts.observation_space
+        assert box is not None
+        return box
 
     @property
     def wire_space(self) -> Space:
         """The space of one row of a pool's array, `[*wire]`; `unpack` restores observations from rows."""
         parts = _parts_of(self)
-        return packed_space(parts.all) if parts else self.facts.observation_space
+        return packed_space(parts.all) if parts else self._box
 
     def unpack(self, rows: jax.Array) -> Any:
         """Restores observations `[B, ...]` from rows `[B, *wire]`, in a compiled program."""
@@ -86,10 +93,7 @@ def _native_of(source: LibrarySource) -> Native:
 
     def encode_batch(arrays: Sequence[jax.Array], mask: Any) -> Any:
         batch = rebuilt(observation, iter(arrays))
-        if has_parts(library_space):
-            encoded = split_mask(facts, encode(library_space, batch))
-        else:
-            encoded = gymnasium_spaces.encode(library_space, batch)
+        encoded = split_mask(facts, encode_observation(library_space, batch))
         return encoded if mask is None else MaskedObservation(encoded, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
@@ -194,8 +198,13 @@ def packed_space(space: ObservationSpace) -> Box:
     return Box(0.0, 255.0, (sum(_num_bytes(part) for _, part in composite.parts(space)),), "uint8")
 
 
+def encode_observation(library_space: Any, batch: Any) -> Any:
+    """Converts a batch of Gymnasium's observations, with parts or without, to ours; always copies."""
+    return (encode if has_parts(library_space) else gymnasium_spaces.encode)(library_space, batch)
+
+
 def encode(library_space: Any, batch: Any) -> Any:
-    """Converts a batch of Gymnasium's observations to ours: arrays `[B, ...]`, always copies.
+    """Converts a batch of a space with parts, or of one of its parts, to ours: arrays `[B, ...]`.
 
     NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """

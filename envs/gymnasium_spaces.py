@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 
     library_observation_space: Any
     library_action_space: Any
-    observation_space: Box  # of an observation without parts
+    observation_space: Box | None  # None if an observation has parts
     action_space: Space
     max_episode_steps: int | None
 
@@ -54,7 +54,8 @@ def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | N
         if not any(_parts(space, None)):
             raise FdgError(f"environment '{name}': its {what} are {space}, which has no parts: add a part")
     boxes = [observation_box(name, part) for part, _ in _parts(observations, None)]
-    return Facts(observations, actions, boxes[0], action_space(name, actions), max_episode_steps)
+    box = None if _kind(observations) in ("Dict", "Tuple") else boxes[0]
+    return Facts(observations, actions, box, action_space(name, actions), max_episode_steps)
 
 
 def observation_box(name: str, space: Any) -> Box:

@@ -1,6 +1,5 @@
 """Imports `module:name` for users: environments and other values."""
 
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -10,7 +9,7 @@ from typing import Any
 
 from envs import foreign, from_gymnasium
 from envs.checking import check_spec
-from envs.environment import Vectorized, vectorize, with_one_action
+from envs.environment import Vectorized, vectorize
 from envs.host import HostEnvironment
 from envs.text.game import is_text, missing_members
 from envs.text.task import TextTask
@@ -128,7 +127,6 @@ def build(name: str, factory: Any, overrides: Mapping[str, Any], found_at: str |
         return env if is_text(env) else TextTask(env)
     if not isinstance(env, Vectorized | HostEnvironment) and _takes_one_key(env):
         env = vectorize(env)
-        env = dataclasses.replace(env, single=with_one_action(env.single))  # of an adapted class too
     check_spec(env)
     return env
 

@@ -125,7 +125,6 @@ class _FileTable(Table):
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # A hash of each file's bytes: tasks with other rows, or another split of them, are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
-    _contents: "_FileContents" = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for field in FILES:
@@ -137,11 +136,9 @@ class _FileTable(Table):
                 )
             object.__setattr__(self, field, os.path.abspath(path) if path else "")
         try:
-            contents = self._read_files()
+            object.__setattr__(self, "digest", self._contents.digest)
         except FdgError as error:
             raise FdgError(f"task 'text:{self.name}': {error}") from None
-        object.__setattr__(self, "digest", contents.digest)
-        object.__setattr__(self, "_contents", contents)
         if not self.test_path:
             super().__post_init__()
 
@@ -169,6 +166,11 @@ class _FileTable(Table):
     def shared(self) -> str | None:
         """A sentence about held-out prompts that are also trained on; None if there are none."""
         return self._contents.shared
+
+    @functools.cached_property
+    def _contents(self) -> "_FileContents":
+        """The contents of the files when the task was made. `digest` identifies them, so this is no field."""
+        return self._read_files()
 
     def _read_files(self) -> "_FileContents":
         raise NotImplementedError

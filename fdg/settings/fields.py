@@ -242,11 +242,13 @@ def require_not_negative(algorithm: Any, *names: str) -> None:
 
 
 def require_divides(algorithm: Any, name: str, count: int, text: str) -> None:
-    """Requires that a field divides `count`, which `text` describes; the error gives the nearest divisors."""
+    """Requires that a field divides `count`, which `text` describes; the error gives the nearest sizes."""
     value = getattr(algorithm, name)
     if value < 1 or count % value:
         below, above = (largest_divisor(count, max(n, 1)) for n in (value, count // max(value, 1)))
         nearest_ones = listed([str(n) for n in sorted({below, count // above})], "or")
+        if value > 0 and (field := text.partition("=")[0]).isidentifier():
+            nearest_ones += f", or {field}={count + -count % value}"
         require(algorithm, False, f"{name}={value} does not divide {text}: use {nearest_ones}")
 
 

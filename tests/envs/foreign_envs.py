@@ -101,8 +101,28 @@ class IntegerLine(Line):
         return gymnax.environments.spaces.Box(0, 255, (36, 36, 3), jnp.uint8)
 
 
+class OwnSpace(gymnax.environments.spaces.Space):
+    """A space of one's own, of unbounded integers."""
+
+    low, high, shape, dtype = -jnp.inf, jnp.inf, (1,), jnp.int32
+
+
+class OwnLine(Line):
+    """gymnax's interface, with a space of its own, and limits that are a number and an array."""
+
+    def action_space(self, params=None):
+        return gymnax.environments.spaces.Box(0.0, jnp.array([1.0, 2.0]), (2,))
+
+    def observation_space(self, params=None):
+        return OwnSpace()
+
+
 def make_line():
     return Line(2.0)
+
+
+def make_sized(size):
+    return Line(size)
 
 
 class BraxLine(brax.envs.Env):

@@ -1,8 +1,10 @@
 """Data files with TRL's columns in JSON lines, JSON and CSV: random rows, and errors."""
 
 import csv
+import dataclasses
 import json
 import random
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -227,6 +229,27 @@ def test_task_depends_on_file_content(tmp_path, monkeypatch):
     assert (
         envs.absolute("text:file?path=data.jsonl&max_response=9") == f"text:file?path={path}&max_response=9"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    task: object
+    traces: ClassVar[list] = []
+
+    @fdg.fragment("actor", in_axes=(0,))
+    def read(self, x):
+        self.traces.append(self.task)
+        return x
+
+
+def test_equal_tasks_share_traces(tmp_path):
+    """Also when other files have been read since, and the rows of the first are read again."""
+    for i in range(20):
+        rows = [GOOD, {**GOOD, "prompt": str(i)}]
+        (tmp_path / f"{i}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for i in (*range(20), 0):
+        Reader(envs.make("text:file", path=str(tmp_path / f"{i}.jsonl"))).read(jnp.zeros(1))
+    assert len(Reader.traces) == 20
 
 
 def test_rows_that_move_to_the_held_out_file(tmp_path):

@@ -52,6 +52,13 @@ def test_parameters_of_class_and_interface():
     for name in ("Line", "make_line"):
         with pytest.raises(FdgError, match="unknown parameter 'gaol': takes goal, max_steps_in_episode"):
             envs.make(f"{HERE}:{name}", gaol=8)
+    for name, takes in (("BraxLine", "takes episode_length"), ("JumanjiLine", "takes no parameters")):
+        with refuses(f"unknown parameter 'gaol': {takes}"):
+            envs.make(f"{HERE}:{name}", gaol=8)
+    with refuses("environment 'BraxLine': episode_length=0 must be an integer of at least 1"):
+        envs.make(f"{HERE}:BraxLine", episode_length=0)
+    with refuses("unknown parameter of make_sized 'sise': did you mean 'size'?"):
+        envs.make(f"{HERE}:make_sized", sise=3)
     assert envs.make(f"{HERE}:make_line", max_steps_in_episode=5).max_episode_steps == 5
     assert repeat_action(envs.vectorize(gymnax.make("CartPole-v1")[0]), 1, 2) == [(1.0, False, False)] * 2
 
@@ -68,6 +75,12 @@ def test_integer_actions_and_images_of_gymnax():
     assert env.observation_space == envs.Box(0.0, 255.0, (36, 36, 3), "uint8")
     assert repeat_action(env, 2, 2) == [(2.0, False, False), (4.0, True, False)]
     assert_conforms(env)
+
+
+def test_limits_of_gymnax_spaces():
+    env = envs.make(f"{HERE}:OwnLine")
+    assert env.action_space == envs.Box(0.0, (1.0, 2.0), (2,))
+    assert env.observation_space == envs.Box(-np.inf, np.inf, (1,))
 
 
 def test_array_as_gymnax_parameter():
@@ -114,6 +127,8 @@ def test_unregistered_gymnasium_class():
             state, step = env.step(keys, state, jnp.ones(2, jnp.int32))
             assert step.reward.tolist() == [i] * 2 and step.terminated.tolist() == [i == steps] * 2
         assert step.episode_info["is_success"].tolist() == [1.0, 1.0]
+    with refuses("unknown parameter of make_thermostat 'gaol': did you mean 'goal'?"):
+        envs.make(f"{HOST}:make_thermostat", workers=1, gaol=8)
     limited = envs.make(f"{HOST}:Thermostat", goal=99.0, max_episode_steps=2)
     assert limited.max_episode_steps == 2 and dict(limited.source.options)["goal"] == 99.0
     assert envs.trust_reason(limited.name, {}) == f"imports the module {HOST}"

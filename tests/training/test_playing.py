@@ -120,6 +120,14 @@ def test_observations_of_gymnasium_are_drawn_without_a_renderer(monkeypatch, nam
     assert len(images) == len(episode.reward) and images[0].shape[0] > 300 and images[0].std() > 5
 
 
+def test_episode_of_gymnasium_has_encoded_observations(monkeypatch):
+    monkeypatch.setattr(thermostat.Thermostat, "observation_space", thermostat.spaces.MultiDiscrete([4]))
+    monkeypatch.setattr(thermostat.Thermostat, "render", lambda self: None)
+    env = envs.make("tests.envs.thermostat:Thermostat")
+    (episode,) = env.source.record(lambda observation, step: np.int64(1), 1, 9, 5)
+    assert episode.observation.tolist() == np.eye(4)[:3].tolist()
+
+
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 2), (4, 6, 3), (4, 6, 4)])
 def test_render_method(shape):
     class Single:

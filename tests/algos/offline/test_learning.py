@@ -85,7 +85,7 @@ def test_offline_fragments():
     ("fields", "says"),
     [
         ({"dataset": "/nowhere"}, "/nowhere: is not a data set: it has no metadata.json; give a folder of"),
-        ({"num_envs": 3}, "num_envs=3 does not divide batch_size=8: use 2 or 4"),
+        ({"num_envs": 3}, "num_envs=3 does not divide batch_size=8: use 2 or 4, or batch_size=9"),
         (
             {"num_envs": 64, "batch_size": 64},
             "num_envs=64: the data set has 80 steps, and each environment takes",
