@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import math
 import multiprocessing
 import os
 import socket
@@ -108,6 +109,7 @@ class WorkerPool(InTwoHalves):
         self._workers: list[_Worker | None] = [None] * count
         self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
 
+    @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
         restarted = [
@@ -140,7 +142,7 @@ class WorkerPool(InTwoHalves):
         """True if all workers have replied."""
         return len(wait(list(self._pending), 0)) == len(self._pending)
 
-    @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
+    @np.errstate(over="ignore")  # see reset
     def recv(self, timeout: float) -> Transition:
         """The result of the running step, with the instances of failed workers as `failures`."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
@@ -172,12 +174,14 @@ class WorkerPool(InTwoHalves):
 
     def _send_requests(self, requests: dict[int, Any], timeout: float) -> dict[Any, int]:
         """Sends each worker its request; returns the workers' indices by connection."""
+        end = time.monotonic() + timeout
         waiting: dict[Any, int] = {}
         for i, request in requests.items():
             worker = self._workers[i]
             assert worker is not None
             with contextlib.suppress(OSError):  # the reply will report it
-                worker.send(request, timeout)
+                worker.limit_waits(end)
+                worker.connection.send(request)
             waiting[worker.connection] = i
         return waiting
 
@@ -190,21 +194,20 @@ class WorkerPool(InTwoHalves):
             ready = wait(list(waiting), max(0.0, end - time.monotonic()))
             for connection in ready or list(waiting):
                 i = waiting.pop(connection)
-                replies[i] = self._reply(i, timeout if not ready else None)
+                worker = self._workers[i]
+                assert worker is not None
+                subject = f"worker {i} (process {worker.process.pid})"
+                try:
+                    if not ready:
+                        raise BlockingIOError
+                    worker.limit_waits(end)
+                    ok, reply = worker.connection.recv()
+                    replies[i] = ok, reply if ok else f"{subject}: {reply}"
+                except BlockingIOError:
+                    replies[i] = False, f"{subject} was not done in {timeout:g} s"
+                except (EOFError, OSError):  # OSError: it ended while it sent its reply
+                    replies[i] = False, f"{subject} {worker.how_it_ended()}"
         return {i: replies[i] for i in workers.values()}
-
-    def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """`(True, result)` or `(False, reason)`; `timeout` is given if the worker did not reply in time."""
-        worker = self._workers[i]
-        assert worker is not None
-        subject = f"worker {i} (process {worker.process.pid})"
-        if timeout is not None:
-            return False, f"{subject} was not done in {timeout:g} s"
-        try:
-            ok, reply = worker.connection.recv()
-        except (EOFError, OSError):  # OSError: it ended while it sent its reply
-            return False, f"{subject} {worker.how_it_ended()}"
-        return ok, reply if ok else f"{subject}: {reply}"
 
 
 class _Worker:
@@ -225,13 +228,17 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path},
         )
         worker_end.close()
+        self._limit: int | None = None  # seconds that a send or receive may wait
 
-    def send(self, request: Any, timeout: float) -> None:
-        """Sends a request; raises an `OSError` if the process has ended, or does not read for `timeout`."""
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
-            limit = struct.pack("ll", int(timeout) + 1, 0)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self.connection.send(request)
+    def limit_waits(self, end: float) -> None:
+        """Makes a send or receive that waits raise a `BlockingIOError` at about the time `end`."""
+        seconds = max(0, math.ceil(end - time.monotonic()))
+        if seconds != self._limit:
+            self._limit = seconds
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as connection:
+                for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                    # And 0.1 s, as zero is no limit; another worker may have taken all of the time.
+                    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 100_000))
 
     def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""

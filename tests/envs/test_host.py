@@ -95,6 +95,7 @@ FAULTS = {
     "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, l",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
+    "cut, then hang": r"worker \d \(process \d+\) was not done in 2 s",
 }
 
 
@@ -109,7 +110,7 @@ def test_worker_failures_are_named(fault):
     assert host.running() == 0
 
 
-@pytest.mark.parametrize("fault", ["cut", "die", "hang"])
+@pytest.mark.parametrize("fault", ["cut", "die", "hang", "cut, then hang"])
 def test_restart_replaces_lost_instances(fault, caplog):
     env = counting(fault, timeout=2.0, restarts=1)
     state, first = jax.jit(env.reset)(keys(2))
@@ -136,6 +137,14 @@ def test_worker_that_reads_nothing_is_replaced():
     os.kill(int(first[0, 0]), signal.SIGSTOP)
     _, step = env.step(keys(1), state, jnp.zeros((1, 200_000)))
     assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
+
+
+def test_numbers_beyond_float32_become_infinite(recwarn):
+    env = counting("huge")
+    state, first = env.reset(keys(1))
+    _, step = env.step(keys(1), state, jnp.zeros(1, jnp.int32))
+    assert np.isposinf([first[0, 0], step.observation[0, 0]]).all()
+    assert not [warning for warning in recwarn if "overflow" in str(warning.message)]
 
 
 def test_constructor_failure():
