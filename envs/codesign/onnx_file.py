@@ -111,8 +111,12 @@ class _Reader:
         rules |= dict.fromkeys(_FREE, self._free_result) | dict.fromkeys(_REDUCING, self._reduction)
         rules |= {"Constant": self._constant}
         self._rules = rules
+        aliases: dict[str, str] = {}  # shape inference does not see constants through an Identity
         for node in onnx_graph.node:
             self._check_supported(node)
+            node.input[:] = [aliases.get(name, name) for name in node.input]
+            if node.op_type == "Identity":
+                aliases |= zip(node.output, node.input, strict=False)
         self._shapes = _infer_shapes(model)
 
     def _check_supported(self, node: Any) -> None:
@@ -196,7 +200,8 @@ class _Reader:
 
     def _reduction(self, node: Any) -> Value:
         """A mean over rows and columns is pooling."""
-        shape = self._shapes.get(node.input[0]) or ()
+        if len(self._shapes.get(node.input[0]) or ()) != 4:
+            return self._free_result(node)
         axes = _attributes(node).get("axes")
         if axes is None and len(node.input) > 1 and (name := node.input[1]):
             from onnx import numpy_helper
@@ -205,7 +210,7 @@ class _Reader:
                 raise FdgError(f"its axes '{name}' are computed; export it with constant axes")
             # A list of integers, or a tensor.
             axes = axes if isinstance(axes, list) else numpy_helper.to_array(axes).tolist()
-        if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
+        if not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free_result(node)
         return self._pooling(node)
 
