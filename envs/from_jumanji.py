@@ -208,7 +208,9 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined_choices = _action_space(action_spec, None if mask is None else mask.shape)
+    space, combined_choices = _action_space(
+        f"environment '{single.name}'", action_spec, None if mask is None else mask.shape
+    )
     is_masked = mask is not None and _mask_fits(space, mask.shape)
     parts = jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))
     codes = tuple(_codes(observation_spec, path, part) for path, part in parts)
@@ -221,7 +223,7 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
     is_float = isinstance(space, Box)
-    lowest = np.broadcast_to(0 if is_float else action_spec.minimum, action_spec.shape)
+    lowest = np.broadcast_to(0 if is_float else getattr(action_spec, "minimum", 0), action_spec.shape)
     return _Facts(tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes)
 
 
@@ -252,7 +254,9 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 
-def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
+def _action_space(
+    where: str, spec: Any, mask_shape: tuple[int, ...] | None
+) -> tuple[Space, tuple[int, ...] | None]:
     """Our action space; and the number of options of each choice, if it combines the choices."""
     values = getattr(spec, "num_values", None)
     low, high = (
@@ -260,6 +264,10 @@ def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space,
         for name, limit in (("minimum", -np.inf), ("maximum", np.inf))
     )
     if values is None and np.issubdtype(spec.dtype, np.integer):
+        if mask_shape is None and not np.isfinite(high - low).all():
+            raise FdgError(
+                f"{where}: integer actions without bounds ({spec}): let action_spec return a BoundedArray"
+            )
         # MultiCVRP's integers go up to its mask's size.
         values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
     if values is None:
