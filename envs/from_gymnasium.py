@@ -189,25 +189,19 @@ class WorkerPool(InTwoHalves):
         """Waits for workers (indices by connection); `(ok, result or reason)` by index, in their order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
-        waiting = dict(workers)
-        while waiting:
-            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
-            for connection in ready or list(waiting):
-                i = waiting.pop(connection)
-                worker = self._workers[i]
-                assert worker is not None
-                subject = f"worker {i} (process {worker.process.pid})"
-                try:
-                    if not ready:
-                        raise BlockingIOError
-                    worker.limit_waits(end)
-                    ok, reply = worker.connection.recv()
-                    replies[i] = ok, reply if ok else f"{subject}: {reply}"
-                except BlockingIOError:
-                    replies[i] = False, f"{subject} was not done in {timeout:g} s"
-                except (EOFError, OSError):  # OSError: it ended while it sent its reply
-                    replies[i] = False, f"{subject} {worker.how_it_ended()}"
-        return {i: replies[i] for i in workers.values()}
+        for i in workers.values():
+            worker = self._workers[i]
+            assert worker is not None
+            subject = f"worker {i} (process {worker.process.pid})"
+            try:
+                worker.limit_waits(end)
+                ok, reply = worker.connection.recv()
+                replies[i] = ok, reply if ok else f"{subject}: {reply}"
+            except BlockingIOError:
+                replies[i] = False, f"{subject} was not done in {timeout:g} s"
+            except (EOFError, OSError):  # OSError: it ended while it sent its reply
+                replies[i] = False, f"{subject} {worker.how_it_ended()}"
+        return replies
 
 
 class _Worker:
@@ -228,17 +222,16 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path},
         )
         worker_end.close()
-        self._limit: int | None = None  # seconds that a send or receive may wait
+        self._limit: int | None = None  # tenths of a second that a send or receive may wait
 
     def limit_waits(self, end: float) -> None:
-        """Makes a send or receive that waits raise a `BlockingIOError` at about the time `end`."""
-        seconds = max(0, math.ceil(end - time.monotonic()))
-        if seconds != self._limit:
-            self._limit = seconds
+        """Makes a send or receive that waits raise a `BlockingIOError` at the time `end`, to 0.1 s."""
+        tenths = max(1, math.ceil(10 * (end - time.monotonic())))
+        if tenths != self._limit:
+            self._limit, limit = tenths, struct.pack("ll", tenths // 10, tenths % 10 * 100_000)
             with socket.socket(fileno=os.dup(self.connection.fileno())) as connection:
-                for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-                    # And 0.1 s, as zero is no limit; another worker may have taken all of the time.
-                    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 100_000))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""

@@ -139,6 +139,16 @@ def test_worker_that_reads_nothing_is_replaced():
     assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
 
 
+def test_stopped_workers_share_one_limit():
+    pool = envs.make("gymnasium:tests.envs.faulty:Wide", workers=3).source.start(3)
+    for process in pool.reset(np.arange(3), np.arange(3), 60.0)[:, 0]:
+        os.kill(int(process), signal.SIGSTOP)
+    start = time.monotonic()
+    assert len(pool.step(np.zeros((3, 200_000), np.float32), 1.0).failures) == 3
+    assert time.monotonic() - start < 5.0
+    pool.close()
+
+
 def test_numbers_beyond_float32_become_infinite(recwarn):
     env = counting("huge")
     state, first = env.reset(keys(1))
