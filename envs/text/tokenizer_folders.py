@@ -101,8 +101,7 @@ def replacing_files(path: str | os.PathLike[str], tokenizer: Any) -> Iterator[di
             if name not in files:
                 (folder / name).unlink()
         except OSError as error:
-            problem = f"the new tokenizer would read it, and it cannot be removed ({one_line(error)})"
-            raise FdgError(f"{folder / name}: {problem}: remove it") from None
+            raise FdgError(f"{folder / name}: remove it, export could not ({one_line(error)})") from None
 
 
 def _names_in(folder: Path) -> list[str]:

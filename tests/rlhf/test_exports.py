@@ -85,7 +85,7 @@ def test_export_removes_the_files_of_another_tokenizer(folder, tmp_path):
 
 def test_older_files_that_cannot_be_removed_are_named(folder):
     (folder / "merges.txt").mkdir()  # unlink does not remove a directory
-    with pytest.raises(FdgError, match=r"merges.txt: .* and it cannot be removed \(.*\): remove it"):
+    with pytest.raises(FdgError, match=r"merges.txt: remove it, export could not \("):
         save(folder, *random_network(13), CharacterTokenizer("ab"))
 
 
