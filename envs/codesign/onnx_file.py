@@ -164,7 +164,7 @@ class _Reader:
             return self._builder.free_result(inputs)
         shape = self._shape(node.output[0])
         return self._builder.elementwise(
-            inputs, [self._shape(name) for name in names], shape, _channel_axis(shape)
+            inputs, [self._shape(name) for name in names], shape, 1 if len(shape) == 4 else -1
         )
 
     def _convolution(self, node: Any, weights: int = 1) -> Value:
@@ -266,10 +266,6 @@ def _operator(node: Any) -> str:
 
 def _node_label(node: Any) -> str:
     return f"node '{node.name or ' '.join(node.output)}' ({_operator(node)})"
-
-
-def _channel_axis(shape: Sequence[int]) -> int:
-    return 1 if len(shape) == 4 else -1
 
 
 def _attributes(node: Any) -> dict[str, Any]:
