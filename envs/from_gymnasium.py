@@ -106,7 +106,7 @@ class WorkerPool(InTwoHalves):
         self._action_space = source.facts.library_action_space
         count = min(size, source.workers or os.cpu_count() or 1)
         self._rows_by_worker = np.array_split(np.arange(size), count)
-        self._workers: list[_Worker | None] = [None] * count
+        self._workers: dict[int, _Worker] = {}
         self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
 
     @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
@@ -116,7 +116,8 @@ class WorkerPool(InTwoHalves):
             i for i, worker_rows in enumerate(self._rows_by_worker) if np.isin(worker_rows, rows).any()
         ]
         for i in restarted:
-            self._kill_worker(i)
+            if i in self._workers:
+                self._workers[i].kill()
             self._workers[i] = _Worker()
         name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
         requests = {
@@ -163,14 +164,9 @@ class WorkerPool(InTwoHalves):
 
     def close(self) -> None:
         """Kills the workers."""
-        for i in range(len(self._workers)):
-            self._kill_worker(i)
-
-    def _kill_worker(self, i: int) -> None:
-        """Ends a worker, if it runs; no worker is then at its index."""
-        worker, self._workers[i] = self._workers[i], None
-        if worker is not None:
+        for worker in self._workers.values():
             worker.kill()
+        self._workers.clear()
 
     def _send_requests(self, requests: dict[int, Any], timeout: float) -> dict[Any, int]:
         """Sends each worker its request; returns the workers' indices by connection."""
@@ -178,7 +174,6 @@ class WorkerPool(InTwoHalves):
         waiting: dict[Any, int] = {}
         for i, request in requests.items():
             worker = self._workers[i]
-            assert worker is not None
             with contextlib.suppress(OSError):  # the reply will report it
                 worker.limit_waits(end)
                 worker.connection.send(request)
@@ -191,7 +186,6 @@ class WorkerPool(InTwoHalves):
         replies: dict[int, tuple[bool, Any]] = {}
         for i in workers.values():
             worker = self._workers[i]
-            assert worker is not None
             subject = f"worker {i} (process {worker.process.pid})"
             try:
                 worker.limit_waits(end)

@@ -247,7 +247,7 @@ def test_old_pools_are_closed():
         assert step.reward[0, 0] == 1
     used, *closed = pools[: 1 - running_pools._MAX_POOLS]
     assert list(running_pools.POOLS._by_number.values()) == [*pools[1 + len(closed) :], used]
-    assert [running.pool._workers for running in closed] == [[None]] * 3
+    assert [running.pool._workers for running in closed] == [{}] * 3
     processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)
