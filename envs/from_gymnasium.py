@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import math
 import multiprocessing
 import os
 import socket
@@ -105,16 +106,18 @@ class WorkerPool(InTwoHalves):
         self._action_space = source.facts.library_action_space
         count = min(size, source.workers or os.cpu_count() or 1)
         self._rows_by_worker = np.array_split(np.arange(size), count)
-        self._workers: list[_Worker | None] = [None] * count
+        self._workers: dict[int, _Worker] = {}
         self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
 
+    @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         """Restarts the workers of the instances `rows`."""
         restarted = [
             i for i, worker_rows in enumerate(self._rows_by_worker) if np.isin(worker_rows, rows).any()
         ]
         for i in restarted:
-            self._kill_worker(i)
+            if i in self._workers:
+                self._workers[i].kill()
             self._workers[i] = _Worker()
         name, options = self._source.name.removeprefix(PREFIX), dict(self._source.options)
         requests = {
@@ -140,7 +143,7 @@ class WorkerPool(InTwoHalves):
         """True if all workers have replied."""
         return len(wait(list(self._pending), 0)) == len(self._pending)
 
-    @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
+    @np.errstate(over="ignore")  # see reset
     def recv(self, timeout: float) -> Transition:
         """The result of the running step, with the instances of failed workers as `failures`."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
@@ -161,23 +164,19 @@ class WorkerPool(InTwoHalves):
 
     def close(self) -> None:
         """Kills the workers."""
-        for i in range(len(self._workers)):
-            self._kill_worker(i)
-
-    def _kill_worker(self, i: int) -> None:
-        """Ends a worker, if it runs; no worker is then at its index."""
-        worker, self._workers[i] = self._workers[i], None
-        if worker is not None:
+        for worker in self._workers.values():
             worker.kill()
+        self._workers.clear()
 
     def _send_requests(self, requests: dict[int, Any], timeout: float) -> dict[Any, int]:
         """Sends each worker its request; returns the workers' indices by connection."""
+        end = time.monotonic() + timeout
         waiting: dict[Any, int] = {}
         for i, request in requests.items():
             worker = self._workers[i]
-            assert worker is not None
             with contextlib.suppress(OSError):  # the reply will report it
-                worker.send(request, timeout)
+                worker.limit_waits(end)
+                worker.connection.send(request)
             waiting[worker.connection] = i
         return waiting
 
@@ -185,26 +184,18 @@ class WorkerPool(InTwoHalves):
         """Waits for workers (indices by connection); `(ok, result or reason)` by index, in their order."""
         end = time.monotonic() + timeout
         replies: dict[int, tuple[bool, Any]] = {}
-        waiting = dict(workers)
-        while waiting:
-            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
-            for connection in ready or list(waiting):
-                i = waiting.pop(connection)
-                replies[i] = self._reply(i, timeout if not ready else None)
-        return {i: replies[i] for i in workers.values()}
-
-    def _reply(self, i: int, timeout: float | None) -> tuple[bool, Any]:
-        """`(True, result)` or `(False, reason)`; `timeout` is given if the worker did not reply in time."""
-        worker = self._workers[i]
-        assert worker is not None
-        subject = f"worker {i} (process {worker.process.pid})"
-        if timeout is not None:
-            return False, f"{subject} was not done in {timeout:g} s"
-        try:
-            ok, reply = worker.connection.recv()
-        except (EOFError, OSError):  # OSError: it ended while it sent its reply
-            return False, f"{subject} {worker.how_it_ended()}"
-        return ok, reply if ok else f"{subject}: {reply}"
+        for i in workers.values():
+            worker = self._workers[i]
+            subject = f"worker {i} (process {worker.process.pid})"
+            try:
+                worker.limit_waits(end)
+                ok, reply = worker.connection.recv()
+                replies[i] = ok, reply if ok else f"{subject}: {reply}"
+            except BlockingIOError:
+                replies[i] = False, f"{subject} was not done in {timeout:g} s"
+            except (EOFError, OSError):  # OSError: it ended while it sent its reply
+                replies[i] = False, f"{subject} {worker.how_it_ended()}"
+        return replies
 
 
 class _Worker:
@@ -225,13 +216,16 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": path},
         )
         worker_end.close()
+        self._limit: int | None = None  # tenths of a second that a send or receive may wait
 
-    def send(self, request: Any, timeout: float) -> None:
-        """Sends a request; raises an `OSError` if the process has ended, or does not read for `timeout`."""
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
-            limit = struct.pack("ll", int(timeout) + 1, 0)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self.connection.send(request)
+    def limit_waits(self, end: float) -> None:
+        """Makes a send or receive that waits raise a `BlockingIOError` at the time `end`, to 0.1 s."""
+        tenths = max(1, math.ceil(10 * (end - time.monotonic())))
+        if tenths != self._limit:
+            self._limit, limit = tenths, struct.pack("ll", tenths // 10, tenths % 10 * 100_000)
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""

@@ -209,7 +209,7 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined_choices = _action_space(action_spec, None if mask is None else mask.shape)
+    space, combined_choices = _action_space(single.name, action_spec, None if mask is None else mask.shape)
     is_masked = mask is not None and _mask_fits(space, mask.shape)
     parts = jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))
     codes = tuple(_codes(observation_spec, path, part) for path, part in parts)
@@ -221,8 +221,8 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     shape = (
         feature_types[0].shape if len(parts) == 1 else (sum(math.prod(part.shape) for part in feature_types),)
     )
-    is_float = isinstance(space, Box)
-    lowest = np.broadcast_to(0 if is_float else action_spec.minimum, action_spec.shape)
+    lowest = 0 if isinstance(space, Box) else getattr(action_spec, "minimum", 0)
+    lowest = np.broadcast_to(lowest, action_spec.shape)
     return _Facts(tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes)
 
 
@@ -253,22 +253,24 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 
-def _action_space(spec: Any, mask_shape: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
-    """Our action space; and the number of options of each choice, if it combines the choices."""
+def _action_space(name: str, spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
+    """Our action space, by the mask's shape; options of each choice, if it combines the choices."""
     values = getattr(spec, "num_values", None)
     low, high = (
-        np.broadcast_to(np.asarray(getattr(spec, name, limit), float), spec.shape).reshape(-1)
-        for name, limit in (("minimum", -np.inf), ("maximum", np.inf))
+        np.broadcast_to(np.asarray(getattr(spec, field, limit), float), spec.shape).reshape(-1)
+        for field, limit in (("minimum", -np.inf), ("maximum", np.inf))
     )
     if values is None and np.issubdtype(spec.dtype, np.integer):
+        if mask is None and not np.isfinite(high - low).all():
+            raise FdgError(f"environment '{name}': integer actions without bounds: return a BoundedArray")
         # MultiCVRP's integers go up to its mask's size.
-        values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
+        values = high - low + 1 if mask is None else np.full(spec.shape, mask[-1])
     if values is None:
         return Box(bound(low), bound(high), (low.size,)), None
     options = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
         return Discrete(options[0]), None
-    if mask_shape == options and math.prod(options) <= _MAX_COMBINATIONS:
+    if mask == options and math.prod(options) <= _MAX_COMBINATIONS:
         return Discrete(math.prod(options)), options
     return MultiDiscrete(options), None
 
@@ -277,9 +279,7 @@ def _mask_fits(space: Space, shape: tuple[int, ...]) -> bool:
     """True if a mask of a shape has an entry for each of our actions."""
     if isinstance(space, Discrete):
         return math.prod(shape) == space.n
-    if not isinstance(space, MultiDiscrete):
-        return False
-    return len(shape) == 2 and shape[0] == len(space.nvec) and {shape[1]} == set(space.nvec)
+    return isinstance(space, MultiDiscrete) and len(shape) == 2 and space.nvec == shape[1:] * shape[0]
 
 
 def _without_mask(observation: Any, is_masked: bool) -> Any:

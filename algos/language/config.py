@@ -367,7 +367,7 @@ def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tup
             f"config.json: rope_type={quoted(kind)} is not supported: supported are {', '.join(_ROPE_TYPES)}"
         )
     names = {name for names in _ROPE_TYPES[kind] for name in names}
-    # Transformers writes the trained context for "dynamic" too, which does not use it.
+    # The trained context may stand with every kind: Transformers writes it also where it is not used.
     known = names | {"rope_type", "type", "rope_theta", "finetuned", _TRAINED}
     check_config_keys(rope, known, f"config.json: {where} of {kind!r}", ())
     if _TRAINED in names:

@@ -111,8 +111,12 @@ class _Reader:
         rules |= dict.fromkeys(_FREE, self._free_result) | dict.fromkeys(_REDUCING, self._reduction)
         rules |= {"Constant": self._constant}
         self._rules = rules
+        aliases: dict[str, str] = {}  # shape inference does not see constants through an Identity
         for node in onnx_graph.node:
             self._check_supported(node)
+            node.input[:] = [aliases.get(name, name) for name in node.input]
+            if node.op_type == "Identity":
+                aliases |= zip(node.output, node.input, strict=False)
         self._shapes = _infer_shapes(model)
 
     def _check_supported(self, node: Any) -> None:
@@ -160,7 +164,7 @@ class _Reader:
             return self._builder.free_result(inputs)
         shape = self._shape(node.output[0])
         return self._builder.elementwise(
-            inputs, [self._shape(name) for name in names], shape, _channel_axis(shape)
+            inputs, [self._shape(name) for name in names], shape, 1 if len(shape) == 4 else -1
         )
 
     def _convolution(self, node: Any, weights: int = 1) -> Value:
@@ -196,7 +200,8 @@ class _Reader:
 
     def _reduction(self, node: Any) -> Value:
         """A mean over rows and columns is pooling."""
-        shape = self._shapes.get(node.input[0]) or ()
+        if len(self._shapes.get(node.input[0]) or ()) != 4:
+            return self._free_result(node)
         axes = _attributes(node).get("axes")
         if axes is None and len(node.input) > 1 and (name := node.input[1]):
             from onnx import numpy_helper
@@ -205,7 +210,7 @@ class _Reader:
                 raise FdgError(f"its axes '{name}' are computed; export it with constant axes")
             # A list of integers, or a tensor.
             axes = axes if isinstance(axes, list) else numpy_helper.to_array(axes).tolist()
-        if len(shape) != 4 or not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
+        if not axes or sorted(axis % 4 for axis in axes) != [2, 3]:
             return self._free_result(node)
         return self._pooling(node)
 
@@ -261,10 +266,6 @@ def _operator(node: Any) -> str:
 
 def _node_label(node: Any) -> str:
     return f"node '{node.name or ' '.join(node.output)}' ({_operator(node)})"
-
-
-def _channel_axis(shape: Sequence[int]) -> int:
-    return 1 if len(shape) == 4 else -1
 
 
 def _attributes(node: Any) -> dict[str, Any]:

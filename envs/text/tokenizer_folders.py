@@ -9,7 +9,7 @@ from typing import Any
 
 from envs.text import tokenizer_files
 from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
-from fdg.errors import FdgError
+from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular, read_bytes, read_json, refuse_run
 
 _TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
@@ -97,8 +97,11 @@ def replacing_files(path: str | os.PathLike[str], tokenizer: Any) -> Iterator[di
     earlier = _names_in(folder) if os.path.lexists(folder / _TOKENIZER) else []
     yield files
     for name in earlier:
-        if name not in files:
-            (folder / name).unlink()
+        try:
+            if name not in files:
+                (folder / name).unlink()
+        except OSError as error:
+            raise FdgError(f"{folder / name}: remove it, export could not ({one_line(error)})") from None
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -193,11 +193,26 @@ def test_mean_over_the_axes_of_a_constant_node(axes, tmp_path):
 
 
 def test_computed_axes_of_a_mean_are_refused(tmp_path):
-    nodes = [CONV, helper.make_node("Identity", ["two"], ["axes"])]
+    nodes = [CONV, helper.make_node("Abs", ["two"], ["axes"])]
     nodes += [helper.make_node("ReduceMean", ["y", "axes"], ["mean"])]
     onnx.save(model(*nodes, weights={**KERNEL, "two": (2,)}), tmp_path / "net.onnx")
     with refuses("(ReduceMean): its axes 'axes' are computed; export it with constant axes"):
         given.from_onnx(tmp_path / "net.onnx")
+
+
+def test_axes_that_an_identity_passes_on(tmp_path):
+    nodes = [CONV, helper.make_node("Constant", [], ["two"], value_ints=[2, 3])]
+    nodes += [helper.make_node("Identity", ["two"], ["axes"])]
+    nodes += [helper.make_node("ReduceMean", ["y", "axes"], ["mean"])]
+    onnx.save(model(*nodes, weights=KERNEL), tmp_path / "net.onnx")
+    assert given.from_onnx(tmp_path / "net.onnx").layers[1:] == (pooling(4, 6, kernel=6, stride=1),)
+
+
+def test_means_of_other_than_images_are_free_whatever_their_axes(tmp_path):
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Abs", ["one"], ["axes"])]
+    nodes += [helper.make_node("ReduceMean", ["a", "axes"], ["y"])]
+    onnx.save(model(*nodes, sizes=(1, 6, 4), weights={"w": (4, 2), "one": (1,)}), tmp_path / "net.onnx")
+    assert len(given.from_onnx(tmp_path / "net.onnx").layers) == 1
 
 
 def test_onnx_products_whose_sides_broadcast_each_other(tmp_path):

@@ -26,21 +26,22 @@ class Counting(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.number, self.time = self.np_random.integers(1000), 0
+        self.number = 1e300 if self.fault == "huge" else self.np_random.integers(1000)
+        self.time = 0
         return np.array([self.number, 0.0]), {}
 
     def step(self, action):
         assert self.action_space.contains(action), action
         self.time += 1
-        if self.time == 3 and self.fault not in ("none", "constructor") and _is_first():
+        if self.time == 3 and self.fault not in ("none", "constructor", "huge") and _is_first():
             if self.fault == "raise":
                 raise ValueError("the wheels\nfell off")
-            if self.fault == "cut":  # announces a reply of 100 bytes, and sends three
+            if self.fault.startswith("cut"):  # announces a reply of 100 bytes, and sends three
                 os.write(int(sys.argv[1]), (100).to_bytes(4, "big") + b"...")
             if self.fault in ("cut", "die"):
                 print("out of memory\n", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "hang":
+            if self.fault.endswith("hang"):
                 time.sleep(1000)
         return np.array([self.number, self.time]), float(action - 5), False, False, {}
 

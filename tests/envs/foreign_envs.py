@@ -167,14 +167,14 @@ class JumanjiLine(jumanji.Environment):
 class JumanjiSum(JumanjiLine):
     """The step is the sum of an action with bounds that are not zero, or without bounds."""
 
-    def __init__(self, floats: bool = False):
-        self.floats = floats
+    def __init__(self, floats: bool = False, bounds: bool = True):
+        self.floats, self.bounds = floats, bounds
         super().__init__()
 
     @property
     def action_spec(self):
-        if self.floats:
-            return specs.Array((1, 2), jnp.float32)
+        if self.floats or not self.bounds:
+            return specs.Array((1, 2), jnp.float32 if self.floats else jnp.int32)
         return specs.BoundedArray((1, 2), jnp.int32, -1, 1)
 
     def step(self, state, action):
@@ -189,6 +189,10 @@ class SeenWithMask:
 
 class JumanjiMasked(JumanjiLine):
     """Observations are a chex dataclass, and have a mask."""
+
+    @property
+    def action_spec(self):
+        return specs.Array((), jnp.int32)  # the mask gives the number of actions
 
     @property
     def observation_spec(self):

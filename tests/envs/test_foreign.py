@@ -109,10 +109,14 @@ def test_actions_of_jumanji_specs():
     assert floats.action_space == envs.Box(-np.inf, np.inf, (2,))
     assert repeat_action(integers, 2, 2) == [(2.0, False, False), (4.0, True, False)]
     assert repeat_action(integers, 0, 1) == [(-2.0, False, False)] == repeat_action(floats, -1.0, 1)
+    with pytest.raises(FdgError, match="'JumanjiSum': integer actions without bounds"):
+        envs.make(f"{HERE}:JumanjiSum", bounds=False)
 
 
 def test_jumanji_observation_of_chex():
-    _, observation = envs.make(f"{HERE}:JumanjiMasked").reset(jax.random.split(jax.random.key(0), 2))
+    env = envs.make(f"{HERE}:JumanjiMasked")
+    assert env.action_space == envs.Discrete(2) and repeat_action(env, 1, 1) == [(1.0, False, False)]
+    _, observation = env.reset(jax.random.split(jax.random.key(0), 2))
     assert observation.observation.shape == (2, 1) and observation.action_mask.tolist() == [[False, True]] * 2
 
 

@@ -95,6 +95,7 @@ FAULTS = {
     "die": r"worker \d \(process \d+\) was killed by signal 9, saying: out of memory",
     "raise": r"worker \d \(process \d+\): its instance 0 raised ValueError: the wheels fell off \(\w+.py, l",
     "hang": r"worker \d \(process \d+\) was not done in 2 s",
+    "cut, then hang": r"worker \d \(process \d+\) was not done in 2 s",
 }
 
 
@@ -109,7 +110,7 @@ def test_worker_failures_are_named(fault):
     assert host.running() == 0
 
 
-@pytest.mark.parametrize("fault", ["cut", "die", "hang"])
+@pytest.mark.parametrize("fault", ["cut", "die", "hang", "cut, then hang"])
 def test_restart_replaces_lost_instances(fault, caplog):
     env = counting(fault, timeout=2.0, restarts=1)
     state, first = jax.jit(env.reset)(keys(2))
@@ -136,6 +137,24 @@ def test_worker_that_reads_nothing_is_replaced():
     os.kill(int(first[0, 0]), signal.SIGSTOP)
     _, step = env.step(keys(1), state, jnp.zeros((1, 200_000)))
     assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
+
+
+def test_stopped_workers_share_one_limit():
+    pool = envs.make("gymnasium:tests.envs.faulty:Wide", workers=3).source.start(3)
+    for process in pool.reset(np.arange(3), np.arange(3), 60.0)[:, 0]:
+        os.kill(int(process), signal.SIGSTOP)
+    start = time.monotonic()
+    assert len(pool.step(np.zeros((3, 200_000), np.float32), 1.0).failures) == 3
+    assert time.monotonic() - start < 5.0
+    pool.close()
+
+
+def test_numbers_beyond_float32_become_infinite(recwarn):
+    env = counting("huge")
+    state, first = env.reset(keys(1))
+    _, step = env.step(keys(1), state, jnp.zeros(1, jnp.int32))
+    assert np.isposinf([first[0, 0], step.observation[0, 0]]).all()
+    assert not [warning for warning in recwarn if "overflow" in str(warning.message)]
 
 
 def test_constructor_failure():
@@ -228,7 +247,7 @@ def test_old_pools_are_closed():
         assert step.reward[0, 0] == 1
     used, *closed = pools[: 1 - running_pools._MAX_POOLS]
     assert list(running_pools.POOLS._by_number.values()) == [*pools[1 + len(closed) :], used]
-    assert [running.pool._workers for running in closed] == [[None]] * 3
+    assert [running.pool._workers for running in closed] == [{}] * 3
     processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
     host.close()
     assert host.running() == 0 and all(process.poll() is not None for process in processes)

@@ -83,6 +83,12 @@ def test_export_removes_the_files_of_another_tokenizer(folder, tmp_path):
     assert tokenizer_of(out) == CharacterTokenizer("ab")
 
 
+def test_older_files_that_cannot_be_removed_are_named(folder):
+    (folder / "merges.txt").mkdir()  # unlink does not remove a directory
+    with pytest.raises(FdgError, match=r"merges.txt: remove it, export could not \("):
+        save(folder, *random_network(13), CharacterTokenizer("ab"))
+
+
 def test_missing_tokenizer_files_are_written(folder):
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).unlink()
