@@ -50,7 +50,7 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch):
         (b'{"a": "\\ud800"}', "half a character"),
         (b'{"a": "\xff"}', "is not UTF-8: byte 7 is 0xff: save it as UTF-8"),
         (b'\xff\xfe{\x00"\x00', "is UTF-16 and not UTF-8: save it as UTF-8"),
-        (gzip.compress(b"{}"), "is compressed and not UTF-8: decompress it"),
+        (gzip.compress(b"{}", mtime=0), "is compressed and not UTF-8: decompress it"),
         (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed and not UTF-8: decompress it"),
         (b"[1]", "does not contain a JSON object"),
         (b'{"a": 1', "is not JSON"),
