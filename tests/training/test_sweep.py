@@ -421,7 +421,7 @@ def test_a_construction_that_takes_no_traced_numbers_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Named(Walk):
         def __post_init__(self):
-            object.__setattr__(self, "label", f"{self.scale:.2f}")
+            object.__setattr__(self, "title", f"{self.scale:.2f}")
 
     sweep = Sweep(Named(), (("scale", (0.2, 0.4)),))
     with refuses("Named.__post_init__ does not take traced numbers (scale)", "make what it computes"):
