@@ -81,7 +81,7 @@ def test_policy_plans_and_drawings(capsys):
                 assert capsys.readouterr().out.endswith(f"\n\n{printed}\n")
     assert commands == 8
     for name in policies.names():
-        assert f"--policy {name} " in text and f"## `{policies.get(name).__name__}`" in text
+        assert re.search(rf"--policy {name}\b", text) and f"## `{policies.get(name).__name__}`" in text
 
 
 @pytest.fixture
