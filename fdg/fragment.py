@@ -239,7 +239,7 @@ _num_traces = 0  # part of the key of each fragment's cached trace
 
 
 def forget_traces() -> None:
-    """Makes later calls of fragments trace their functions anew, with changed attributes and globals."""
+    """Makes later calls of fragments trace their functions again, with changed attributes and globals."""
     global _num_traces
     _num_traces += 1
 

@@ -115,7 +115,7 @@ def fit(
         would take more than 1% of the time.
       stop_at: stop when an evaluation during training reaches this return.
       stop_after: stop after this many seconds of training; compilation does not count.
-      on_nan: "stop" ends the run if a loss of every agent is NaN or infinite; "warn" goes on.
+      on_nan: "stop" ends the run if a loss of every agent is NaN or infinite; "warn" continues.
       callbacks: functions that get a `Report` of newly recorded iterations; a true result ends the run.
       tensorboard: write TensorBoard event files into the run directory.
       wandb: log to this project of Weights & Biases.
