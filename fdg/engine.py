@@ -220,7 +220,8 @@ class Engine:
             raise FdgError(f"iterations={text}: give an integer of at least 1, below 2**31{order}")
 
     def compile_init(self, seed: int = 0) -> None:
-        """Compiles the program of `init` without running it."""
+        """Deprecated: compiles the program of `init` without running it; write `compile_and_init`."""
+        warnings.warn("Engine.compile_init is deprecated: write compile_and_init", DeprecationWarning, 2)
         traced = self._init.trace(first_start(self.algorithm, seed))
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             traced.lower().compile()

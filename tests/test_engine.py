@@ -10,6 +10,7 @@ import pytest
 import fdg
 import policies
 from fdg.errors import FdgError
+from fdg.keys import to_data
 from fdg.running.hlo import read_collectives
 from tests.user_algorithm import Walker
 
@@ -29,6 +30,16 @@ def test_metrics_have_one_row_per_iteration(walker):
         "alive": ((2,), "int32"),
     }
     assert isinstance(state, type(Walker().init(jax.random.key(0))))
+
+
+def test_compile_and_init_returns_the_state_of_init(devices):
+    engine = fdg.compile(Walker(), policies.GPUOnly(), devices[:2])
+    for one, other in zip(
+        *map(jax.tree.leaves, (engine.compile_and_init(seed=3), engine.init(3))), strict=True
+    ):
+        np.testing.assert_array_equal(to_data(one), to_data(other))
+    with pytest.warns(DeprecationWarning, match="write compile_and_init"):
+        engine.compile_init()
 
 
 @pytest.mark.parametrize("seed", [jax.random.key(0), 1.5, None, 2**63])
