@@ -63,8 +63,9 @@ class _Pruner:
         while True:  # carried values may need other carried values
             num_before, pruned_bodies = len(operands), []
             for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):
-                # The condition of a while loop has one output, the predicate.
-                needed = {body.results[k] for k in used} if body.results else {0}
+                # A body without results is the condition of a while loop, or has only effects.
+                outputs = range(len(inner.jaxpr.outvars))
+                needed = {body.results[k] for k in used} if body.results else set(outputs)
                 operands |= {body.operands[i] for i, j in body.carry if j in needed}
                 needed |= {j for i, j in body.carry if body.operands[i] in operands}
                 pruned, inputs = self.prune(inner, frozenset(needed))

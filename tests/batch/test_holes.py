@@ -241,6 +241,31 @@ def test_effects_are_not_split():
     assert not step.local and step.agrees_on_predicate
 
 
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_function_without_results(num_devices, devices, capfd):
+    @jax.jit
+    def log(x):
+        jax.debug.print("sum {}", jnp.sum(x))
+
+    @fdg.fragment("learner", in_axes=0)
+    def learner(x):
+        log(x)
+        return x + 1
+
+    class Logging:
+        def init(self, key):
+            return jnp.arange(8.0)
+
+        def iterate(self, x):
+            return learner(x), {}
+
+    engine = fdg.compile(Logging(), policies.GPUOnly(), devices=devices[:num_devices])
+    state, _ = engine.run(engine.init(0), 2)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(state, np.arange(8) + 2)
+    assert capfd.readouterr().out == "sum 28.0\nsum 36.0\n"
+
+
 IN_A_BODY = {
     "jit": lambda f, x: jax.jit(f)(x),
     "checkpoint": lambda f, x: jax.checkpoint(f)(x),
