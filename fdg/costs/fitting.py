@@ -43,7 +43,7 @@ class JobSample(NamedTuple):
     @property
     def classes(self) -> set[str]:
         """The classes of operations in the plan's programs."""
-        works = [program.work for program in program_works(self.plan, self.cluster.target)]
+        works = [program.work for program in program_works(self.plan, self.cluster)]
         return set().union(*(seconds_of(work, self.cluster.kind).by_class for work in works))
 
 

@@ -104,7 +104,7 @@ class _CostModel:
         self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
         self.overheads = cluster.kind.effective_overheads
-        self.program_works = program_works(plan, cluster.target)
+        self.program_works = program_works(plan, cluster)
         self.seconds: dict[str, Seconds] = {}
         # for each program: the cost of each collective, and its number of runs; `meetings` is the number of
         # compiled collectives per collective of the plan
