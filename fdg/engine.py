@@ -25,7 +25,7 @@ from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import make_in_process, put
-from fdg.running.interrupts import DelayedInterrupt
+from fdg.running.interrupts import delayed_interrupt
 from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
@@ -157,8 +157,8 @@ class Engine:
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Delay Ctrl-C: between donation and return, the caller has no usable state.
-            with DelayedInterrupt() as interrupt:
-                leaves, metrics = self._execution.start(placed, iterations, interrupt.is_pending)
+            with delayed_interrupt() as is_interrupted:
+                leaves, metrics = self._execution.start(placed, iterations, is_interrupted)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
