@@ -1,6 +1,7 @@
 """`compile` turns an algorithm and a distribution policy into an `Engine`, which runs it on devices."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -348,13 +349,10 @@ class Engine:
         return make_in_process(device.process_index, lambda: init_guarded(*leaves), self._shapes)
 
     def _init_leaves(self, key):
-        """The leaves of the initial state."""
-        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._plain_leaves)(key), self.plan, self.devices)
+        """The leaves of the initial state, with sharding constraints."""
+        leaves = functools.partial(initial_leaves, self.algorithm, self.plan)
+        jaxpr = with_sharding_constraints(jax.make_jaxpr(leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(key))
-
-    def _plain_leaves(self, key):  # without sharding constraints
-        state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
-        return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
     def _placed_leaves(self, state: Any) -> list[jax.Array]:
         """Checks a state, and returns its leaves with the engine's shardings and without aliases."""
@@ -408,6 +406,12 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
+
+
+def initial_leaves(algorithm: Any, plan: Plan, key: Any) -> list[jax.Array]:
+    """The leaves of the state in which an algorithm starts, with the older parameters of staleness."""
+    state = jax.tree.map(jnp.asarray, algorithm.init(key))
+    return jax.tree.leaves(state if plan.delayed is None else plan.delayed.start(state))
 
 
 def _end_other_processes(line: str, status: int) -> None:
