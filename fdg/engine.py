@@ -72,12 +72,12 @@ class Engine:
         ]
         self._structure = jax.tree.structure(plan.graph.state)
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
-        self._shardings = [shape.sharding for shape in self._shapes]
         # A single program can only lay out its results on its own devices.
         self._is_single = isinstance(self._execution, OneProgram)
+        self._init_shardings = [shape.sharding for shape in self._shapes] if self._is_single else None
         self._init = jax.jit(
             self._init_leaves,
-            out_shardings=self._shardings if self._is_single else None,
+            out_shardings=self._init_shardings,
             compiler_options=xla_options(devices[0].platform if self._is_single else jax.default_backend()),
         )
         self._returned = ReturnedArrays()
@@ -337,8 +337,7 @@ class Engine:
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _end_other_processes)
-        shardings = self._shardings if self._is_single else None
-        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
+        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=self._init_shardings)
         leaves = jax.tree.leaves(key)  # in a sweep, `key` has hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
