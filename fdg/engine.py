@@ -1,6 +1,7 @@
 """`compile` turns an algorithm and a distribution policy into an `Engine`, which runs it on devices."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from fdg.placing.policy import Policy, check_policy, checked_devices, with_host
 from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import make_in_process, put
-from fdg.running.interrupts import DelayedInterrupt
+from fdg.running.interrupts import delayed_interrupt
 from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
@@ -71,12 +72,12 @@ class Engine:
         ]
         self._structure = jax.tree.structure(plan.graph.state)
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
-        self._shardings = [shape.sharding for shape in self._shapes]
         # A single program can only lay out its results on its own devices.
         self._is_single = isinstance(self._execution, OneProgram)
+        self._init_shardings = [shape.sharding for shape in self._shapes] if self._is_single else None
         self._init = jax.jit(
             self._init_leaves,
-            out_shardings=self._shardings if self._is_single else None,
+            out_shardings=self._init_shardings,
             compiler_options=xla_options(devices[0].platform if self._is_single else jax.default_backend()),
         )
         self._returned = ReturnedArrays()
@@ -157,8 +158,8 @@ class Engine:
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Delay Ctrl-C: between donation and return, the caller has no usable state.
-            with DelayedInterrupt() as interrupt:
-                leaves, metrics = self._execution.start(placed, iterations, interrupt.is_pending)
+            with delayed_interrupt() as is_interrupted:
+                leaves, metrics = self._execution.start(placed, iterations, is_interrupted)
                 leaves = typed_like(self._shapes, leaves)
                 self._returned = ReturnedArrays(leaves)
                 result = jax.tree.unflatten(self._structure, leaves), metrics
@@ -336,8 +337,7 @@ class Engine:
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _end_other_processes)
-        shardings = self._shardings if self._is_single else None
-        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=shardings)
+        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=self._init_shardings)
         leaves = jax.tree.leaves(key)  # in a sweep, `key` has hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:
@@ -348,13 +348,10 @@ class Engine:
         return make_in_process(device.process_index, lambda: init_guarded(*leaves), self._shapes)
 
     def _init_leaves(self, key):
-        """The leaves of the initial state."""
-        jaxpr = with_sharding_constraints(jax.make_jaxpr(self._plain_leaves)(key), self.plan, self.devices)
+        """The leaves of the initial state, with sharding constraints."""
+        leaves = functools.partial(initial_leaves, self.algorithm, self.plan)
+        jaxpr = with_sharding_constraints(jax.make_jaxpr(leaves)(key), self.plan, self.devices)
         return core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(key))
-
-    def _plain_leaves(self, key):  # without sharding constraints
-        state = jax.tree.map(jnp.asarray, self.algorithm.init(key))
-        return jax.tree.leaves(state if self.plan.delayed is None else self.plan.delayed.start(state))
 
     def _placed_leaves(self, state: Any) -> list[jax.Array]:
         """Checks a state, and returns its leaves with the engine's shardings and without aliases."""
@@ -408,6 +405,12 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.plan.graph.name} under {self.plan.policy} on {len(self.devices)} devices>"
+
+
+def initial_leaves(algorithm: Any, plan: Plan, key: Any) -> list[jax.Array]:
+    """The leaves of the state in which an algorithm starts, with the older parameters of staleness."""
+    state = jax.tree.map(jnp.asarray, algorithm.init(key))
+    return jax.tree.leaves(state if plan.delayed is None else plan.delayed.start(state))
 
 
 def _end_other_processes(line: str, status: int) -> None:

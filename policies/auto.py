@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -212,16 +213,11 @@ def policies_of(classes: Iterable[Any], count: int, staleness: Iterable[int]) ->
             for name, field in fields.items()
             if field.metadata.get("devices") and field.default is not None
         ]
-        staleness_values = list(staleness) if "staleness" in fields else [None]
-        combinations: list[dict[str, int]] = [{}]
-        for name in groups:
-            combinations = [
-                {**others, name: size} for others in combinations for size in (group_sizes(count) or [1])
-            ]
-        for value in staleness_values:
-            for sizes in combinations:
-                if sum(sizes.values()) < count or count == 1:
-                    policies.append(cls(**sizes, **({} if value is None else {"staleness": value})))
+        combinations = itertools.product(group_sizes(count) or [1], repeat=len(groups))
+        possible = [sizes for sizes in combinations if sum(sizes) < count or count == 1]
+        ages = [{"staleness": age} for age in staleness] if "staleness" in fields else [{}]
+        for age, sizes in itertools.product(ages, possible):
+            policies.append(cls(**dict(zip(groups, sizes, strict=True)), **age))
     return policies
 
 
@@ -229,15 +225,15 @@ def _variants(algorithm: Any, names: Iterable[str]) -> list[tuple[tuple[str, Any
     """Other combinations of values of these fields, each as the fields that differ from the algorithm."""
     if not dataclasses.is_dataclass(algorithm):
         return []
-    combinations: list[dict[str, Any]] = [{}]
     hints = typing.get_type_hints(type(algorithm))
-    for name in names:
-        if typing.get_origin(hints.get(name)) is Literal:
-            values = typing.get_args(hints[name])
-            combinations = [{**others, name: value} for others in combinations for value in values]
+    choices = [
+        [(name, value) for value in typing.get_args(hints[name])]
+        for name in dict.fromkeys(names)
+        if typing.get_origin(hints.get(name)) is Literal
+    ]
     variants = (
-        tuple((name, value) for name, value in fields.items() if getattr(algorithm, name) != value)
-        for fields in combinations
+        tuple((name, value) for name, value in fields if getattr(algorithm, name) != value)
+        for fields in itertools.product(*choices)
     )
     return list(dict.fromkeys(variant for variant in variants if variant))
 

@@ -7,7 +7,7 @@ from fdg.arguments import quoted
 from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import ShardsParameters, generation_group
+from policies.parameters import ShardsParameters, device_count, generation_group
 
 LEARNING_ROLES = ("reference", "critic", "learner", "buffer")
 
@@ -28,16 +28,12 @@ class Colocated(ShardsParameters):
         on the host.
     """
 
-    generation_parallel: int | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "devices over which parameters are split in generation, fewer than in training; None: as"
-            " many"
-        },
+    generation_parallel: int | None = device_count(
+        None,
+        "devices over which parameters are split in generation, fewer than in training; None: as many",
     )
-    rewards: int | None = dataclasses.field(
-        default=None,
-        metadata={"help": "devices that compute rewards; None: all; use 1 for a reward on the host"},
+    rewards: int | None = device_count(
+        None, "devices that compute rewards; None: all; use 1 for a reward on the host"
     )
 
     def __post_init__(self) -> None:

@@ -31,6 +31,11 @@ def group_size(default: int | None, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"devices": True, "help": text})
 
 
+def device_count(default: int | None, text: str, least: int | None = None, **options: Any) -> Any:
+    """A field for another number of devices; `ShardsParameters` checks that it is at least `least`."""
+    return dataclasses.field(default=default, metadata={"help": text, "least": least}, **options)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardsParameters:
     """The fields of a policy that can shard the parameters of one of its groups.
@@ -41,10 +46,8 @@ class ShardsParameters:
         network, which is the default if `model_parallel` is more than 1.
     """
 
-    model_parallel: int = dataclasses.field(
-        default=1,
-        kw_only=True,
-        metadata={"help": "devices that share a part of the batch and split parameters"},
+    model_parallel: int = device_count(
+        1, "devices that share a part of the batch and split parameters", least=1, kw_only=True
     )
     parameters: Any = dataclasses.field(
         default=None,
@@ -61,16 +64,17 @@ class ShardsParameters:
 
     def __post_init__(self) -> None:
         make_fields_python(self)
-        self._check_at_least_one("model_parallel")
+        for field in dataclasses.fields(self):
+            if (least := field.metadata.get("least")) is None:
+                continue
+            size = getattr(self, field.name)
+            if not isinstance(size, int) or size < least:
+                fix = f"give a number of {'at least 1' if least else 'devices, 0 for none'}"
+                raise PlanError(f"{type(self).__name__}: {field.name}={quoted(size)}: {fix}")
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))
         # raises an error here, not when the plan is made, if a string is neither "fsdp" nor "declared"
         parameter_rules(self.parameters)
-
-    def _check_at_least_one(self, name: str) -> None:
-        size = getattr(self, name)
-        if not isinstance(size, int) or size < 1:
-            raise PlanError(f"{type(self).__name__}: {name}={quoted(size)}: give a number of at least 1")
 
     def __repr__(self) -> str:
         """The `repr` of a dataclass, without keyword-only fields that have their defaults."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fdg.placing.policy import Group
 from policies.colocated import LEARNING_ROLES
 from policies.groups import divide
-from policies.parameters import Lags, generation_group, group_size
+from policies.parameters import Lags, device_count, generation_group, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -29,17 +29,11 @@ class Split(Lags):
 
     actors: int | None = group_size(None, "devices that generate; None: the rest")
     learners: int = group_size(1, "devices that train")
-    generation_parallel: int = dataclasses.field(
-        default=1, metadata={"help": "devices over which parameters are split for generation"}
+    generation_parallel: int = device_count(
+        1, "devices over which parameters are split for generation", least=1
     )
-    rewards: int | None = dataclasses.field(
-        default=None, metadata={"help": "devices of the reward alone; None: those that generate"}
-    )
+    rewards: int | None = device_count(None, "devices of the reward alone; None: those that generate")
     staleness: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_at_least_one("generation_parallel")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """Two groups, and a third for rewards if they have separate devices."""

@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.arguments import quoted
-from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags, generation_group, group_size
+from policies.parameters import Lags, device_count, generation_group, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -32,27 +30,11 @@ class Standalone(Lags):
 
     actors: int | None = group_size(None, "devices that generate; None: the rest")
     learners: int = group_size(1, "devices that train")
-    references: int = dataclasses.field(
-        default=1, metadata={"help": "devices of the reference; 0: those that train"}
-    )
-    critics: int = dataclasses.field(
-        default=0, metadata={"help": "devices of the critic; 0: those that train"}
-    )
-    rewards: int = dataclasses.field(
-        default=0, metadata={"help": "devices of the reward; 0: those that generate"}
-    )
-    generation_parallel: int = dataclasses.field(
-        default=1, metadata={"help": "devices that split parameters to generate"}
-    )
+    references: int = device_count(1, "devices of the reference; 0: those that train", least=0)
+    critics: int = device_count(0, "devices of the critic; 0: those that train", least=0)
+    rewards: int = device_count(0, "devices of the reward; 0: those that generate", least=0)
+    generation_parallel: int = device_count(1, "devices that split parameters to generate", least=1)
     staleness: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_at_least_one("generation_parallel")
-        for name in ("references", "critics", "rewards"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 0:
-                raise PlanError(f"Standalone: {name}={quoted(size)}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role with separate devices."""

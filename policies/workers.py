@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from fdg.arguments import quoted
-from fdg.errors import PlanError
 from fdg.placing.policy import Group
 from policies.groups import divide
-from policies.parameters import Lags, group_size
+from policies.parameters import Lags, device_count, group_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -32,15 +30,8 @@ class Workers(Lags):
     environments: int | None = group_size(None, "devices for environments; None: the rest")
     actors: int = group_size(1, "devices that act")
     learners: int = group_size(1, "devices that learn")
-    buffers: int = dataclasses.field(
-        default=0, metadata={"help": "devices of replay and transforms; 0: those that learn"}
-    )
+    buffers: int = device_count(0, "devices of replay and transforms; 0: those that learn", least=0)
     staleness: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.buffers, int) or self.buffers < 0:
-            raise PlanError(f"Workers: buffers={quoted(self.buffers)}: give a number of devices, 0 for none")
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
         """A group for each role."""

@@ -127,10 +127,7 @@ def _no_calibration():
     """Hides the calibration of the test machine, which would change the policies that `auto` chooses."""
     real = machine.path_of
 
-    def path_of(device_kind, environment=os.environ):
-        return real(device_kind, environment) if "XDG_CACHE_HOME" in environment else None
-
-    machine.path_of = path_of
+    machine.path_of = lambda device_kind: real(device_kind) if "XDG_CACHE_HOME" in os.environ else None
     yield
     machine.path_of = real
 

@@ -43,7 +43,7 @@ class JobSample(NamedTuple):
     @property
     def classes(self) -> set[str]:
         """The classes of operations in the plan's programs."""
-        works = [program.work for program in program_works(self.plan, self.cluster.target)]
+        works = [program.work for program in program_works(self.plan, self.cluster)]
         return set().union(*(seconds_of(work, self.cluster.kind).by_class for work in works))
 
 
@@ -57,20 +57,16 @@ class Fitted:
     after: float  # the median relative error with the fitted parameters
 
 
-def fit_overheads(
-    samples: Sequence[JobSample], overheads: Overheads | None = None, prior_weight: float = _PRIOR_WEIGHT
-) -> Fitted:
+def fit_overheads(samples: Sequence[JobSample], prior_weight: float = _PRIOR_WEIGHT) -> Fitted:
     """Fits `shares_after_fusion` and `overheads` to samples of one platform.
 
     `samples` are jobs of one machine or several, each with its machine's rates. The prior values are those of
-    the platform; `overheads`, if given, replaces the platform's overheads. Parameters whose prior value is
-    zero stay zero.
+    the platform. Parameters whose prior value is zero stay zero.
     """
     from scipy.optimize import least_squares  # imported here, since it is slow
 
     platform = samples[0].cluster.kind.platform
-    shares = SHARES_AFTER_FUSION[platform]
-    overheads = OVERHEADS[platform] if overheads is None else overheads
+    shares, overheads = SHARES_AFTER_FUSION[platform], OVERHEADS[platform]
     used_classes = set().union(*(sample.classes for sample in samples))
     classes = [name for name in CLASSES if name in used_classes and shares[name] > 0]
     fields = [field.name for field in dataclasses.fields(overheads) if getattr(overheads, field.name) > 0]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.costs.program_work import TargetDevices
 from fdg.errors import FdgError, unknown_name
 
 
@@ -227,11 +226,6 @@ class Cluster:
     def machines(self) -> int:
         """Number of machines."""
         return -(-self.hosts // self.hosts_per_machine)
-
-    @property
-    def target(self) -> TargetDevices:
-        """The properties of the devices that lowering depends on."""
-        return TargetDevices(self.kind.platform, self.cores, self.devices_per_machine)
 
     @property
     def devices(self) -> int:

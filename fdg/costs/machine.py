@@ -141,9 +141,9 @@ def fingerprint(device_kind: str) -> dict[str, Any]:
     }
 
 
-def path_of(device_kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+def path_of(device_kind: str) -> Path | None:
     """The file of this machine's calibration; None for a user without a home directory."""
-    cache_directory = program_cache.default_directory(environment)
+    cache_directory = program_cache.default_directory()
     if cache_directory is None:
         return None
     name = "".join(c if c.isalnum() else "-" for c in device_kind).lower()

@@ -104,7 +104,7 @@ class _CostModel:
         self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
         self.overheads = cluster.kind.effective_overheads
-        self.program_works = program_works(plan, cluster.target)
+        self.program_works = program_works(plan, cluster)
         self.seconds: dict[str, Seconds] = {}
         # for each program: the cost of each collective, and its number of runs; `meetings` is the number of
         # compiled collectives per collective of the plan
@@ -182,12 +182,10 @@ class _CostModel:
             costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
-            work = traffic.host_work(move, source, target, self.cluster)
-            host = (
-                kind.rate("transfer") + work.programs * start + work.arrays * (array + self.overheads.array)
-            )
+            programs, arrays = traffic.host_work(move, source, target, self.cluster)
+            host = kind.rate("transfer") + programs * start + arrays * (array + self.overheads.array)
             cost = self.transfer(move)
-            seconds = cost.seconds + work.arrays * self.overheads.arrival
+            seconds = cost.seconds + arrays * self.overheads.arrival
             costs[move] = Cost(host, seconds, occupies_groups=cost.between > 0)
         return costs
 

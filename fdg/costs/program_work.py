@@ -13,27 +13,13 @@ from collections.abc import Iterator, Sequence
 from fdg.batch.collective import Collective
 from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process
+from fdg.costs.hardware import Cluster
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.programs import prepare_for_vmap, vmapped_program
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetDevices:
-    """The properties of devices that lowering depends on."""
-
-    platform: str = "cpu"
-    cores: float | None = None  # shared by a machine's CPU devices; None for the cores of this process
-    devices_per_machine: int | None = None  # the maximum; None if all devices are on one machine
-
-    def uses_all_cores(self, group: Group) -> bool:
-        """Whether a group has at least as many CPU devices on one machine as the machine has cores."""
-        count = min(len(group), self.devices_per_machine or len(group))
-        cores = min_cores_per_process() if self.cores is None else self.cores
-        return self.platform == "cpu" and count >= cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +33,14 @@ class ProgramWork:
     collectives: tuple[Collective, ...]  # among the group's devices
 
 
-def program_works(plan: Plan, target: TargetDevices) -> tuple[ProgramWork, ...]:
+def program_works(plan: Plan, cluster: Cluster) -> tuple[ProgramWork, ...]:
     """The work of a plan's programs, in order; compiles and allocates nothing."""
     array_counts = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
     array_counts = array_counts or [2 * len(plan.graph.state_axes)]
     return tuple(
         ProgramWork(program.name, group, _one_device_work(work, group), count, _collectives_of(plan, program))
         for program, (group, work), count in zip(
-            plan.programs, _group_works(plan, target), array_counts, strict=True
+            plan.programs, _group_works(plan, cluster), array_counts, strict=True
         )
     )
 
@@ -91,18 +77,18 @@ def _collectives_of(plan: Plan, program: PlannedProgram) -> tuple[Collective, ..
     return tuple(collectives)
 
 
-def _group_works(plan: Plan, target: TargetDevices) -> Iterator[tuple[Group, Work]]:
+def _group_works(plan: Plan, cluster: Cluster) -> Iterator[tuple[Group, Work]]:
     """Each program's group and its work on one device, summed over the agents on that device."""
     if isinstance(plan, SteppedPlan):
         groups = {group.name: group for group in plan.groups}
         for call, _ in plan.calls():
             group = groups[call.group]
             axes, output_axes = ([value.axis for value in side] for side in (call.inputs, call.outputs))
-            setting = _setting(axes, output_axes, group, target)
+            setting = _setting(axes, output_axes, group, cluster)
             yield group, work_of(rewrite_all(call.jaxpr, setting), axes, group.num_batch_parts)
         return
     (group,), graph = plan.groups, plan.graph
-    setting = _setting(graph.state_axes, graph.output_axes, group, target)
+    setting = _setting(graph.state_axes, graph.output_axes, group, cluster)
     agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
     if per_vmap is None:
         yield group, work_of(rewrite_all(graph.jaxpr, setting), graph.state_axes, group.num_batch_parts)
@@ -129,10 +115,14 @@ def _one_device_work(work: Work, group: Group) -> Work:
     return dataclasses.replace(work, products=products)
 
 
-def _setting(
-    axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, target: TargetDevices
-) -> Setting:
+def _setting(axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, cluster: Cluster) -> Setting:
     """The properties of a group's program and devices on which its rewrites depend."""
-    num_parts, on_cpu = group.num_batch_parts, target.platform == "cpu"
-    uses_all_cores = target.uses_all_cores(group)
-    return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, uses_all_cores, sharded=group.shards)
+    num_parts, on_cpu = group.num_batch_parts, cluster.kind.platform == "cpu"
+    all_cores = uses_all_cores(group, cluster)
+    return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, all_cores, sharded=group.shards)
+
+
+def uses_all_cores(group: Group, cluster: Cluster) -> bool:
+    """Whether a group has at least as many CPU devices on one machine as the machine has cores."""
+    cores = min_cores_per_process() if cluster.cores is None else cluster.cores
+    return cluster.kind.platform == "cpu" and min(len(group), cluster.devices_per_machine) >= cores

@@ -6,7 +6,7 @@ the figures of the H100's NVLink were checked in 2026; the others were not check
 (`fdg.costs.calibration`) replaces these figures.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from fdg.costs.hardware import DeviceKind, Figure, Link
@@ -32,35 +32,33 @@ def _kind(
 _SHEET = "NVIDIA's data sheet of the {}, dense; float32 without TF32, which is off by default"
 _CLOUD = "Google Cloud's page 'TPU {}'; float32 products as six passes of bfloat16 (precision highest: XLA)"
 
-KINDS: Mapping[str, DeviceKind] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            _kind("P100", "gpu", _SHEET.format("Tesla P100 for NVLink servers (10.6 TFLOP/s, 732 GB/s)"),
-                  0.732, 16, float32=10.6, float16=21.2, float64=5.3),
-            _kind("V100", "gpu", _SHEET.format("V100 SXM2 (15.7 TFLOP/s, 900 GB/s)"),
-                  0.9, 32, float32=15.7, float16=125, float64=7.8),
-            _kind("V100 16GB", "gpu", _SHEET.format("V100 SXM2 (15.7 TFLOP/s, 900 GB/s)"),
-                  0.9, 16, float32=15.7, float16=125, float64=7.8),
-            _kind("A100", "gpu", _SHEET.format("A100 80GB SXM (19.5 TFLOP/s, 2,039 GB/s)"),
-                  2.039, 80, float32=19.5, bfloat16=312, float16=312, float64=9.7),
-            _kind("A100 40GB", "gpu", _SHEET.format("A100 40GB SXM (19.5 TFLOP/s, 1,555 GB/s)"),
-                  1.555, 40, float32=19.5, bfloat16=312, float16=312, float64=9.7),
-            _kind("H100", "gpu", _SHEET.format("H100 SXM5 (67 TFLOP/s, 3.35 TB/s)"),
-                  3.35, 80, float32=67, bfloat16=989, float16=989, float64=34),
-            _kind("H200", "gpu", _SHEET.format("H200 SXM (67 TFLOP/s, 4.8 TB/s, 141 GB)"),
-                  4.8, 141, float32=67, bfloat16=989, float16=989, float64=34),
-            _kind("B200", "gpu", _SHEET.format("B200 of an HGX (75 TFLOP/s, 8 TB/s, 180 GB)"),
-                  8.0, 180, float32=75, bfloat16=2250, float16=2250, float64=37),
-            _kind("TPU v5e", "tpu", _CLOUD.format("v5e") + " (197 TFLOP/s, 819 GB/s, 16 GB)",
-                  0.819, 16, bfloat16=197, float32=197 / 6),
-            _kind("TPU v5p", "tpu", _CLOUD.format("v5p") + " (459 TFLOP/s, 2,765 GB/s, 95 GB)",
-                  2.765, 95, bfloat16=459, float32=459 / 6),
-            _kind("TPU v6e", "tpu", _CLOUD.format("v6e") + " (918 TFLOP/s, 1,638 GB/s, 32 GB)",
-                  1.638, 32, bfloat16=918, float32=918 / 6),
-        )
-    }
+# Each kind of device, with its usual links within a host and between hosts.
+_KINDS_AND_LINKS: Sequence[tuple[DeviceKind, str, str]] = (
+    (_kind("P100", "gpu", _SHEET.format("Tesla P100 for NVLink servers (10.6 TFLOP/s, 732 GB/s)"),
+           0.732, 16, float32=10.6, float16=21.2, float64=5.3), "PCIe 3", "Ethernet 10"),
+    (_kind("V100", "gpu", _SHEET.format("V100 SXM2 (15.7 TFLOP/s, 900 GB/s)"),
+           0.9, 32, float32=15.7, float16=125, float64=7.8), "NVLink 2", "InfiniBand EDR"),
+    (_kind("V100 16GB", "gpu", _SHEET.format("V100 SXM2 (15.7 TFLOP/s, 900 GB/s)"),
+           0.9, 16, float32=15.7, float16=125, float64=7.8), "NVLink 2", "InfiniBand EDR"),
+    (_kind("A100", "gpu", _SHEET.format("A100 80GB SXM (19.5 TFLOP/s, 2,039 GB/s)"),
+           2.039, 80, float32=19.5, bfloat16=312, float16=312, float64=9.7), "NVLink 3", "InfiniBand HDR"),
+    (_kind("A100 40GB", "gpu", _SHEET.format("A100 40GB SXM (19.5 TFLOP/s, 1,555 GB/s)"),
+           1.555, 40, float32=19.5, bfloat16=312, float16=312, float64=9.7), "NVLink 3", "InfiniBand HDR"),
+    (_kind("H100", "gpu", _SHEET.format("H100 SXM5 (67 TFLOP/s, 3.35 TB/s)"),
+           3.35, 80, float32=67, bfloat16=989, float16=989, float64=34), "NVLink 4", "InfiniBand NDR"),
+    (_kind("H200", "gpu", _SHEET.format("H200 SXM (67 TFLOP/s, 4.8 TB/s, 141 GB)"),
+           4.8, 141, float32=67, bfloat16=989, float16=989, float64=34), "NVLink 4", "InfiniBand NDR"),
+    (_kind("B200", "gpu", _SHEET.format("B200 of an HGX (75 TFLOP/s, 8 TB/s, 180 GB)"),
+           8.0, 180, float32=75, bfloat16=2250, float16=2250, float64=37), "NVLink 5", "InfiniBand NDR"),
+    (_kind("TPU v5e", "tpu", _CLOUD.format("v5e") + " (197 TFLOP/s, 819 GB/s, 16 GB)",
+           0.819, 16, bfloat16=197, float32=197 / 6), "ICI v5e", "ICI v5e"),
+    (_kind("TPU v5p", "tpu", _CLOUD.format("v5p") + " (459 TFLOP/s, 2,765 GB/s, 95 GB)",
+           2.765, 95, bfloat16=459, float32=459 / 6), "ICI v5p", "ICI v5p"),
+    (_kind("TPU v6e", "tpu", _CLOUD.format("v6e") + " (918 TFLOP/s, 1,638 GB/s, 32 GB)",
+           1.638, 32, bfloat16=918, float32=918 / 6), "ICI v6e", "ICI v6e"),
 )  # fmt: skip
+
+KINDS: Mapping[str, DeviceKind] = MappingProxyType({kind.name: kind for kind, *_ in _KINDS_AND_LINKS})
 """Device kinds by name."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
@@ -128,20 +126,6 @@ LINKS: Mapping[str, Link] = MappingProxyType(
 )  # fmt: skip
 """Links by name. For links between hosts, the bandwidth is that of one host."""
 
-_LINKS_OF_KIND = {
-    "P100": ("PCIe 3", "Ethernet 10"),
-    "V100": ("NVLink 2", "InfiniBand EDR"),
-    "V100 16GB": ("NVLink 2", "InfiniBand EDR"),
-    "A100": ("NVLink 3", "InfiniBand HDR"),
-    "A100 40GB": ("NVLink 3", "InfiniBand HDR"),
-    "H100": ("NVLink 4", "InfiniBand NDR"),
-    "H200": ("NVLink 4", "InfiniBand NDR"),
-    "B200": ("NVLink 5", "InfiniBand NDR"),
-    "TPU v5e": ("ICI v5e", "ICI v5e"),
-    "TPU v5p": ("ICI v5p", "ICI v5p"),
-    "TPU v6e": ("ICI v6e", "ICI v6e"),
-}
-
 
 def kind(name: str) -> DeviceKind:
     """A device kind by its name in `KINDS` or by JAX's name.
@@ -157,5 +141,6 @@ def kind(name: str) -> DeviceKind:
 
 def usual_links(name: str) -> tuple[Link, Link]:
     """The usual links of a device kind: within a host, and between hosts."""
-    inside, between = _LINKS_OF_KIND[kind(name).name]
+    device_kind = kind(name)
+    inside, between = next(links for known, *links in _KINDS_AND_LINKS if known is device_kind)
     return LINKS[inside], LINKS[between]

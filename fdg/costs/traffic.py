@@ -28,7 +28,7 @@ class CommunicationCost:
     seconds: float
     inside: float  # bytes on links within hosts, in total
     between: float  # bytes on links between hosts, in total
-    largest_part: str  # of the seconds: the link's name, and "latency" or "bandwidth"
+    largest_part: str = ""  # of a collective's seconds: the link's name, and "latency" or "bandwidth"
 
 
 def count_hosts(devices: Sequence[int], cluster: Cluster) -> int:
@@ -84,30 +84,21 @@ def transfer_cost(
     latency, bandwidth = link.latency.value, total / num_links / link.bandwidth.value
     if between:  # between processes, a transfer is a collective
         latency += link.call.value
-    largest_part = f"{link.name} {'latency' if latency > bandwidth else 'bandwidth'}"
-    return CommunicationCost(latency + bandwidth, inside, between, largest_part)
+    return CommunicationCost(latency + bandwidth, inside, between)
 
 
-@dataclasses.dataclass(frozen=True)
-class HostWork:
-    """The host's work for a transfer."""
-
-    programs: int  # number of programs that the host starts
-    arrays: int  # number of arrays that the host handles
-
-
-def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> HostWork:
-    """The host's work for a transfer.
+def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> tuple[int, int]:
+    """The numbers of programs that the host starts, and of arrays that it handles, for a transfer.
 
     A transfer between two single devices is one program. Otherwise, a program cuts arrays into chunks, the
     chunks are copied, and a program joins the chunks. Between hosts, the copy is a program too, and each host
     handles the arrays of its devices.
     """
     if len(source) == len(target) == 1 and source != target:
-        return HostWork(1, len(move.pairs))
+        return 1, len(move.pairs)
     devices_by_host = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
     if len(devices_by_host) > 1:
-        return HostWork(3, len(move.pairs) * max(devices_by_host.values()))
+        return 3, len(move.pairs) * max(devices_by_host.values())
     has_cuts = has_joins = False
     arrays = 0
     for source_value, target_value in move.pairs:
@@ -116,4 +107,4 @@ def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster:
         has_cuts = has_cuts or num_chunks > before.num_parts
         has_joins = has_joins or num_chunks > after.num_parts
         arrays += num_chunks // after.num_parts * len(target)
-    return HostWork(has_cuts + has_joins, arrays)
+    return has_cuts + has_joins, arrays

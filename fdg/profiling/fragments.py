@@ -56,7 +56,7 @@ def place_fragments(plan: Plan) -> tuple[PlacedFragment, ...]:
 
 
 def fragment_benchmarks(
-    plan: Plan, devices: Sequence[jax.Device], leaves: Sequence[Any]
+    plan: Plan, fragments: Sequence[PlacedFragment], devices: Sequence[jax.Device], leaves: Sequence[Any]
 ) -> Mapping[str, Repeated]:
     """Programs that repeat each fragment, by name; fragments without results or devices here are omitted.
 
@@ -69,9 +69,8 @@ def fragment_benchmarks(
     agents, num_repeats = _representative_agents(plan)
     leaves = leaves if agents is None else [leaf[agents] for leaf in leaves]
     values = inputs_of(plan.graph, leaves)
-    for site in sites(plan.graph):
-        name = site.fragment.name
-        group = plan.group_of(name)
+    for placed in fragments:
+        name, site, group = placed.fragment.name, placed.site, placed.group
         if not site.outputs or name not in values or not is_here(devices[i] for i in group.devices):
             continue
         variables = jaxprs.variables(site.equation.invars)

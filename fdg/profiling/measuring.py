@@ -1,6 +1,7 @@
 """`fdg.profile`: measures the time of an engine's iteration by fragment."""
 
 import collections
+import functools
 import math
 import statistics
 import time
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from fdg import jaxprs
 from fdg.arguments import check_at_least, checked
-from fdg.engine import Engine
+from fdg.engine import Engine, initial_leaves
 from fdg.jaxprs.count import Product
 from fdg.lowering import host_calls
 from fdg.placing.plans import Plan
@@ -53,9 +54,9 @@ def profile(engine: Engine, state: Any, rounds: int = 7) -> Profile:
     plan = engine.plan
     fragments = place_fragments(plan)
     iterations = Iterations(engine, state)
-    benchmarks = dict(fragment_benchmarks(plan, engine.devices, _local_leaves(engine, state)))
-    for name in split_fragments(plan):
-        benchmarks.pop(name, None)
+    split = split_fragments(plan)
+    whole = [placed for placed in fragments if placed.fragment.name not in split]
+    benchmarks = fragment_benchmarks(plan, whole, engine.devices, _local_leaves(engine, state))
     compile_all(benchmarks.values())
     rates = {group.name: _prepare_rates(engine, group, fragments) for group in plan.groups}
     for _ in range(rounds):
@@ -128,13 +129,8 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
     if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:
         return [jax.device_put(leaf, device) for leaf in leaves]
-
-    def init(key: jax.Array) -> list[jax.Array]:
-        state_of_agent = jax.tree.map(jnp.asarray, engine.algorithm.init(key))
-        return jax.tree.leaves(state_of_agent if plan.delayed is None else plan.delayed.start(state_of_agent))
-
     with jax.default_device(device):
-        return jax.jit(init)(jax.random.key(0))
+        return jax.jit(functools.partial(initial_leaves, engine.algorithm, plan))(jax.random.key(0))
 
 
 def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[PlacedFragment]) -> Rates | None:

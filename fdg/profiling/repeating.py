@@ -8,7 +8,7 @@ place. The time of a run without calls is subtracted.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,7 @@ ROUND_S = 0.015  # minimum seconds of a round
 _MAX_CALLS = 1_000_000  # per round
 
 
-class Sample(NamedTuple):
-    """Seconds of a run that makes the calls, and of a run that makes none."""
-
-    with_calls: float
-    without_calls: float
+Sample = tuple[float, float]  # seconds of a run that makes the calls, and of a run that makes none
 
 
 class Repeated:
@@ -98,7 +94,7 @@ class Repeated:
             self._calls = min(_MAX_CALLS, num_calls)
 
     def _sample(self) -> Sample:
-        return Sample(self._time_run(self._calls), self._time_run(0))
+        return self._time_run(self._calls), self._time_run(0)
 
     def _seconds_per_call(self, samples: Sequence[Sample]) -> float:
         """Seconds per call, from the shortest run with calls and the shortest without."""

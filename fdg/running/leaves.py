@@ -131,15 +131,15 @@ class LeafCopies:
             if transfer is not None:
                 slots = [builder.slot(b) for *_, b in triples]
                 self._copiers.append(([i for i, *_ in triples], slots, transfer))
-        self._returned = ReturnedArrays()
-        self._copies: list[tuple[int, Any]] = []  # (slot, array), copies of the last returned leaves
+        # The last returned leaves, and their copies as (slot, array); a run that fails returns none.
+        self._kept: tuple[ReturnedArrays, list[tuple[int, Any]]] = ReturnedArrays(), []
 
     def fill(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Puts each leaf into its primary slot, and its copies into its other slots."""
         for leaf, slots in zip(leaves, self._slots, strict=True):
             memory.arrays[slots[0]] = leaf
-        copies, self._copies = self._copies, []
-        if self._returned.matches(leaves):
+        (returned, copies), self._kept = self._kept, (ReturnedArrays(), [])
+        if returned.matches(leaves):
             for slot, array in copies:
                 memory.arrays[slot] = array
             return
@@ -153,9 +153,8 @@ class LeafCopies:
 
     def keep(self, memory: Memory, leaves: Sequence[jax.Array]) -> None:
         """Keeps the copies, in case the next call gets these leaves."""
-        self._returned = ReturnedArrays(leaves)
         copies = [(slot, memory.arrays[slot]) for slots in self._slots for slot in slots[1:]]
-        self._copies = [(slot, array) for slot, array in copies if array is not None]
+        self._kept = ReturnedArrays(leaves), [pair for pair in copies if pair[1] is not None]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

@@ -83,15 +83,13 @@ class ManyPrograms:
     The attributes are the same as in `OneProgram`; here `timeline` measures how long each group is busy.
     """
 
-    timeline: Timeline | None
-
     def __init__(self, plan: SteppedPlan, devices: Sequence[jax.Device]):
         schedule = plan.schedule
         meshes = {group.name: group_mesh(group, devices) for group in plan.groups}
-        self.timeline = self._timeline = Timeline(list(meshes))
-        weakref.finalize(self, self._timeline.close)
+        self.timeline = Timeline(list(meshes))
+        weakref.finalize(self, self.timeline.close)
         self._lanes = lanes_of(schedule, meshes)
-        self._builder = builder = StepBuilder(plan.groups, meshes, self._timeline, self._lanes)
+        self._builder = builder = StepBuilder(plan.groups, meshes, self.timeline, self._lanes)
         self._steps = builder.build(schedule.steps)
         self._calls_per_iteration = sum(times for _, times in schedule.calls())
         self._carried_slots = builder.slots(schedule.carry)
@@ -136,7 +134,7 @@ class ManyPrograms:
             if not has_failed(token):
                 memory.arrays[slot] = token
         self._copies.fill(memory, leaves)
-        self._timeline.begin()
+        self.timeline.begin()
         with self._lanes or contextlib.nullcontext():
             chunks = self._iterate(memory, iterations, lambda: is_single_process and stop())
         memory.arrays = [array_of(array) for array in memory.arrays]
@@ -154,7 +152,7 @@ class ManyPrograms:
         rows: list[list[Any]] = []
         in_flight: collections.deque[Any] = collections.deque()
         for i in range(iterations):
-            memory.set_timed(self._timeline.begin_iteration(self._calls_per_iteration))
+            memory.set_timed(self.timeline.begin_iteration(self._calls_per_iteration))
             for step in self._steps:
                 step(memory)
             rows.append([memory.arrays[slot] for slot in self._metric_slots])
@@ -163,7 +161,7 @@ class ManyPrograms:
                 chunks.append((self._stack(rows), len(rows)))
                 rows = []
             move_slots(memory, self._carried_slots)
-            in_flight.append(self._timeline.last_results())
+            in_flight.append(self.timeline.last_results())
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             if is_last:

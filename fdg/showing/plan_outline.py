@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -42,6 +43,7 @@ class Loop:
 
 
 Line = RunLine | Crossing | Loop
+L = TypeVar("L", RunLine, Crossing, Loop)
 
 
 def outline(plan: Plan) -> tuple[Line, ...]:
@@ -64,19 +66,12 @@ def outline(plan: Plan) -> tuple[Line, ...]:
                 yield Crossing(step.source, step.target, next(transfers))
             else:
                 inner_lines = tuple(lines(step.steps))
-                enclosing = [ancestors(plan.graph, name) for name in _program_fragments(inner_lines)]
+                names = {f for line in all_lines(inner_lines, RunLine) for f in line.program.fragments}
+                enclosing = [ancestors(plan.graph, name) for name in names]
                 common = set.intersection(*map(set, enclosing)) if enclosing else set()
                 yield Loop(step.trips, tuple(name for name in opened if name in common), inner_lines)
 
     return tuple(lines(plan.schedule.steps))
-
-
-def _program_fragments(lines: Iterable[Line]) -> Iterator[str]:
-    for line in lines:
-        if isinstance(line, RunLine):
-            yield from line.program.fragments
-        elif isinstance(line, Loop):
-            yield from _program_fragments(line.lines)
 
 
 def split_fragments(plan: Plan) -> tuple[str, ...]:
@@ -85,13 +80,13 @@ def split_fragments(plan: Plan) -> tuple[str, ...]:
     return tuple(f.name for f in plan.graph.fragments if f.name not in whole_fragments)
 
 
-def transfers(lines: Iterable[Line]) -> Iterator[Crossing]:
-    """Yields all transfers, including those inside loops."""
+def all_lines(lines: Iterable[Line], kind: type[L]) -> Iterator[L]:
+    """Yields all lines of a kind, including those inside loops."""
     for line in lines:
-        if isinstance(line, Crossing):
+        if isinstance(line, kind):
             yield line
-        elif isinstance(line, Loop):
-            yield from transfers(line.lines)
+        if isinstance(line, Loop):
+            yield from all_lines(line.lines, kind)
 
 
 # --- in words ---

@@ -15,6 +15,7 @@ from fdg.showing.plan_outline import (
     Line,
     Loop,
     RunLine,
+    all_lines,
     amount_text,
     batch_per_device,
     direction_text,
@@ -127,7 +128,7 @@ class _Drawing:
     def _draw_heads(self, y: float) -> float:
         """Draws each group's name, devices and memory."""
         memory = dict(self.plan.memory)
-        in_loops = _opened_fragments(self.lines)
+        in_loops = {name for loop in all_lines(self.lines, Loop) for name in loop.opened}
         split = [f for f in split_fragments(self.plan) if f not in in_loops]  # no loop's label names them
         for group in self.plan.groups:
             x = self.left[group.name] + _CARD_MARGIN
@@ -269,12 +270,3 @@ _STRONG_COLOURS = {  # the same palette as COLOURS, at full strength
 def _loop_depth(lines: Iterable[Line]) -> int:
     """The largest number of nested loops."""
     return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, Loop)), default=0)
-
-
-def _opened_fragments(lines: Iterable[Line]) -> set[str]:
-    """The fragments that the labels of loops name."""
-    names: set[str] = set()
-    for line in lines:
-        if isinstance(line, Loop):
-            names |= {*line.opened, *_opened_fragments(line.lines)}
-    return names

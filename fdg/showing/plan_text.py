@@ -8,12 +8,12 @@ from fdg.showing.plan_outline import (
     Crossing,
     Line,
     Loop,
+    all_lines,
     batch_per_device,
     direction_text,
     notes,
     outline,
     title,
-    transfers,
 )
 from fdg.showing.words import ancestors, calls, clip, device_ranges, listed_within, quantity, table
 
@@ -37,7 +37,10 @@ def plan_text(plan: Plan) -> str:
     lines.append("")
     if len(plan.groups) > 1:
         iteration = outline(plan)
-        groups_texts = [*map(_groups_text, transfers(iteration)), *(clip(g.name, 24) for g in plan.groups)]
+        groups_texts = [
+            *map(_groups_text, all_lines(iteration, Crossing)),
+            *(clip(g.name, 24) for g in plan.groups),
+        ]
         width = COLUMNS - len("  " * 5 + "".join(_AMOUNTS)) - max(map(len, groups_texts))
         rows = list(_nest_rows(plan, iteration, width))
         lines += table(("each iteration", "where", *_AMOUNTS), rows, (2, 3, 4))

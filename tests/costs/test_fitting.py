@@ -7,7 +7,7 @@ import pytest
 
 import fdg
 from bench import costs
-from fdg.costs import calibration
+from fdg.costs import calibration, fitting
 from fdg.costs.fitting import JobSample, fit_overheads
 from fdg.costs.hardware import Figure
 from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
@@ -73,8 +73,9 @@ def test_parameters_without_data_keep_their_values(plans):
     assert found.overheads.divided <= 1
 
 
-def test_zero_overheads_stay_zero(plans):
-    found = fit_overheads(samples(plans), overheads=Overheads(divided=0.5))
+def test_zero_overheads_stay_zero(plans, monkeypatch):
+    monkeypatch.setattr(fitting, "OVERHEADS", {"cpu": Overheads(divided=0.5)})
+    found = fit_overheads(samples(plans))
     fitted_overheads = [found.overheads.start, found.overheads.array, found.overheads.slowed]
     assert fitted_overheads == [0.0, 0.0, 0.0]
 

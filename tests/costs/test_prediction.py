@@ -10,8 +10,9 @@ import fdg
 import policies
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
-from fdg.costs.program_work import program_works
+from fdg.costs.program_work import program_works, uses_all_cores
 from fdg.errors import FdgError
+from fdg.placing.policy import Group
 from tests.costs.machines import cluster, link
 from tests.tiny import Pupil
 
@@ -32,7 +33,7 @@ def test_time_of_one_program(graph):
     plan = fdg.place(graph, policies.GPUOnly(), 4)
     slow = cluster(4, figures={"shares_after_fusion": UNFUSED}, inside=link("inside", call=1e-3))
     found = predict(plan, slow)
-    (load,) = program_works(plan, slow.target)
+    (load,) = program_works(plan, slow)
     calls = sum(c.calls for c in plan.programs[0].collectives)
     assert calls >= 2
     computing = sum(seconds_of(load.work, slow.kind).by_class.values())
@@ -182,7 +183,7 @@ def test_flops_of_generation():
 
 def test_collectives_of_fsdp(language):
     plan = fdg.place(language, policies.GPUOnly(parameters="fsdp"), 4)
-    (load,) = program_works(plan, cluster(4).target)
+    (load,) = program_works(plan, cluster(4))
     size = next(e.bytes_per_crossing for e in language.edges if e.source == "gradient")
     collectives = {(c.fragment, c.kind): (c.bytes, c.calls) for c in load.collectives}
     assert collectives == {
@@ -192,7 +193,7 @@ def test_collectives_of_fsdp(language):
         ("gradient", "reduce-scatter"): (size, 1),
     }
     plain = fdg.place(language, policies.GPUOnly(), 4)
-    assert not any(c.kind == "all-gather" for c in program_works(plain, cluster(4).target)[0].collectives)
+    assert not any(c.kind == "all-gather" for c in program_works(plain, cluster(4))[0].collectives)
 
 
 def test_memory_of_groups_on_the_same_devices(language):
@@ -202,8 +203,18 @@ def test_memory_of_groups_on_the_same_devices(language):
 
 
 def test_work_of_split_generation(language):
-    one, four = (
-        program_works(fdg.place(language, policies.GPUOnly(), n), cluster(n).target)[0] for n in (1, 4)
-    )
+    one, four = (program_works(fdg.place(language, policies.GPUOnly(), n), cluster(n))[0] for n in (1, 4))
     assert four.work.trips == one.work.trips > 1
     assert four.work.total_flops == pytest.approx(one.work.total_flops / 4, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("count", "cores", "each", "uses_all"),
+    [(1, 1, 8, True), (2, 4, 8, False), (8, 4, 4, True), (8, 6, 4, False), (8, 8, 8, True)],
+)
+def test_cores_of_a_cluster(count, cores, each, uses_all):
+    """A group uses all cores of a machine if the machine has at least as many of its devices as cores."""
+    group = Group("all", tuple(range(count)))
+    gpus = cluster(each, cores=cores)
+    cpus = dataclasses.replace(gpus, kind=dataclasses.replace(gpus.kind, platform="cpu"))
+    assert uses_all_cores(group, cpus) == uses_all and not uses_all_cores(group, gpus)

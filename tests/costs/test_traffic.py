@@ -7,7 +7,7 @@ import pytest
 import fdg
 import policies
 from fdg.batch.collective import Collective
-from fdg.costs.traffic import HostWork, collective, host_work, transfer_cost
+from fdg.costs.traffic import collective, host_work, transfer_cost
 from fdg.placing.layout import Layout, find_route
 from fdg.running.exchange import broadcast_rounds
 from tests.costs.machines import cluster, link
@@ -68,8 +68,8 @@ def test_arrays_per_host():
         pairs=[[types.SimpleNamespace(laid_out=Layout.of_batch((16,), 0, 8))] * 2] * 3
     )
     groups = range(8), range(8, 16)
-    assert host_work(move, *groups, cluster(16)) == HostWork(0, 3 * 8)
-    assert host_work(move, *groups, cluster(16, hosts=4)) == HostWork(3, 3 * 4)
+    assert host_work(move, *groups, cluster(16)) == (0, 3 * 8)
+    assert host_work(move, *groups, cluster(16, hosts=4)) == (3, 3 * 4)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 
 from fdg import jaxprs
 from fdg.cores import min_cores_per_process, processes_sharing_cores, set_core_sharing, usable_cores
-from fdg.costs.program_work import TargetDevices
 from fdg.lowering.rewriting import Setting, rewrite_all
 from fdg.lowering.tiles import tiles_of, uses_all_cores
-from fdg.placing.policy import Group
 
 
 def names_of(jaxpr):
@@ -49,17 +47,6 @@ def test_loop_without_dead_code_is_unchanged():
     jaxpr = jax.make_jaxpr(doubled)(jnp.ones(4), jnp.float32(2))
     live = jaxprs.open_jaxpr(jaxprs.without_dead_code(jaxpr))
     assert live.eqns[-1] is jaxprs.open_jaxpr(jaxpr).eqns[-1]
-
-
-@pytest.mark.parametrize(
-    ("count", "cores", "each", "uses_all"),
-    [(1, 1, 8, True), (2, 4, 8, False), (8, 4, 4, True), (8, 6, 4, False), (8, 8, None, True)],
-)
-def test_cores_of_target_devices(count, cores, each, uses_all):
-    """Devices use all cores of a machine if it has at least as many of the group's devices as cores."""
-    group = Group("all", tuple(range(count)))
-    assert TargetDevices("cpu", float(cores), each).uses_all_cores(group) == uses_all
-    assert not TargetDevices("gpu", 1.0).uses_all_cores(group)
 
 
 def test_processes_that_share_cores(devices):

@@ -15,7 +15,6 @@ from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
 from fdg.profiling.fragments import fragment_benchmarks, place_fragments
-from fdg.profiling.repeating import Sample
 from fdg.profiling.tracing import read_fragments, trace_iteration
 from fdg.profiling.writing import as_json
 from tests.oracle.compare import limit_agents_per_vmap
@@ -139,7 +138,8 @@ def test_every_fragment_under_every_policy(policy, count, untimed, devices):
 def test_benchmarked_fragment_has_collectives_of_training(devices):
     engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2])
     leaves = jax.device_get(jax.tree.leaves(engine.init(0)))
-    gradient = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
+    fragments = place_fragments(engine.plan)
+    gradient = fragment_benchmarks(engine.plan, fragments, engine.devices, leaves)["slope"]
     # On the CPU, sums are combined into one array before XLA's partitioner.
     assert gradient.lower().as_text().count("stablehlo.all_reduce") == 1
 
@@ -150,12 +150,12 @@ def test_agents_in_batches(per_vmap, devices):
     with limit_agents_per_vmap(per_vmap):
         engine = fdg.compile(Pupil(), policies.GPUOnly(), devices[:2], num_seeds=8)
     leaves = jax.tree.leaves(engine.init(0))
-    timed = fragment_benchmarks(engine.plan, engine.devices, leaves)["slope"]
+    (one,) = [each for each in place_fragments(engine.plan) if each.fragment.name == "slope"]
+    timed = fragment_benchmarks(engine.plan, [one], engine.devices, leaves)["slope"]
     (_, (weight, positions, _)) = timed.lower().args_info[0]
     assert weight.shape == (2 * per_vmap, 3) and positions.shape[0] == 2 * per_vmap
-    timed.samples.append(Sample(4.0, 1.0))
+    timed.samples.append((4.0, 1.0))
     assert timed.seconds == 3.0 * 4 // per_vmap
-    (one,) = [each for each in place_fragments(engine.plan) if each.site.fragment.name == "slope"]
     alone = fdg.trace(Pupil()).fragment("slope").flops_per_call
     assert one.work.total_flops == pytest.approx(4 * alone, rel=0.1)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fdg.profiling import repeating
-from fdg.profiling.repeating import Repeated, Sample, compile_all
+from fdg.profiling.repeating import Repeated, compile_all
 
 
 def test_every_call_runs():
@@ -128,7 +128,7 @@ def test_number_of_calls_across_processes(here, calls, monkeypatch):
 def test_minimum_over_rounds():
     """A call takes 3 and a run without calls 1: a slow run without calls does not shorten the call."""
     one = Repeated(lambda x: [x + 1], [jnp.float32(1)])
-    one.samples = [Sample(9.0, 1.5), Sample(4.0, 3.5), Sample(5.0, 1.0)]
+    one.samples = [(9.0, 1.5), (4.0, 3.5), (5.0, 1.0)]
     assert one.seconds == 3.0
-    one.samples = [Sample(2.0, 2.5)]  # below the noise: the time is never negative
+    one.samples = [(2.0, 2.5)]  # below the noise: the time is never negative
     assert one.seconds == 2.0

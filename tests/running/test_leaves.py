@@ -10,6 +10,7 @@ import policies
 from fdg.placing.staleness import DelayedState
 from fdg.running.leaves import ReturnedArrays, without_aliases
 from tests.conformance.comparison import assert_same, plain
+from tests.running.test_lanes import Calls
 from tests.tiny import Pupil
 
 
@@ -131,6 +132,26 @@ def test_returned_arrays_match_by_identity_and_are_not_kept():
     del a
     assert not known.matches([jnp.ones(3), b])
     assert ReturnedArrays().matches([]) and not ReturnedArrays().matches([b])
+
+
+def test_run_from_an_earlier_state_after_a_failed_run(devices):
+    """The copies of the earlier state on the actors' devices are made again."""
+    fails = []
+
+    def act(x):
+        if fails:
+            raise ValueError("asleep")
+        return np.asarray(x)
+
+    engine = fdg.compile(Calls(act), policies.SingleLearnerCoarse(), devices[:2])
+    state, _ = engine.run(engine.init(0), 1)
+    first, second = (jax.tree.map(jnp.copy, state) for _ in range(2))
+    fails.append(True)
+    with pytest.raises(fdg.FdgError, match="asleep"):
+        engine.run(first, 1)
+    fails.clear()
+    retried = engine.run(state, 1)
+    assert_same(engine.run(second, 1), retried)
 
 
 def test_numpy_arrays_are_not_donated(devices):
