@@ -28,7 +28,7 @@ import numpy as np
 
 from envs.adapters import check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.library import Facts, LibraryEnvironment
+from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
@@ -89,11 +89,7 @@ class JumanjiEnvironment(LibraryEnvironment):
         action = action.reshape(facts.lowest_action.shape).astype(facts.lowest_action.dtype)
         with relaxed_checks():
             new, time_step = _jumanji_environment(self).step(state, action + facts.lowest_action)
-        new = jax.tree.map(
-            lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
-            jax.tree.map(jnp.asarray, new),
-            jax.tree.map(jnp.asarray, state),
-        )
+        new = with_dtypes_of(new, state)
         is_last = time_step.last()
         no_future = jnp.all(jnp.asarray(time_step.discount) == 0)
         reward = jnp.sum(jnp.asarray(time_step.reward, jnp.float32))

@@ -25,6 +25,7 @@ import numpy as np
 
 from envs.adapters import check_count, check_names, importing
 from envs.environment import Vectorized, vectorize
+from envs.library import with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
@@ -87,7 +88,7 @@ class OctaxEnvironment:
             new, frames, reward, terminated, truncated, _ = _octax_environment(self).step.__wrapped__(
                 _octax_environment(self), state, action
             )
-        return _with_dtypes_of(new, state), _image(frames), reward, jnp.asarray(terminated, bool), truncated
+        return with_dtypes_of(new, state), _image(frames), reward, jnp.asarray(terminated, bool), truncated
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Images of states, `[H, W, 3]` uint8 each."""
@@ -102,15 +103,6 @@ class OctaxEnvironment:
 def _image(frames: Any) -> jax.Array:
     """Frames `[T, W, H]` bool as `[H, W, T]` uint8."""
     return jnp.asarray(jnp.transpose(jnp.asarray(frames), (2, 1, 0)), jnp.uint8) * jnp.uint8(255)
-
-
-def _with_dtypes_of(new: Any, old: Any) -> Any:
-    """Casts a state to the previous state's dtypes: Octax's sums with Python numbers change dtypes."""
-    return jax.tree.map(
-        lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
-        jax.tree.map(jnp.asarray, new),
-        jax.tree.map(jnp.asarray, old),
-    )
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:

@@ -1,7 +1,10 @@
 """The base class of adapters to other packages' environments."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
 
 from envs.composite import ObservationSpace
 from envs.environment import Forwarding
@@ -24,3 +27,9 @@ class LibraryEnvironment(Forwarding):
     """
 
     _forwards_to: ClassVar[str] = "facts"
+
+
+def with_dtypes_of(new: Any, old: Any) -> Any:
+    """Casts a state to the previous state's dtypes: libraries' sums with Python numbers change dtypes."""
+    new, old = jax.tree.map(jnp.asarray, (new, old))
+    return jax.tree.map(lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype), new, old)
