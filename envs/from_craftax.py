@@ -28,7 +28,7 @@ from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
 from envs.library import Facts, LibraryEnvironment
 from envs.literals import literals, replace_module_arrays
-from envs.optimistic import vectorize_optimistically
+from envs.optimistic import OptimisticallyReset
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 
@@ -98,7 +98,8 @@ def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vec
     """Makes the environment `name`, in which `reset_ratio` instances share one new world per step."""
     # Without overrides Craftax is not imported yet.
     checked = _checked_overrides(name, overrides) if overrides else {}
-    return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
+    single = CraftaxEnvironment(name, tuple(sorted(checked.items())))
+    return OptimisticallyReset(single, reset_ratio=reset_ratio)
 
 
 def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
