@@ -10,7 +10,7 @@ games of PettingZoo and Jumanji.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,18 +101,11 @@ def _native_of(source: LibrarySource) -> Native:
         return encoded if mask is None else MaskedObservation(encoded, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
-        return [*_arrays(gymnasium_spaces.decode(actions, action))]
+        return [
+            part for _, part in gymnasium_spaces.leaves(actions, gymnasium_spaces.decode(actions, action))
+        ]
 
     return Native(observation, describe("action", actions), encode_batch, decode)
-
-
-def _arrays(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch in the order of its space, which is also the order of dictionaries."""
-    if isinstance(batch, dict | tuple):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _arrays(part)
-    else:
-        yield batch
 
 
 def split_mask(facts: Facts, observation: Any) -> Any:
