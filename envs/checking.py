@@ -126,7 +126,8 @@ def _check_attributes(env: Any) -> None:
                     f"environment '{name}': its {attribute}{where} is {part!r:.90}, which is empty: leave it"
                     " out, or give it a shape without zeros"
                 )
-    categories = _num_categories(read_attribute(env, "action_space"))
+    actions = read_attribute(env, "action_space")
+    categories = sum(getattr(actions, "nvec", (getattr(actions, "n", 0),)))  # none for a Box
     if categories > _MAX_CATEGORIES:
         raise FdgError(
             f"environment '{name}': its actions are one of {categories:,} categories, each an output of"
@@ -155,11 +156,6 @@ def read_attribute(env: Any, attribute: str) -> Any:
             f"environment {_as_written(env) if name is None else repr(name)}: its {attribute} cannot be"
             f" read{line_of(error)}: {one_line(error)}: {fix}"
         ) from error
-
-
-def _num_categories(space: Any) -> int:
-    """The number of network outputs for discrete actions, one for each category; 0 for a Box."""
-    return sum(getattr(space, "nvec", (getattr(space, "n", 0),)))
 
 
 def unpack_reset(name: str, result: Any) -> tuple[Any, Any]:

@@ -156,14 +156,9 @@ class EpisodeState(NamedTuple):
 
 
 class Forwarding:
-    """Base class: name, agents, spaces and limit are those of the field whose name is `_forwards_to`."""
+    """Base class: agents, spaces and limit are those of the attribute whose name is `_forwards_to`."""
 
     _forwards_to: ClassVar[str]
-
-    @property
-    def name(self) -> str:
-        """Name in messages and logs."""
-        return getattr(self, self._forwards_to).name
 
     @property
     def num_agents(self) -> int | None:
@@ -194,6 +189,11 @@ class EnvironmentBase(Forwarding):
     sample_action = Elsewhere("env.action_space.sample(key)")
     spec = Elsewhere("env.name, env.max_episode_steps, env.observation_space and env.action_space")
     default_params = Elsewhere("envs.make(name, gravity=9.8): parameters are arguments")
+
+    @property
+    def name(self) -> str:
+        """Name in messages and logs."""
+        return getattr(self, self._forwards_to).name
 
     def __iter__(self) -> NoReturn:
         raise NotIterableError(

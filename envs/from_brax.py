@@ -30,9 +30,10 @@ import jax.numpy as jnp
 from envs.adapters import check_count, check_names, converting_errors, hashable_parameters
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
+from envs.library import Facts, LibraryEnvironment
 from envs.literals import as_arrays, replace_pytree_arrays
 from envs.quiet import mujoco_quietly, quietly
-from envs.spaces import Box, Space
+from envs.spaces import Box
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
@@ -51,7 +52,7 @@ Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
-class BraxEnvironment:
+class BraxEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of brax: registered name, physics backend, and overrides."""
 
     environment: Any  # brax's name, or an environment with its interface
@@ -67,19 +68,9 @@ class BraxEnvironment:
         return _name_with_backend(self.environment, self.backend)
 
     @property
-    def observation_space(self) -> ObservationSpace:
-        """Unbounded vectors, or parts."""
-        return _facts(self).observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """From -1 to 1, one component per actuator."""
-        return Box(-1.0, 1.0, (_facts(self).action_size,))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """`episode_length`."""
-        return self.episode_length
+    def facts(self) -> Facts:
+        """From brax's environment and a trace of its reset."""
+        return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -217,21 +208,14 @@ def _registry() -> dict[str, Callable[..., Any]]:
     return dict(envs._envs)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_space: ObservationSpace
-    action_size: int
-
-
 @functools.cache
-def _facts(single: BraxEnvironment) -> _Facts:
-    """Facts about an environment, from brax's environment and a trace of its reset."""
+def _facts(single: BraxEnvironment) -> Facts:
     env = _brax_environment(single)
     with _relaxed_for_brax(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    return _Facts(_unbounded_space(state.obs), int(env.action_size))
+    # One action component per actuator.
+    actions = Box(-1.0, 1.0, (int(env.action_size),))
+    return Facts(_unbounded_space(state.obs), actions, single.episode_length)
 
 
 def _unbounded_space(observation: Any) -> ObservationSpace:

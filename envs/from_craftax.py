@@ -26,8 +26,9 @@ import numpy as np
 from envs.adapters import check_count, check_names, check_type, hashable_parameters, importing
 from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
+from envs.library import Facts, LibraryEnvironment
 from envs.literals import literals, replace_module_arrays
-from envs.optimistic import vectorize_optimistically
+from envs.optimistic import OptimisticallyReset
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete
 
@@ -45,7 +46,7 @@ Override: TypeAlias = "bool | int | float | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
-class CraftaxEnvironment:
+class CraftaxEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Craftax: its name and overrides.
 
     Overrides are fields of its `EnvParams` and `StaticEnvParams`.
@@ -55,19 +56,9 @@ class CraftaxEnvironment:
     overrides: tuple[tuple[str, Override], ...] = ()
 
     @property
-    def observation_space(self) -> Box:
-        """Numbers in [0, 1]: a vector, or `[H, W, 3]`."""
-        return _facts(self).observation_space
-
-    @property
-    def action_space(self) -> Discrete:
-        """17 actions in Classic, 43 in Craftax."""
-        return _facts(self).action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        """Craftax's `max_timesteps`."""
-        return _facts(self).max_episode_steps
+    def facts(self) -> Facts:
+        """From Craftax's spaces and parameters."""
+        return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Generates a world."""
@@ -107,7 +98,8 @@ def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vec
     """Makes the environment `name`, in which `reset_ratio` instances share one new world per step."""
     # Without overrides Craftax is not imported yet.
     checked = _checked_overrides(name, overrides) if overrides else {}
-    return vectorize_optimistically(CraftaxEnvironment(name, tuple(sorted(checked.items()))), reset_ratio)
+    single = CraftaxEnvironment(name, tuple(sorted(checked.items())))
+    return OptimisticallyReset(single, reset_ratio=reset_ratio)
 
 
 def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
@@ -191,20 +183,10 @@ def _environment_and_parameters(single: CraftaxEnvironment) -> tuple[Any, Any]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_space: Box
-    action_space: Discrete
-    max_episode_steps: int
-
-
 @functools.cache
-def _facts(single: CraftaxEnvironment) -> _Facts:
-    """Facts about an environment, from Craftax's spaces and parameters."""
+def _facts(single: CraftaxEnvironment) -> Facts:
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval():
         shape = tuple(env.observation_space(params).shape)
         actions = int(env.action_space(params).n)
-    return _Facts(Box(0.0, 1.0, shape), Discrete(actions), int(params.max_timesteps))
+    return Facts(Box(0.0, 1.0, shape), Discrete(actions), int(params.max_timesteps))

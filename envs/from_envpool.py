@@ -98,7 +98,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
                 )
 
     @property
-    def facts(self) -> gymnasium_spaces.Facts:
+    def facts(self) -> gymnasium_parts.Facts:
         """EnvPool's specification."""
         return _facts(self)
 
@@ -222,13 +222,13 @@ def threads_for(size: int) -> int:
 
 
 @functools.cache
-def _facts(source: EnvPoolSource) -> gymnasium_spaces.Facts:
+def _facts(source: EnvPoolSource) -> gymnasium_parts.Facts:
     """EnvPool's spaces and time limit, without starting the environment."""
     spec = _spec(source.name, **dict(source.options))
     with _quiet():
         observed, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
     limit = getattr(spec.config, "max_episode_steps", 0)
-    return gymnasium_spaces.facts(source.name, observed, actions, limit if 0 < limit < _NO_LIMIT else None)
+    return gymnasium_parts.facts(source.name, observed, actions, limit if 0 < limit < _NO_LIMIT else None)
 
 
 @contextlib.contextmanager

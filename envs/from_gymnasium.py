@@ -78,7 +78,7 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
     info: tuple[str, ...] = ()
 
     @property
-    def facts(self) -> gymnasium_spaces.Facts:
+    def facts(self) -> gymnasium_parts.Facts:
         """The specification of one instance, made in this process."""
         return _facts(self.name, self.options)
 
@@ -261,7 +261,7 @@ def all_names() -> tuple[str, ...]:
 
 
 @functools.cache
-def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.Facts:
+def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_parts.Facts:
     """The spaces and the time limit of one instance, which is made and closed here."""
     if importlib.util.find_spec("gymnasium") is None:
         raise FdgError(f"'{PREFIX}...' needs Gymnasium, which is not installed: pip install 'fdg[gymnasium]'")
@@ -289,6 +289,6 @@ def _facts(name: str, options: tuple[tuple[str, Any], ...]) -> gymnasium_spaces.
     try:
         check_options(f"environment '{name}'", type(env.unwrapped), dict(options))
         limit = getattr(env.spec, "max_episode_steps", None)
-        return gymnasium_spaces.facts(name, env.observation_space, env.action_space, limit)
+        return gymnasium_parts.facts(name, env.observation_space, env.action_space, limit)
     finally:
         env.close()

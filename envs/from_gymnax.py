@@ -34,8 +34,8 @@ from envs.adapters import check_count, check_names, check_type, converting_error
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
+from envs.library import LibraryEnvironment
 from envs.literals import as_arrays, literals, replace_pytree_arrays
-from envs.spaces import Space
 from fdg.errors import FdgError
 
 # Copied from gymnax's registry, and compared with it in a test, because importing gymnax starts JAX's
@@ -59,7 +59,7 @@ Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
-class GymnaxEnvironment:
+class GymnaxEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of gymnax: its registered name and overrides.
 
     Overrides are fields of the environment's `EnvParams`, or arguments of its constructor.
@@ -70,24 +70,14 @@ class GymnaxEnvironment:
     instance: Any = None  # the environment itself, if gymnax does not register it
 
     @property
+    def facts(self) -> gymnasium_parts.Facts:
+        """From gymnax's spaces and parameters."""
+        return _facts(self)
+
+    @property
     def observation_space(self) -> ObservationSpace:
-        """A `Box`, or parts."""
-        facts = _facts(self)
-        return facts.observation_space or gymnasium_parts.observation_space(
-            self.name, facts.library_observation_space
-        )
-
-    @property
-    def action_space(self) -> Space:
-        """The action space, as in `gymnasium_spaces`."""
-        return _facts(self).action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        """gymnax's `max_steps_in_episode`."""
-        limit = _facts(self).max_episode_steps
-        assert limit is not None
-        return limit
+        """A `Box`, or parts, of which none is taken as a mask."""
+        return self.facts.encoded_space
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -101,7 +91,7 @@ class GymnaxEnvironment:
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """One step without reset: `(state, observation, reward, terminated, truncated)`."""
         env, params = _environment_and_parameters(self)
-        actions = gymnasium_spaces.decode(_facts(self).library_action_space, jnp.asarray(action)[None])
+        actions = gymnasium_spaces.decode(self.facts.library_action_space, jnp.asarray(action)[None])
         action = gymnasium_spaces.select(actions, 0)
         with jax.numpy_rank_promotion("allow"), as_arrays(env):
             observation, new, reward, terminated, _ = env.step_env(key, state, action, params)
@@ -119,7 +109,7 @@ class GymnaxEnvironment:
     def _encode(self, observation: Any) -> Any:
         """An observation, `[...]` or with parts, in `observation_space`."""
         batch = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
-        encoded = gymnasium_parts.encode_observation(_facts(self).library_observation_space, batch)
+        encoded = gymnasium_parts.encode_observation(self.facts.library_observation_space, batch)
         return jax.tree.map(lambda x: x[0], encoded)
 
 
@@ -211,8 +201,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
 
 
 @functools.cache
-def _facts(single: GymnaxEnvironment) -> gymnasium_spaces.Facts:
-    """Facts about an environment, from gymnax's spaces and parameters."""
+def _facts(single: GymnaxEnvironment) -> gymnasium_parts.Facts:
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
         observations, actions = map(
@@ -223,7 +212,7 @@ def _facts(single: GymnaxEnvironment) -> gymnasium_spaces.Facts:
         is_wrong = single.name in _WRONG_BOUNDS
         low, high = (-np.inf, np.inf) if is_wrong else (observations.low, observations.high)
         observations = type(observations)(low, high, observations.shape, np.float32)
-    return gymnasium_spaces.facts(single.name, observations, actions, max_episode_steps)
+    return gymnasium_parts.facts(single.name, observations, actions, max_episode_steps)
 
 
 def _gymnasium_space(space: Any) -> Any:

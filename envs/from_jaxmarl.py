@@ -1,15 +1,25 @@
-"""The multi-particle environments (MPE) of JaxMARL 0.2 (github.com/FLAIROX/JaxMARL).
+"""JaxMARL 0.2 (Rutherford et al. 2024, arXiv 2311.10090; github.com/FLAIROX/JaxMARL): several agents.
 
-Differences from JaxMARL:
+The multi-particle environments (MPE), SMAX (`HeuristicEnemySMAX?map=3m`), Overcooked and its second version
+(`overcooked?layout=coord_ring`), Hanabi, Storm, the coin game, JaxNav and the switch riddle.
+`envs/jaxmarl_brax.py` has the bodies (MABrax). Differences from JaxMARL:
 
 - Mappings from agent to array become arrays with an axis of agents, in the order of JaxMARL's `agents`.
-- Observations are zero-padded to one length. If agents differ in sizes or in JaxMARL's classes of agents,
-each observation ends with the agent's one-hot index, as in JaxMARL's wrapper for shared parameters
-(`CTRolloutManager`); `agent_identity` overrides this.
-- All agents have the same number of actions, and a mask forbids actions that an agent lacks. Continuous
-actions are padded, and extra components are ignored.
-- Episodes end only by the time limit: a truncation, where JaxMARL only has `done`. JaxMARL compares
-its step count with the limit before it increments the count, so `max_steps=25` makes episodes of 26 steps.
+Observations that are all images of one size stay images; others become vectors of concatenated parts,
+zero-padded to the longest.
+- Invalid actions are masked, in SMAX and Hanabi, and in MPE actions that an agent lacks. An agent without any
+valid action (dead, or the game is over) may do anything. Continuous actions are padded, and extra components
+are ignored.
+- `agent_identity` appends each agent's one-hot index to its observation: by default in SMAX, and in MPE if
+agents differ in sizes or in JaxMARL's classes of agents, as in JaxMARL's wrapper for shared parameters
+(`CTRolloutManager`).
+- A game that reaches its `max_steps` is truncated, unless it ended by itself. SMAX is made without a limit,
+which `vectorize` applies, so a battle won in the last step is terminated.
+- MPE compares its step count with the limit before it increments the count, so `max_steps=25` makes episodes
+of 26 steps.
+- Overcooked rewards only soups, too rarely to learn from: `shaping` (1) is the weight of the shaped rewards
+that JaxMARL trains with (`shaped_reward`). They count in the episode's return; `overcooked?shaping=0` is the
+plain game.
 
 As in JaxMARL, the prey of `MPE_simple_facmac*` has actions and rewards, but moves by itself.
 
@@ -19,7 +29,10 @@ JaxMARL is imported on first use. Its constants are converted to NumPy arrays: l
 
 import dataclasses
 import functools
+import importlib
 import inspect
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -29,210 +42,347 @@ import numpy as np
 
 from envs.adapters import check_count, check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
-from envs.literals import literals, replace_pytree_arrays
+from envs.library import Facts, LibraryEnvironment, with_dtypes_of
+from envs.literals import replace_arrays, replace_module_arrays
+from envs.quiet import quietly, relaxed_checks
 from envs.rendering import drawing, figure_image
-from envs.spaces import Box, Discrete, Space
+from envs.spaces import Box, Discrete, Space, bound
 from fdg.arguments import check_options
-from fdg.errors import FdgError
-
-# Copied from JaxMARL's registry, and compared with it in a test, because importing JaxMARL takes seconds.
-NAMES = (
-    "MPE_simple_v3", "MPE_simple_tag_v3", "MPE_simple_world_comm_v3", "MPE_simple_spread_v3",
-    "MPE_simple_crypto_v3", "MPE_simple_speaker_listener_v4", "MPE_simple_push_v3", "MPE_simple_adversary_v3",
-    "MPE_simple_reference_v3", "MPE_simple_facmac_v1", "MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1",
-    "MPE_simple_facmac_9a_v1",
-)  # fmt: skip
+from fdg.errors import FdgError, unknown_name
 
 Scalar: TypeAlias = "bool | int | float | str"
 
-# Numeric arguments of MPE's base class that a user may set.
-_COMMON_ARGUMENTS = ("max_steps", "dt", "damping", "contact_force", "contact_margin")
+_NO_LIMIT = 2**30  # steps
 
 
 @dataclasses.dataclass(frozen=True)
-class ParticleEnvironment:
-    """A `SingleEnvironment` with several agents, by JaxMARL's name and overrides of its constructor."""
+class Kind:
+    """How one of JaxMARL's games is made, and where it differs from the others."""
+
+    module: str  # module of the class, below `jaxmarl.environments`
+    constructor: str
+    # arguments whose product is the time limit; none for no limit
+    limit: tuple[str, ...] = ()
+    knows_limit: bool = True  # False: made without a limit, which `vectorize` applies
+    mask_method: str | None = None  # name of the method that returns valid actions
+    identity: bool | None = False  # whether each agent sees its index by default; None: if agents differ
+    choices: tuple[str, str, str] | None = None  # argument with values by name; their module and mapping
+    as_array: bool = False  # actions are passed as one array, not as a mapping
+    ends_at_limit: bool = False  # True: it ends only at its limit
+    late_steps: int = 0  # steps after the limit until it ends
+
+
+# JaxMARL's classes of the multi-particle environments, in the order of its registry. All these names, and
+# those of the other games, are compared with the registry in a test, because importing JaxMARL takes seconds.
+PARTICLES = {
+    "MPE_simple_v3": "SimpleMPE",
+    "MPE_simple_tag_v3": "SimpleTagMPE",
+    "MPE_simple_world_comm_v3": "SimpleWorldCommMPE",
+    "MPE_simple_spread_v3": "SimpleSpreadMPE",
+    "MPE_simple_crypto_v3": "SimpleCryptoMPE",
+    "MPE_simple_speaker_listener_v4": "SimpleSpeakerListenerMPE",
+    "MPE_simple_push_v3": "SimplePushMPE",
+    "MPE_simple_adversary_v3": "SimpleAdversaryMPE",
+    "MPE_simple_reference_v3": "SimpleReferenceMPE",
+    "MPE_simple_facmac_v1": "SimpleFacmacMPE",
+    "MPE_simple_facmac_3a_v1": "SimpleFacmacMPE3a",
+    "MPE_simple_facmac_6a_v1": "SimpleFacmacMPE6a",
+    "MPE_simple_facmac_9a_v1": "SimpleFacmacMPE9a",
+}
+# Numeric arguments of MPE's base class that a user may set.
+_PARTICLE_ARGUMENTS = ("max_steps", "dt", "damping", "contact_force", "contact_margin")
+
+_MPE = Kind("mpe", "", ("max_steps",), identity=None, ends_at_limit=True, late_steps=1)
+_SMAX = Kind(
+    "smax.smax_env", "SMAX", ("max_steps",), knows_limit=False, mask_method="get_avail_actions",
+    identity=True, choices=("map", "smax.smax_env", "MAP_NAME_TO_SCENARIO"),
+)  # fmt: skip
+_REPEATED = Kind("", "", ("num_inner_steps", "num_outer_steps"), ends_at_limit=True)
+_STORM = dataclasses.replace(_REPEATED, as_array=True)
+KINDS: dict[str, Kind] = {
+    **{name: dataclasses.replace(_MPE, constructor=cls) for name, cls in PARTICLES.items()},
+    "HeuristicEnemySMAX": dataclasses.replace(
+        _SMAX, module="smax.heuristic_enemy_smax_env", constructor="HeuristicEnemySMAX"
+    ),
+    "SMAX": _SMAX,
+    "overcooked": Kind(
+        "overcooked.overcooked", "Overcooked", ("max_steps",),
+        choices=("layout", "overcooked.layouts", "overcooked_layouts"),
+    ),
+    "overcooked_v2": Kind(
+        "overcooked_v2.overcooked", "OvercookedV2", ("max_steps",),
+        choices=("layout", "overcooked_v2.layouts", "overcooked_v2_layouts"),
+    ),
+    "hanabi": Kind("hanabi.hanabi", "HanabiEnv", mask_method="get_legal_moves"),
+    "storm": dataclasses.replace(_STORM, module="storm.storm_env", constructor="InTheGrid"),
+    "storm_2p": dataclasses.replace(_STORM, module="storm.storm_2p", constructor="InTheGrid_2p"),
+    "storm_np": dataclasses.replace(_STORM, module="storm.storm", constructor="InTheMatrix"),
+    "coin_game": dataclasses.replace(_REPEATED, module="coin_game.coin_game", constructor="CoinGame"),
+    "jaxnav": Kind("jaxnav.jaxnav_env", "JaxNav", ("max_steps",)),
+    "switch_riddle": Kind("switch_riddle.switch_riddle", "SwitchRiddle"),
+}  # fmt: skip
+
+_SHAPED_GAMES = ("overcooked", "overcooked_v2")
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxmarlGame(LibraryEnvironment):
+    """A `SingleEnvironment` of several agents: JaxMARL's name and overrides."""
 
     name: str
-    agent_identity: bool | None = None  # append the agent's one-hot index; None: only if agents differ
-    overrides: tuple[tuple[str, Scalar], ...] = ()  # of the constructor's arguments
+    agent_identity: bool | None  # append the agent's one-hot index; None: only if agents differ
+    shaping: float = 0.0
+    overrides: tuple[tuple[str, Scalar], ...] = ()
 
     @property
-    def num_agents(self) -> int:
-        """All agents, adversaries included."""
-        return len(self._facts.agents)
-
-    @property
-    def observation_space(self) -> Space:
-        """Unbounded, as long as the longest observation, plus the agent's one-hot index if there is one."""
-        return Box(float("-inf"), float("inf"), (self._observation_length + self._index_length,))
-
-    @property
-    def action_space(self) -> Space:
-        """`Discrete`, or a `Box` from 0 to 1, as large as the agent with most actions needs."""
-        max_size = max(self._facts.action_sizes)
-        return Discrete(max_size) if self._facts.discrete else Box(0.0, 1.0, (max_size,))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """JaxMARL's `max_steps` plus one, the length of its episodes."""
-        return self._facts.env.max_steps + 1
+    def facts(self) -> "_Facts":
+        """From JaxMARL's action spaces and a trace of its reset."""
+        return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
-        with jax.numpy_rank_promotion("allow"):  # JaxMARL needs rank promotion
-            observation, state = self._facts.env.reset(key)
-        return state, self._observe(observation)
+        env = _jaxmarl_environment(self)
+        with relaxed_checks():
+            observation, state = env.reset(key)
+            state = jax.tree.map(jnp.asarray, state)
+            return state, self._observe(env, state, observation)
 
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; `action [A]` or `[A, n]`."""
-        facts = self._facts
-        actions = {
-            agent: action[i] if facts.discrete else action[i, :size]
-            for i, (agent, size) in enumerate(zip(facts.agents, facts.action_sizes, strict=True))
-        }
-        with jax.numpy_rank_promotion("allow"):
-            observation, state, reward, done, _ = facts.env.step_env(key, state, actions)
-        rewards = jnp.stack([reward[agent] for agent in facts.agents])
-        return state, self._observe(observation), rewards, jnp.bool_(False), done["__all__"]
+        env, facts, kind = _jaxmarl_environment(self), self.facts, KINDS[self.name]
+        actions: Any = action
+        if not kind.as_array:
+            actions = {
+                agent: action[i] if action.ndim == 1 else action[i, :size]
+                for i, (agent, size) in enumerate(zip(facts.agents, facts.action_sizes, strict=True))
+            }
+        with relaxed_checks():
+            observation, next_state, reward, done, info = env.step_env(key, state, actions)
+            rewards = jnp.stack(_by_agent(reward, facts.agents)).astype(jnp.float32).reshape(-1)
+            if self.shaping:
+                shaped = jnp.stack(_by_agent(info["shaped_reward"], facts.agents))
+                rewards += self.shaping * shaped.reshape(-1)
+            next_state = with_dtypes_of(next_state, state)
+            next_observation = self._observe(env, next_state, observation)
+        is_over = jnp.asarray(done["__all__"], bool).reshape(())
+        # A game that knows its limit is truncated there, and terminated if it ends earlier.
+        at_limit = jnp.bool_(False)
+        if kind.ends_at_limit:
+            at_limit = is_over
+        elif kind.knows_limit and kind.limit:
+            at_limit = next_state.step >= facts.max_episode_steps
+        return next_state, next_observation, rewards, is_over & ~at_limit, is_over & at_limit
 
-    def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
-        """Images of states, `[H, W, 3]` uint8 each: a circle for each agent and each landmark."""
-        from matplotlib.patches import Circle
+    def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
+        """Images of states of MPE, `[H, W, 3]` uint8 each; None for other games."""
+        is_particles = self.name in PARTICLES
+        return _draw_particles(_jaxmarl_environment(self), states) if is_particles else None
 
-        env = self._facts.env
-        figure, axes = drawing()
-        reach = max(2.0, 1.1 * max(float(np.abs(state.p_pos).max()) for state in states))
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
-        circles = [
-            axes.add_patch(
-                Circle((0.0, 0.0), float(env.rad[i]), color=[c / 255 for c in np.asarray(env.colour[i])])
-            )
-            for i in range(env.num_entities)
-        ]
-        for state in states:
-            for circle, position in zip(circles, np.asarray(state.p_pos), strict=True):
-                circle.center = tuple(position)
-            yield figure_image(figure)
-
-    def _observe(self, observation: dict[str, jax.Array]) -> Observation:
-        """The agents' observations as `[A, n]`, padded, with indices and a mask where they are needed."""
-        facts = self._facts
-        rows = [observation[agent] for agent in facts.agents]
-        padded = jnp.stack([jnp.pad(row, (0, self._observation_length - row.size)) for row in rows])
-        if self._index_length:
-            padded = jnp.concatenate([padded, jnp.eye(self.num_agents)], axis=1)
-        if not facts.discrete or len(set(facts.action_sizes)) == 1:
-            return padded
+    def _observe(self, env: Any, state: Any, observation: Any) -> Observation:
+        """The agents' observations, `[A, ...]`, with their valid actions if some are invalid."""
+        facts, kind = self.facts, KINDS[self.name]
+        rows = [_features(part, facts.is_image) for part in _by_agent(observation, facts.agents)]
+        if not facts.is_image:
+            rows = [jnp.pad(row, (0, facts.length - row.size)) for row in rows]
+        features = jnp.stack(rows)
+        if facts.has_index:
+            features = jnp.concatenate([features, jnp.eye(len(rows))], axis=1)
+        if kind.mask_method is not None:
+            allowed = getattr(env, kind.mask_method)(state)
+            mask = jnp.stack([jnp.asarray(allowed[agent], bool) for agent in facts.agents])
+            return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
         sizes = np.array(facts.action_sizes)
-        return MaskedObservation(padded, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
+        if isinstance(facts.action_space, Box) or (sizes == sizes[0]).all():
+            return features
+        return MaskedObservation(features, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
 
-    @property
-    def _observation_length(self) -> int:
-        """The length of the longest observation."""
-        return max(self._facts.observation_sizes)
 
-    @property
-    def _index_length(self) -> int:
-        """The length of the one-hot index: `A` or 0."""
-        facts = self._facts
-        kinds = len(facts.env.classes), len(set(facts.observation_sizes)), len(set(facts.action_sizes))
-        agents_agree = kinds == (1, 1, 1)
-        has_index = not agents_agree if self.agent_identity is None else self.agent_identity
-        return self.num_agents if has_index else 0
+def _by_agent(value: Any, agents: tuple[Any, ...]) -> list[Any]:
+    """Each agent's entry in a mapping, a tuple, or arrays with an axis of agents."""
+    if isinstance(value, dict) and all(agent in value for agent in agents):
+        return [value[agent] for agent in agents]
+    if isinstance(value, tuple | list) and len(value) == len(agents):
+        return list(value)
+    return [jax.tree.map(functools.partial(_agent_part, i, len(agents)), value) for i in range(len(agents))]
 
-    @property
-    def _facts(self) -> "_Facts":
-        return _facts(self.name, self.overrides)
+
+def _agent_part(agent: int, num_agents: int, x: jax.Array) -> jax.Array:
+    """An agent's part of an array. The axis of agents is the first, or the last (in Storm's inventories)."""
+    return x[agent] if x.shape[0] == num_agents else x[..., agent]
+
+
+def _features(observation: Any, is_image: bool) -> jax.Array:
+    """Concatenates the parts of an observation; images are unchanged."""
+    parts = [jnp.asarray(part, jnp.float32) for part in jax.tree.leaves(observation)]
+    return parts[0] if is_image else jnp.concatenate([part.reshape(-1) for part in parts])
+
+
+def _draw_particles(env: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Draws a circle for each agent and each landmark."""
+    from matplotlib.patches import Circle
+
+    figure, axes = drawing()
+    reach = max(2.0, 1.1 * max(float(np.abs(state.p_pos).max()) for state in states))
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
+    circles = [
+        axes.add_patch(
+            Circle((0.0, 0.0), float(env.rad[i]), color=[c / 255 for c in np.asarray(env.colour[i])])
+        )
+        for i in range(env.num_entities)
+    ]
+    for state in states:
+        for circle, position in zip(circles, np.asarray(state.p_pos), strict=True):
+            circle.center = tuple(position)
+        yield figure_image(figure)
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:
-    """Factories of MPE by name, for the registry."""
-    return {name: functools.partial(_make, name) for name in NAMES}
+    """Factories of games by name, for the registry."""
+    return {name: functools.partial(_make, name) for name in KINDS}
 
 
-def _make(name: str, agent_identity: bool | None = None, **overrides: Any) -> Vectorized:
-    """Makes the environment `name`."""
-    check_options(f"environment '{name}'", _make, {"agent_identity": agent_identity})
+def _make(
+    name: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
+) -> Vectorized:
+    where, kind = f"environment '{name}'", KINDS[name]
+    check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
+    if shaping is not None and (name not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
+        raise FdgError(f"{where}: shaping={shaping!r} must be a number, for {' or '.join(_SHAPED_GAMES)}")
     # Without overrides JaxMARL is not imported yet.
-    if overrides:
-        _check_overrides(name, overrides)
-    return vectorize(ParticleEnvironment(name, agent_identity, tuple(sorted(overrides.items()))))
-
-
-def _check_overrides(name: str, overrides: dict[str, Any]) -> None:
-    """Raises for an override that the environment does not accept."""
-    where = f"environment '{name}'"
-    check_names(where, overrides, sorted((*_overridable_arguments(name), "agent_identity")))
-    hashable_parameters(where, overrides, bool | int | float | str)
-    parameters = inspect.signature(_constructor(name)).parameters.values()
-    check_options(where, {parameter.name: parameter.default for parameter in parameters}, overrides)
-    check_count(where, "max_steps", overrides.get("max_steps", 1))
-    if overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
+    known = _overridable_arguments(name) if overrides else {}
+    ours = ("agent_identity", "shaping") if name in _SHAPED_GAMES else ("agent_identity",)
+    check_names(where, overrides, sorted((*known, *ours)))
+    for argument, value in hashable_parameters(where, overrides, bool | int | float | str).items():
+        if kind.choices and argument == kind.choices[0] and value not in (names := _named_values(name)):
+            raise unknown_name(f"{argument} of {name}", str(value), names)
+        if argument in kind.limit:
+            check_count(where, argument, value)
+    check_options(where, known, overrides)
+    if name in PARTICLES and overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
         value = overrides["action_type"]
         raise FdgError(f"{where}: action_type={value!r} must be 'Discrete' or 'Continuous'")
+    weight = (1.0 if name in _SHAPED_GAMES else 0.0) if shaping is None else float(shaping)
+    identity = kind.identity if agent_identity is None else bool(agent_identity)
+    return vectorize(JaxmarlGame(name, identity, weight, tuple(sorted(overrides.items()))))
 
 
 @functools.cache
-def _overridable_arguments(name: str) -> tuple[str, ...]:
-    """Arguments that a user may override."""
-    parameters = inspect.signature(_constructor(name)).parameters.values()
-    plain_types = (bool, int, float, str)
-    names = [parameter.name for parameter in parameters if isinstance(parameter.default, plain_types)]
-    # Arguments of the base class pass through `**kwargs`; three constructors have no parameters at all.
-    return (*names, *(common for common in _COMMON_ARGUMENTS if parameters and common not in names))
+def _overridable_arguments(name: str) -> dict[str, Any]:
+    """Arguments that a user may override, with defaults: numbers, strings, and a choice by name."""
+    constructor = _constructor(name)
+    if name in PARTICLES:
+        own = _plain_defaults(constructor)
+        # Arguments of the base class pass through `**kwargs`; three constructors have no parameters at all.
+        return {**dict.fromkeys(_PARTICLE_ARGUMENTS), **own} if own else {}
+    defaults: dict[str, Any] = {}
+    for base in constructor.__mro__:
+        if "__init__" in vars(base):
+            defaults = {**_plain_defaults(base.__init__), **defaults}
+    if name == "HeuristicEnemySMAX":
+        defaults = {**_overridable_arguments("SMAX"), **defaults}
+    if choices := KINDS[name].choices:
+        defaults[choices[0]] = None
+    return defaults
 
 
-def _constructor(name: str) -> Callable[..., Any]:
-    """JaxMARL's class or function for a name."""
-    mpe = _mpe()
-    by_suffix = {"3a": mpe.SimpleFacmacMPE3a, "6a": mpe.SimpleFacmacMPE6a, "9a": mpe.SimpleFacmacMPE9a}
-    words = name.split("_")[1:-1]  # without MPE and the version
-    if words[-1] in by_suffix:
-        return by_suffix[words[-1]]
-    return getattr(mpe, "".join(word.capitalize() for word in words) + "MPE")
+def _plain_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
 
 
 @functools.cache
-def _mpe() -> Any:
-    """JaxMARL's module of MPE; imports it, possibly during a trace."""
-    with importing("environments 'MPE_...' need", "JaxMARL", "jaxmarl"):
-        from jaxmarl.environments import mpe
-        from jaxmarl.environments.mpe import simple_crypto
-    simple_crypto.OBS_COLOUR = literals(simple_crypto.OBS_COLOUR)
-    return mpe
+def _named_values(name: str) -> dict[str, Any]:
+    """The values, by name, of the argument in `Kind.choices`."""
+    choices = KINDS[name].choices
+    assert choices is not None
+    return dict(getattr(_module(choices[1], name), choices[2]))
+
+
+def _constructor(name: str) -> Any:
+    """JaxMARL's class, or a function that makes the environment."""
+    return getattr(_module(KINDS[name].module, name), KINDS[name].constructor)
+
+
+@functools.cache
+def _module(module: str, name: str) -> Any:
+    """A module of JaxMARL's environments; imports it, also while JAX traces."""
+    who_needs = "environments 'MPE_...' need" if name in PARTICLES else f"environment '{name}' needs"
+    with importing(who_needs, "JaxMARL", "jaxmarl"):
+        imported = importlib.import_module(f"jaxmarl.environments.{module}")
+    replace_module_arrays("jaxmarl")
+    return imported
+
+
+@functools.cache
+def _jaxmarl_environment(single: JaxmarlGame) -> Any:
+    """JaxMARL's environment, with its arrays on the host."""
+    kind, constructor = KINDS[single.name], _constructor(single.name)
+    arguments: dict[str, Any] = dict(single.overrides)
+    if kind.choices and kind.choices[0] in arguments:
+        argument = "scenario" if kind.choices[0] == "map" else kind.choices[0]
+        arguments[argument] = _named_values(single.name)[arguments.pop(kind.choices[0])]
+    if not kind.knows_limit:
+        arguments["max_steps"] = _NO_LIMIT
+    if single.name == "jaxnav" and "act_type" not in arguments:
+        arguments["act_type"] = "Continuous"
+    with jax.ensure_compile_time_eval(), quietly(), relaxed_checks(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with converting_errors(f"environment '{single.name}'", "JaxMARL", single.overrides):
+            env = constructor(**arguments)
+        replace_arrays(env, "jaxmarl")
+    return env
 
 
 @dataclasses.dataclass(frozen=True)
-class _Facts:
-    """JaxMARL's environment and its properties, known before it runs."""
-
-    env: Any
-    agents: tuple[str, ...]
-    observation_sizes: tuple[int, ...]  # by agent; may differ from JaxMARL's declaration
+class _Facts(Facts):
+    num_agents: int
+    agents: tuple[Any, ...]  # JaxMARL's names of agents
     action_sizes: tuple[int, ...]  # by agent: number of actions, or components of a continuous one
-    discrete: bool
+    is_image: bool
+    length: int  # of the longest observation, if it is no image
+    has_index: bool  # True: the agent's one-hot index follows
 
 
 @functools.cache
-def _facts(name: str, overrides: tuple[tuple[str, Scalar], ...]) -> _Facts:
-    """Makes JaxMARL's environment, and traces its reset."""
-    constructor = _constructor(name)
-    with jax.ensure_compile_time_eval():
-        with converting_errors(f"environment '{name}'", "JaxMARL", overrides):
-            env = constructor(**dict(overrides))
-        replace_pytree_arrays(env)
+def _facts(single: JaxmarlGame) -> _Facts:
+    env, kind = _jaxmarl_environment(single), KINDS[single.name]
+    agents = tuple(env.agents)
     # In `ensure_compile_time_eval`, JaxMARL's jitted functions would capture arrays and keep them allocated.
-    with jax.numpy_rank_promotion("allow"):
-        observation, _ = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    spaces = [env.action_space(agent) for agent in env.agents]
-    discrete = hasattr(spaces[0], "n")
+    with relaxed_checks():
+        parts = jax.eval_shape(
+            lambda: [jax.tree.leaves(row) for row in _by_agent(env.reset(jax.random.key(0))[0], agents)]
+        )
+    rows = [tuple(part.shape for part in row) for row in parts]
+    lengths = [sum(map(math.prod, row)) for row in rows]
+    spaces = [_space_of(env, agent) for agent in agents]
+    sizes = tuple(int(space.n) if hasattr(space, "n") else space.shape[0] for space in spaces)
+    has_index = single.agent_identity
+    if has_index is None:
+        has_index = (len(env.classes), len(set(lengths)), len(set(sizes))) != (1, 1, 1)
+    is_image = not has_index and len(set(rows)) == 1 and len(rows[0]) == 1 and len(rows[0][0]) == 3
+    shape = rows[0][0] if is_image else (max(lengths) + (len(agents) if has_index else 0),)
+    arguments = {**_overridable_arguments(single.name), **dict(single.overrides)}
+    limits = [getattr(env, name) if arguments.get(name) is None else arguments[name] for name in kind.limit]
     return _Facts(
-        env=env,
-        agents=tuple(env.agents),
-        observation_sizes=tuple(observation[agent].size for agent in env.agents),
-        action_sizes=tuple(space.n if discrete else space.shape[0] for space in spaces),
-        discrete=discrete,
+        Box(float("-inf"), float("inf"), tuple(shape)),
+        _action_space(spaces[sizes.index(max(sizes))]),
+        math.prod(map(int, limits)) + kind.late_steps if limits else None,
+        len(agents), agents, sizes, is_image, max(lengths), has_index,
+    )  # fmt: skip
+
+
+def _space_of(env: Any, agent: Any) -> Any:
+    """An agent's action space, from a mapping where the environment has one, else from a method."""
+    return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)
+
+
+def _action_space(largest: Any) -> Space:
+    """`Discrete`, or a bounded `Box`, as large as the agent with most actions needs."""
+    if hasattr(largest, "n"):
+        return Discrete(int(largest.n))
+    low, high = (
+        np.broadcast_to(np.asarray(end, float), largest.shape) for end in (largest.low, largest.high)
     )
+    return Box(bound(low), bound(high), tuple(largest.shape))

@@ -28,6 +28,7 @@ import numpy as np
 
 from envs.adapters import check_names, converting_errors, hashable_parameters, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
+from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
@@ -55,7 +56,7 @@ Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclasses.dataclass(frozen=True)
-class JumanjiEnvironment:
+class JumanjiEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Jumanji: its registered name and overrides."""
 
     registered: Any  # Jumanji's name, or an environment with its interface
@@ -68,19 +69,9 @@ class JumanjiEnvironment:
         return PREFIX + self.registered if is_registered else type(self.registered).__name__
 
     @property
-    def observation_space(self) -> Box:
-        """Unbounded float32."""
-        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
-
-    @property
-    def action_space(self) -> Space:
-        """`Discrete`, `MultiDiscrete`, or a `Box` of one axis."""
-        return _facts(self).action_space
-
-    @property
-    def max_episode_steps(self) -> None:
-        """None: Jumanji's environments end by themselves."""
-        return None
+    def facts(self) -> "_Facts":
+        """From Jumanji's specs and a trace of its reset."""
+        return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts an episode."""
@@ -92,17 +83,13 @@ class JumanjiEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
         """Takes one step, without reset; randomness comes from the key of the episode's start."""
-        facts = _facts(self)
+        facts = self.facts
         if facts.combined_choices is not None:
             action = jnp.stack(jnp.unravel_index(action, facts.combined_choices))
         action = action.reshape(facts.lowest_action.shape).astype(facts.lowest_action.dtype)
         with relaxed_checks():
             new, time_step = _jumanji_environment(self).step(state, action + facts.lowest_action)
-        new = jax.tree.map(
-            lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
-            jax.tree.map(jnp.asarray, new),
-            jax.tree.map(jnp.asarray, state),
-        )
+        new = with_dtypes_of(new, state)
         is_last = time_step.last()
         no_future = jnp.all(jnp.asarray(time_step.discount) == 0)
         reward = jnp.sum(jnp.asarray(time_step.reward, jnp.float32))
@@ -110,7 +97,7 @@ class JumanjiEnvironment:
 
     def _observe(self, observation: Any) -> Observation:
         """Features and mask of Jumanji's observation."""
-        facts = _facts(self)
+        facts = self.facts
         parts = jax.tree.leaves(_without_mask(observation, facts.is_masked))
         parts = [_as_features(part, codes) for part, codes in zip(parts, facts.codes, strict=True)]
         features = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
@@ -188,11 +175,7 @@ def _jumanji_environment(single: JumanjiEnvironment) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_shape: tuple[int, ...]
-    action_space: Space
+class _Facts(Facts):
     lowest_action: np.ndarray  # in Jumanji, of integers; zeros for floats
     combined_choices: tuple[int, ...] | None  # number of options of each choice that is combined into one
     is_masked: bool
@@ -201,7 +184,6 @@ class _Facts:
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
-    """Facts about an environment, from Jumanji's specs and a trace of its reset."""
     env = _jumanji_environment(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
         action_spec, observation_spec = env.action_spec, env.observation_spec
@@ -223,7 +205,10 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     )
     lowest = 0 if isinstance(space, Box) else getattr(action_spec, "minimum", 0)
     lowest = np.broadcast_to(lowest, action_spec.shape)
-    return _Facts(tuple(shape), space, lowest.astype(action_spec.dtype), combined_choices, is_masked, codes)
+    observations = Box(float("-inf"), float("inf"), tuple(shape))
+    lowest = lowest.astype(action_spec.dtype)
+    # Without a limit: Jumanji's environments end by themselves.
+    return _Facts(observations, space, None, lowest, combined_choices, is_masked, codes)
 
 
 def _codes(spec: Any, path: Any, part: Any) -> Codes | None:

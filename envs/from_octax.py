@@ -25,6 +25,7 @@ import numpy as np
 
 from envs.adapters import check_count, check_names, importing
 from envs.environment import Vectorized, vectorize
+from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
 from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
@@ -47,7 +48,7 @@ _WIDTH, _HEIGHT = 64, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class OctaxEnvironment:
+class OctaxEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Octax: its game and overrides of the emulator."""
 
     game: str
@@ -59,19 +60,12 @@ class OctaxEnvironment:
         return PREFIX + self.game
 
     @property
-    def observation_space(self) -> Box:
-        """`[32, 64, frame_skip]` uint8."""
-        return Box(0.0, 255.0, (_HEIGHT, _WIDTH, self._parameter("frame_skip")), "uint8")
-
-    @property
-    def action_space(self) -> Discrete:
-        """A key that the game uses, or no key."""
-        return Discrete(int(_octax_environment(self).num_actions))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """Octax's `max_num_steps_per_episodes`."""
-        return self._parameter("max_num_steps_per_episodes")
+    def facts(self) -> Facts:
+        """From the emulator's parameters; an action is a key that the game uses, or no key."""
+        parameters = {**_DEFAULTS, **dict(self.overrides)}
+        observations = Box(0.0, 255.0, (_HEIGHT, _WIDTH, parameters["frame_skip"]), "uint8")
+        actions = Discrete(int(_octax_environment(self).num_actions))
+        return Facts(observations, actions, parameters["max_num_steps_per_episodes"])
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts a game."""
@@ -87,7 +81,7 @@ class OctaxEnvironment:
             new, frames, reward, terminated, truncated, _ = _octax_environment(self).step.__wrapped__(
                 _octax_environment(self), state, action
             )
-        return _with_dtypes_of(new, state), _image(frames), reward, jnp.asarray(terminated, bool), truncated
+        return with_dtypes_of(new, state), _image(frames), reward, jnp.asarray(terminated, bool), truncated
 
     def frames(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Images of states, `[H, W, 3]` uint8 each."""
@@ -95,22 +89,10 @@ class OctaxEnvironment:
             lit = np.asarray(state.display).T.astype(np.uint8) * 255
             yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
 
-    def _parameter(self, name: str) -> int:
-        return dict(self.overrides).get(name, _DEFAULTS[name])
-
 
 def _image(frames: Any) -> jax.Array:
     """Frames `[T, W, H]` bool as `[H, W, T]` uint8."""
     return jnp.asarray(jnp.transpose(jnp.asarray(frames), (2, 1, 0)), jnp.uint8) * jnp.uint8(255)
-
-
-def _with_dtypes_of(new: Any, old: Any) -> Any:
-    """Casts a state to the previous state's dtypes: Octax's sums with Python numbers change dtypes."""
-    return jax.tree.map(
-        lambda new, old: new if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else new.astype(old.dtype),
-        jax.tree.map(jnp.asarray, new),
-        jax.tree.map(jnp.asarray, old),
-    )
 
 
 def factories() -> dict[str, Callable[..., Vectorized]]:

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from envs.adapters import check_count, check_names, check_type, converting_errors, importing
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
+from envs.library import Facts, LibraryEnvironment
 from envs.literals import as_arrays, replace_pytree_arrays
 from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
@@ -50,7 +51,7 @@ Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclasses.dataclass(frozen=True)
-class PlaygroundEnvironment:
+class PlaygroundEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Playground: its task and overrides."""
 
     task: str
@@ -62,19 +63,9 @@ class PlaygroundEnvironment:
         return PREFIX + self.task
 
     @property
-    def observation_space(self) -> Box:
-        """Unbounded vectors."""
-        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
-
-    @property
-    def action_space(self) -> Box:
-        """From -1 to 1, one component per actuator."""
-        return Box(-1.0, 1.0, (_facts(self).action_size,))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """Actions in an episode: `episode_length` divided by `action_repeat`."""
-        return _facts(self).max_episode_steps
+    def facts(self) -> "_Facts":
+        """From Playground's configuration and a trace of its reset."""
+        return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -87,7 +78,7 @@ class PlaygroundEnvironment:
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Takes one action, `action_repeat` times, without reset."""
-        env, repeat = _playground_environment(self), _facts(self).action_repeat
+        env, repeat = _playground_environment(self), self.facts.action_repeat
 
         def apply_action(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             new = jax.tree.map(jnp.asarray, env.step(state, action))
@@ -170,23 +161,17 @@ def _playground_environment(single: PlaygroundEnvironment) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_shape: tuple[int, ...]
-    action_size: int
-    max_episode_steps: int
+class _Facts(Facts):
     action_repeat: int
 
 
 @functools.cache
 def _facts(single: PlaygroundEnvironment) -> _Facts:
-    """Facts about an environment, from Playground's configuration and a trace of its reset."""
     env = _playground_environment(single)
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
     with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
     repeat = int(config["action_repeat"])
-    return _Facts(
-        tuple(state.obs.shape), int(env.action_size), max(1, int(config["episode_length"]) // repeat), repeat
-    )
+    observations = Box(float("-inf"), float("inf"), tuple(state.obs.shape))
+    actions = Box(-1.0, 1.0, (int(env.action_size),))  # one component per actuator
+    return _Facts(observations, actions, max(1, int(config["episode_length"]) // repeat), repeat)

@@ -16,16 +16,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from envs import satellites
 from envs.adapters import check_count
-from envs.environment import Forwarding
 from envs.host import HostEnvironment
 from envs.pools import Failure, InTwoHalves, Pool, Recreated, Segment, Source, Transition, wire_space
-from envs.spaces import Space
 from fdg import ray_cluster
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, one_line, raised
@@ -83,10 +81,8 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
 
 
 @dataclasses.dataclass(frozen=True)
-class FleetSource(Forwarding):
-    """A `pools.Source` whose instances are divided among workers."""
-
-    _forwards_to: ClassVar[str] = "source"
+class FleetSource:
+    """A `pools.Source` whose instances are divided among workers; otherwise as `source`."""
 
     source: Any  # a Source
     workers: int | None = None
@@ -102,34 +98,14 @@ class FleetSource(Forwarding):
         """The name for `envs.make`."""
         return PREFIX + self.source.name
 
-    @property
-    def wire_space(self) -> Space:
-        """The space of the arrays that workers send: that of one instance."""
-        return wire_space(self.source)
-
-    @property
-    def unpack(self) -> Any:
-        """The inverse of packing an observation's parts into one array; None if there are no parts."""
-        return getattr(self.source, "unpack", None)
-
-    @property
-    def info(self) -> tuple[str, ...]:
-        """The names of the source's episode metrics."""
-        return getattr(self.source, "info", ())
-
-    @property
-    def native(self) -> Any:
-        """The source's `envs.native.Native`; None if its library uses our spaces."""
-        return getattr(self.source, "native", None)
-
-    @property
-    def record(self) -> Any:
-        """Plays episodes in this process, if the source can; else None."""
-        return getattr(self.source, "record", None)
-
     def start(self, size: int) -> "FleetPool":
         """A pool of `size` instances; pools of one source share this process's workers."""
         return FleetPool(self, size, fleet(self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "source":
+            raise AttributeError(name)
+        return getattr(self.source, name)  # spaces, limit, and what a source need not have, such as `info`
 
 
 class Worker:
@@ -291,7 +267,8 @@ class FleetPool(InTwoHalves):
         cores = max(1, int(source.cpus))
         with_cores = getattr(source.source, "with_cores", None)
         self._source: Source = source.source if with_cores is None else with_cores(cores)
-        self._name, self._space, self._info = source.name, source.wire_space, len(source.info)
+        self._name, self._space = source.name, wire_space(source)
+        self._num_info = len(getattr(source, "info", ()))
         self._shares = np.array_split(np.arange(size), min(size, len(fleet)))
         self._actors: list[Any] = [None] * len(self._shares)  # by share
         self._pending: list[tuple[int, Any]] = []  # (share, reference to its result) of the running step
@@ -336,16 +313,14 @@ class FleetPool(InTwoHalves):
 
     def recv(self, timeout: float) -> Transition:
         """The result of the running step."""
-        transition = Transition.empty(self._size, self._space, self._info)
+        transition = Transition.empty(self._size, self._space, self._num_info)
         failures: list[Failure] = []
         for i, (part, reason) in enumerate(self._answers(self._pending, timeout)):
             share = self._shares[i]
             if part is None:
                 failures.append(Failure(share, reason or f"{self._fleet.where(i)} {_REPLACED}"))
                 continue
-            # `[:5]`: the arrays before `info`.
-            arrays, share_arrays = ([*x[:5], *x.info] for x in (transition, part))
-            for array, share_array in zip(arrays, share_arrays, strict=True):
+            for array, share_array in zip(transition.arrays, part.arrays, strict=True):
                 array[share] = share_array
             failures += [
                 Failure(share[failure.rows], f"{self._fleet.where(i)}: {failure.reason}")

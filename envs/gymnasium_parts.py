@@ -10,7 +10,7 @@ games of PettingZoo and Jumanji.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,69 +19,73 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
+from envs.library import LibraryEnvironment
 from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
+from fdg.errors import FdgError
 
 _MASK = "action_mask"
 
 
-class LibrarySource:
+class Facts(NamedTuple):
+    """Properties of a library's environment, known before it runs."""
+
+    library_observation_space: Any
+    library_action_space: Any
+    encoded_space: ObservationSpace  # one array as in `gymnasium_spaces`, or parts
+    observation_space: ObservationSpace  # the same without the part that is the mask, if there is one
+    action_space: Space
+    max_episode_steps: int | None
+
+
+def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
+    """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
+    for what, space in (("observations", observations), ("actions", actions)):
+        if not any(gymnasium_spaces.leaves(space)):
+            raise FdgError(f"environment '{name}': its {what} are {space}, which has no parts: add a part")
+    boxes = [
+        gymnasium_spaces.observation_box(name, part) for part, _ in gymnasium_spaces.leaves(observations)
+    ]
+    action_space = gymnasium_spaces.action_space(name, actions)
+    encoded = observation_space(name, observations) if has_parts(observations) else boxes[0]
+    visible = encoded
+    if isinstance(encoded, composite.Dict) and _has_mask(observations, action_space):
+        visible = composite.Dict({part: space for part, space in encoded.spaces if part != _MASK})
+    return Facts(observations, actions, encoded, visible, action_space, max_episode_steps)
+
+
+class LibrarySource(LibraryEnvironment):
     """Base class of sources whose library uses Gymnasium's spaces: `facts` gives what `pools.Source` needs.
 
     A subclass is a frozen dataclass with a `name`, and defines `facts`.
     """
 
-    name: str
-
     @property
-    def facts(self) -> gymnasium_spaces.Facts:
+    def facts(self) -> Facts:
         """The spaces and the time limit that the library reports."""
         raise NotImplementedError
 
     @property
-    def observation_space(self) -> ObservationSpace:
-        """One array as in `gymnasium_spaces`, or parts; without the mask."""
-        parts = _parts_of(self)
-        return parts.without_mask if parts else self._box
-
-    @property
-    def _box(self) -> Box:
-        """The space of an observation that is one array."""
-        box = self.facts.observation_space
-        assert box is not None
-        return box
-
-    @property
     def wire_space(self) -> Space:
         """The space of one row of a pool's array, `[*wire]`; `unpack` restores observations from rows."""
-        parts = _parts_of(self)
-        return packed_space(parts.all) if parts else self._box
+        space = self.facts.encoded_space
+        return packed_space(space) if isinstance(space, composite.Dict | composite.Tuple) else space
 
     def unpack(self, rows: jax.Array) -> Any:
         """Restores observations `[B, ...]` from rows `[B, *wire]`, in a compiled program."""
-        parts = _parts_of(self)
-        return split_mask(self.facts, unpack(parts.all, rows)) if parts else rows
+        space = self.facts.encoded_space
+        return split_mask(self.facts, unpack(space, rows)) if composite.is_composite(space) else rows
 
     def encode(self, batch: Any) -> np.ndarray:
         """Encodes a batch of the library's observations as rows `[B, *wire]`."""
-        encode = pack if _parts_of(self) else gymnasium_spaces.encode
-        return encode(self.facts.library_observation_space, batch)
+        space = self.facts.library_observation_space
+        return (pack if has_parts(space) else gymnasium_spaces.encode)(space, batch)
 
     @property
     def native(self) -> Native:
         """The library's own observations and actions."""
         return _native_of(self)
-
-    @property
-    def action_space(self) -> Space:
-        """The action space, as in `gymnasium_spaces`."""
-        return self.facts.action_space
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """The library's time limit."""
-        return self.facts.max_episode_steps
 
 
 @functools.cache
@@ -97,51 +101,19 @@ def _native_of(source: LibrarySource) -> Native:
         return encoded if mask is None else MaskedObservation(encoded, mask)
 
     def decode(action: jax.Array) -> Sequence[jax.Array]:
-        return [*_arrays(gymnasium_spaces.decode(actions, action))]
+        return [
+            part for _, part in gymnasium_spaces.leaves(actions, gymnasium_spaces.decode(actions, action))
+        ]
 
     return Native(observation, describe("action", actions), encode_batch, decode)
 
 
-def _arrays(batch: Any) -> Iterator[Any]:
-    """The arrays of a batch in the order of its space, which is also the order of dictionaries."""
-    if isinstance(batch, dict | tuple):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _arrays(part)
-    else:
-        yield batch
-
-
-class _Parts(NamedTuple):
-    """Spaces of the parts of observations, with and without the mask."""
-
-    all: ObservationSpace
-    without_mask: ObservationSpace
-
-
-@functools.cache
-def _parts_of(source: LibrarySource) -> _Parts | None:
-    """The parts of a source's observations; None if an observation is one array."""
-    facts = source.facts
-    if not has_parts(facts.library_observation_space):
-        return None
-    space = observation_space(source.name, facts.library_observation_space)
-    return _Parts(space, without_mask(facts, space))
-
-
-def without_mask(facts: gymnasium_spaces.Facts, space: ObservationSpace) -> ObservationSpace:
-    """A space from `observation_space`, without the part that is the mask, if there is one."""
-    if not _has_mask(facts):
-        return space
-    assert isinstance(space, composite.Dict)
-    return composite.Dict({name: part for name, part in space.spaces if name != _MASK})
-
-
-def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
+def split_mask(facts: Facts, observation: Any) -> Any:
     """Splits the mask off an observation `[...]`: a `MaskedObservation` if one of the parts is the mask.
 
     A mask that forbids everything becomes one that allows everything: such an observation has no next action.
     """
-    if not _has_mask(facts):
+    if facts.encoded_space == facts.observation_space:
         return observation
     features = {name: part for name, part in observation.items() if name != _MASK}
     bits = observation[_MASK]
@@ -150,14 +122,9 @@ def split_mask(facts: gymnasium_spaces.Facts, observation: Any) -> Any:
     return MaskedObservation(features, mask | ~mask.any(-1, keepdims=True))
 
 
-def _has_mask(facts: gymnasium_spaces.Facts) -> bool:
-    """True if one part is a mask with a bit for each action."""
-    library_space, actions = facts.library_observation_space, facts.action_space
-    if (
-        type(library_space).__name__ != "Dict"
-        or _MASK not in library_space.spaces
-        or len(library_space.spaces) == 1
-    ):
+def _has_mask(library_space: Any, actions: Space) -> bool:
+    """True if one part of a `Dict` is a mask with a bit for each action, and others are no masks."""
+    if _MASK not in library_space.spaces or len(library_space.spaces) == 1:
         return False
     part = library_space.spaces[_MASK]
     if type(part).__name__ not in ("MultiBinary", "Box"):

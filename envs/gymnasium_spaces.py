@@ -15,7 +15,7 @@ of MiniGrid and BabyAI, declared as bytes, get the range of their codes.
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,26 +36,6 @@ _MAX_ONE_HOT = 2**20  # inputs of the network for one observation of categories
 
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
-
-
-class Facts(NamedTuple):
-    """Properties of a library's environment, known before it runs."""
-
-    library_observation_space: Any
-    library_action_space: Any
-    observation_space: Box | None  # None if an observation has parts
-    action_space: Space
-    max_episode_steps: int | None
-
-
-def facts(name: str, observations: Any, actions: Any, max_episode_steps: int | None) -> Facts:
-    """Properties of environment `name`, from Gymnasium's spaces of observations and actions."""
-    for what, space in (("observations", observations), ("actions", actions)):
-        if not any(_parts(space, None)):
-            raise FdgError(f"environment '{name}': its {what} are {space}, which has no parts: add a part")
-    boxes = [observation_box(name, part) for part, _ in _parts(observations, None)]
-    box = None if _kind(observations) in ("Dict", "Tuple") else boxes[0]
-    return Facts(observations, actions, box, action_space(name, actions), max_episode_steps)
 
 
 def observation_box(name: str, space: Any) -> Box:
@@ -122,7 +102,7 @@ def _copy_as(batch: Any, dtype: Any) -> Any:
 
 def action_space(name: str, space: Any) -> Space:
     """The space of actions for `decode`: the concatenated parts of a `Dict` or `Tuple`."""
-    parts = [part for part, _ in _parts(space, None)]
+    parts = [part for part, _ in leaves(space)]
     part_counts = [_num_categories(part) for part in parts]
     if all(part_counts):
         counts = [n for part in part_counts for n in part or ()]
@@ -150,7 +130,7 @@ def decode(space: Any, action: Any) -> Any:
     A JAX array becomes JAX arrays, in the nearest dtypes that JAX has; see `exact`.
     """
     if _kind(space) in ("Dict", "Tuple"):
-        ends = np.cumsum([math.prod(part.shape) for part, _ in _parts(space, None)]).tolist()
+        ends = np.cumsum([math.prod(part.shape) for part, _ in leaves(space)]).tolist()
         columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return _rebuild(space, iter(columns))
     action = action.reshape(action.shape[0], *space.shape)
@@ -167,7 +147,7 @@ def decode(space: Any, action: Any) -> Any:
 
 def encode_action(space: Any, action: Any) -> np.ndarray:
     """The inverse of `decode` for NumPy arrays: the library's actions as those of `action_space`."""
-    parts = [(part, np.asarray(values)) for part, values in _parts(space, action)]
+    parts = [(part, np.asarray(values)) for part, values in leaves(space, action)]
     columns = []
     for part, values in parts:
         lowest = part.low if _kind(part) == "Box" else getattr(part, "start", 0)
@@ -274,14 +254,14 @@ def _channels_last(image: Any, first: int) -> Any:
     return image.transpose(*range(first), first + 1, first + 2, first)
 
 
-def _parts(space: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
+def leaves(space: Any, batch: Any = None) -> Iterator[tuple[Any, Any]]:
     """The leaf spaces of a space, each with its part of a batch (None: without batch)."""
     if _kind(space) not in ("Dict", "Tuple"):
         yield space, batch
         return
     parts = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
     for key, part in parts:
-        yield from _parts(part, None if batch is None else batch[key])
+        yield from leaves(part, None if batch is None else batch[key])
 
 
 def _low(space: Any) -> np.ndarray:

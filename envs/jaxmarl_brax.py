@@ -18,6 +18,7 @@ import numpy as np
 from envs.adapters import check_count, importing
 from envs.environment import Vectorized, vectorize
 from envs.from_brax import BraxEnvironment
+from envs.library import Facts, LibraryEnvironment
 from envs.spaces import Box
 from fdg.errors import FdgError
 
@@ -33,7 +34,7 @@ _BACKENDS = ("positional", "generalized", "spring", "mjx")  # the first is JaxMA
 
 
 @dataclasses.dataclass(frozen=True)
-class BraxTeam:
+class BraxTeam(LibraryEnvironment):
     """A `SingleEnvironment` of several agents that move one body."""
 
     name: str
@@ -45,20 +46,11 @@ class BraxTeam:
         return len(_mappings(self.name)[0])
 
     @property
-    def observation_space(self) -> Box:
-        """Unbounded vectors."""
-        max_size = max(len(indices) for indices in _mappings(self.name)[0])
-        return Box(float("-inf"), float("inf"), (self.num_agents + max_size,))
-
-    @property
-    def action_space(self) -> Box:
-        """From -1 to 1, one component for each joint of the agent with the most joints."""
-        return Box(-1.0, 1.0, (max(len(joints) for joints in _mappings(self.name)[1]),))
-
-    @property
-    def max_episode_steps(self) -> int:
-        """The time limit of the brax environment."""
-        return self.body.max_episode_steps
+    def facts(self) -> Facts:
+        """From the agents' mappings, padded to the longest view and the most joints."""
+        views, joints = (max(map(len, indices)) for indices in _mappings(self.name))
+        observations = Box(float("-inf"), float("inf"), (self.num_agents + views,))
+        return Facts(observations, Box(-1.0, 1.0, (joints,)), self.body.episode_length)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""

@@ -12,13 +12,11 @@ as without sharing, and results do not change when the batch is split over devic
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envs.adapters import check_count
-from envs.checking import check_spec
 from envs.environment import EpisodeState, TimeStep, Vectorized
 
 
@@ -26,7 +24,10 @@ from envs.environment import EpisodeState, TimeStep, Vectorized
 class OptimisticallyReset(Vectorized):
     """A batch of one `SingleEnvironment`, where `reset_ratio` neighbours share a start per step."""
 
-    reset_ratio: int = 1
+    reset_ratio: int = 1  # 1: nothing is shared
+
+    def __post_init__(self) -> None:
+        check_count(f"environment '{self.name}'", "reset_ratio", self.reset_ratio)
 
     def step(self, keys: jax.Array, state: EpisodeState, action: jax.Array) -> tuple[EpisodeState, TimeStep]:
         """Takes one step in every environment; see `Environment.step`.
@@ -57,13 +58,3 @@ class OptimisticallyReset(Vectorized):
         return state_before_reset._replace(
             inner=jax.tree.map(where_ended, inner, state_before_reset.inner), start=None
         ), time_step._replace(observation=jax.tree.map(where_ended, observation, time_step.final_observation))
-
-
-def vectorize_optimistically(single: Any, reset_ratio: int) -> Vectorized:
-    """`vectorize`, with one reset per step for every `reset_ratio` environments.
-
-    With `reset_ratio=1` nothing is shared.
-    """
-    check_spec(single, single=True)
-    check_count(f"environment '{single.name}'", "reset_ratio", reset_ratio)
-    return OptimisticallyReset(single, reset_ratio=reset_ratio)

@@ -5,7 +5,7 @@ A pool works on NumPy arrays and does not use JAX. `envs.host` implements `envs.
 Shapes: `B` instances; `*wire`, the shape of a row in a pool's arrays (`wire_space`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +32,17 @@ class Transition(NamedTuple):
     info: tuple[np.ndarray, ...] = ()  # [B] float32 each, of the ended episode, in the order of `Source.info`
     failures: Sequence[Failure] = ()  # rows of failed instances are zero
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """All arrays, those of `info` last."""
+        return [*self[:5], *self.info]
+
+    @staticmethod
+    def of_arrays(arrays: Iterable[np.ndarray], failures: Sequence[Failure] = ()) -> "Transition":
+        """The transition with these `arrays`."""
+        observation, reward, terminated, truncated, final, *info = arrays
+        return Transition(observation, reward, terminated, truncated, final, tuple(info), failures)
+
     @staticmethod
     def empty(size: int, space: Space, num_info: int = 0) -> "Transition":
         """Arrays of zeros for `size` rows."""
@@ -48,9 +59,7 @@ class Transition(NamedTuple):
     @staticmethod
     def stack(steps: Sequence["Transition"]) -> "Transition":
         """Stacks steps along a new leading axis."""
-        info = tuple(map(np.stack, zip(*(step.info for step in steps), strict=True)))
-        arrays = map(np.stack, zip(*(step[:5] for step in steps), strict=True))
-        return Transition._make([*arrays, info, ()])
+        return Transition.of_arrays(map(np.stack, zip(*(step.arrays for step in steps), strict=True)))
 
 
 class Recreated(NamedTuple):
@@ -78,6 +87,11 @@ class Segment(NamedTuple):
     extras: Sequence[np.ndarray]  # [T, B, ...] each, the actor's outputs besides actions
     steps: Transition  # [T, B, ...]; `failures` refer to the whole segment
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The extras, then the arrays of the steps."""
+        return [*self.extras, *self.steps.arrays]
+
     @staticmethod
     def concatenate(
         parts: Sequence["Segment | None"], sizes: Sequence[int], failures: Sequence[Failure]
@@ -85,22 +99,18 @@ class Segment(NamedTuple):
         """Concatenates the segments of workers; rows of lost workers are zero."""
         example = next((part for part in parts if part is not None), None)
         if example is None:
-            no_rows = np.zeros((0, 0))
-            return Segment((), Transition._make([*[no_rows] * 5, (), failures]))
-        shapes = [*example.extras, *example.steps[:5], *example.steps.info]
+            return Segment((), Transition.of_arrays([np.zeros((0, 0))] * 5, failures))
+        shapes = example.arrays
 
         def arrays(part: "Segment | None", size: int) -> list[np.ndarray]:
             if part is not None:
-                return [*part.extras, *part.steps[:5], *part.steps.info]
+                return part.arrays
             return [np.zeros((len(x), size, *x.shape[2:]), x.dtype) for x in shapes]
 
         worker_arrays = [arrays(part, size) for part, size in zip(parts, sizes, strict=True)]
         joined_arrays = [np.concatenate(x, axis=1) for x in zip(*worker_arrays, strict=True)]
         count = len(example.extras)
-        steps = Transition._make(
-            [*joined_arrays[count : count + 5], tuple(joined_arrays[count + 5 :]), failures]
-        )
-        return Segment(joined_arrays[:count], steps)
+        return Segment(joined_arrays[:count], Transition.of_arrays(joined_arrays[count:], failures))
 
 
 class Pool(Protocol):

@@ -130,7 +130,7 @@ class _RunningPool:
         """The arrays of a segment, with the ticket after each step `[T, B]`."""
         number, last = self.results()
         counts = last[None] + np.arange(1 - len(lost), 1, dtype=np.int32)[:, None]
-        return (*extras, np.broadcast_to(number, lost.shape), counts, *steps[:5], *steps.info, lost)
+        return (*extras, np.broadcast_to(number, lost.shape), counts, *steps.arrays, lost)
 
     def close(self) -> None:
         """Ends the pool."""
@@ -177,8 +177,7 @@ def _merge(merged: Segment | None, part: Segment, rows: np.ndarray) -> Segment |
         return merged
     if merged is None:
         return part
-    arrays = [*merged.extras, *merged.steps[:5], *merged.steps.info]
-    for x, y in zip(arrays, [*part.extras, *part.steps[:5], *part.steps.info], strict=True):
+    for x, y in zip(merged.arrays, part.arrays, strict=True):
         x[:, rows] = y
     return merged
 

@@ -152,14 +152,13 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
 def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Functions that convert spaces and observations, and drop the part that is an action mask."""
 
-    def facts(library_space: Any) -> gymnasium_spaces.Facts:
+    def facts(library_space: Any) -> gymnasium_parts.Facts:
         if actions is None:
             raise FdgError("the actions are not known")
-        return gymnasium_spaces.facts(name, library_space, actions, None)
+        return gymnasium_parts.facts(name, library_space, actions, None)
 
     def convert(name: str, library_space: Any) -> ObservationSpace:
-        space = gymnasium_parts.observation_space(name, library_space)
-        return gymnasium_parts.without_mask(facts(library_space), space)
+        return facts(library_space).observation_space
 
     def encode(library_space: Any, batch: Any) -> Any:
         encoded = gymnasium_parts.encode(library_space, batch)

@@ -350,7 +350,8 @@ def precedes(keys: tuple, others: tuple) -> jax.Array:
 class Scheduled(NamedTuple):
     """The schedule of a design's layers."""
 
-    layers: tuple[str, ...]  # [N] "task: number", in the order of the schedule's arrays
+    names: tuple[str, ...]  # [N] "task: number" of each layer, in the order of the schedule's arrays
+    layers: tuple[Layer, ...]  # [N]
     schedule: schedule.Schedule  # arrays [N]
     costs: cost.LayerCosts  # arrays [N, A]
 
@@ -372,13 +373,14 @@ def improved_schedule(problem: Problem, choices: Any, moves: int = schedule.MOVE
                 must_precede[first_layer + i, first_layer + j] = True
         first_layer += len(layers)
     subs = jax.tree.map(lambda x: x[jnp.asarray(kinds)], problem.chips.subs())
-    all_layers = stack([layer for layers in task_layers for layer in layers])
-    costs = cost.layer_costs(all_layers, subs, problem.chips.templates, problem.technology)
-    work = schedule.work_of(costs, all_layers, subs, jnp.asarray(must_precede), problem.technology.word_bytes)
+    all_layers = tuple(layer for layers in task_layers for layer in layers)
+    stacked = stack(all_layers)
+    costs = cost.layer_costs(stacked, subs, problem.chips.templates, problem.technology)
+    work = schedule.work_of(costs, stacked, subs, jnp.asarray(must_precede), problem.technology.word_bytes)
     spec = min(problem.specs.latency_cycles, cost.LARGEST_COUNT)
     names = [
         f"{task.name}: {i}"
         for task, layers in zip(problem.tasks, task_layers, strict=True)
         for i in range(len(layers))
     ]
-    return Scheduled(tuple(names), schedule.schedule(work, int(spec), moves), costs)
+    return Scheduled(tuple(names), all_layers, schedule.schedule(work, int(spec), moves), costs)

@@ -14,7 +14,6 @@ import numpy as np
 from envs.codesign import cost, exports, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
-from envs.codesign.layers import Layer
 from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Problem, Scheduled, positions
 from fdg.errors import FdgError
@@ -164,7 +163,7 @@ def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
             "offchip_bytes": float(costs["offchip_bytes"][index]),
             "bound": cost.BOUNDS[int(costs["bound"][index])],
         }
-        for index, name in enumerate(scheduled.layers)
+        for index, name in enumerate(scheduled.names)
     ]
 
 
@@ -251,30 +250,24 @@ def chips(problem: Problem, design: Designs) -> list[Chip]:
     return result
 
 
-def _layers(problem: Problem, design: Designs) -> list[Layer]:
-    """The layers of a design's networks, one task after another."""
-    networks, _ = positions(problem, jnp.asarray(design.choices))
-    pairs = zip(problem.tasks, np.asarray(networks).tolist(), strict=True)
-    return [layer for task, index in pairs for layer in task.build(*task.choices()[index])]
-
-
 def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
     """Files for ZigZag, three per sub-accelerator, and for MAESTRO. If there are none, `missing` says why."""
-    layers = _layers(problem, design)
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
     sub_accelerators = chips(problem, design)
     files: dict[str, str] = {}
     try:
         for index in dict.fromkeys(sorted(subs)):
-            sub_layers = [layer for layer, sub in zip(layers, subs, strict=True) if sub == index]
+            sub_layers = [layer for layer, sub in zip(scheduled.layers, subs, strict=True) if sub == index]
             if any(layer.has_weights for layer in sub_layers):
                 zigzag_files = exports.zigzag(sub_layers, sub_accelerators[index], problem.technology)
                 suffix = "" if not files else f"-{index}"
                 files[f"zigzag{suffix}.yaml"] = zigzag_files["accelerator"]
                 files[f"zigzag{suffix}-mapping.yaml"] = zigzag_files["mapping"]
                 files[f"zigzag{suffix}-workload.yaml"] = zigzag_files["workload"]
-        pairs = zip(scheduled.layers, layers, [sub_accelerators[index] for index in subs], strict=True)
-        files["maestro.m"] = exports.maestro(list(pairs))
+        chosen = [sub_accelerators[index] for index in subs]
+        files["maestro.m"] = exports.maestro(
+            list(zip(scheduled.names, scheduled.layers, chosen, strict=True))
+        )
     except FdgError as error:
         return {"missing": f"None: {error}."}
     return files

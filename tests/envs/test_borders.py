@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import envs
 from algos import PPO
-from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
+from envs import from_gymnasium, gymnasium_spaces, host
 from envs.gymnasium_worker import Instance, WrongAnswerError, convert
 from fdg.errors import FdgError
 from tests.envs.borders import MISTAKES, Random, Wrong, random_representation, random_space
@@ -234,7 +234,6 @@ def test_unsupported_spaces_are_refused(observation, action, message):
     gymnasium.envs.registration.registry.pop("BorderOdd-v0", None)
     gymnasium.register("BorderOdd-v0", entry_point=Odd)
     from_gymnasium._facts.cache_clear()
-    gymnasium_parts._parts_of.cache_clear()
     with pytest.raises(FdgError, match=f"environment 'gymnasium:BorderOdd-v0': .*{message}"):
         PPO(env=envs.make("gymnasium:BorderOdd-v0", workers=1), num_envs=2, num_steps=16)
 

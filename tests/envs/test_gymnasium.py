@@ -203,17 +203,17 @@ def test_boxes_without_numbers(shape):
 
 def test_unsupported_spaces_are_refused():
     with pytest.raises(FdgError, match="environment 'it': its observations hold a Sequence"):
-        gymnasium_spaces.facts(
+        gymnasium_parts.facts(
             "it", spaces.Dict({"a": spaces.Sequence(spaces.Discrete(3))}), spaces.Discrete(2), None
         )
     with pytest.raises(FdgError, match=r"'it': its observations hold a Discrete\(\d+\), .*at most 1,048,576"):
-        gymnasium_spaces.facts("it", spaces.Discrete(10**13), spaces.Discrete(2), None)
+        gymnasium_parts.facts("it", spaces.Discrete(10**13), spaces.Discrete(2), None)
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
     empty, bit = spaces.Tuple(()), spaces.Discrete(2)
     for what, both in (("observations are", (empty, bit)), ("actions are", (bit, empty))):
         with pytest.raises(FdgError, match=rf"environment 'it': its {what} Tuple\(\), which has no parts"):
-            gymnasium_spaces.facts("it", *both, None)
+            gymnasium_parts.facts("it", *both, None)
 
 
 # --- composite observations ---
@@ -234,7 +234,7 @@ def test_unsupported_spaces_are_refused():
 )
 def test_detects_action_masks(action_space, shape, expected):
     theirs = spaces.Dict({"seen": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(shape)})
-    facts = gymnasium_spaces.facts("it", theirs, action_space, None)
+    facts = gymnasium_parts.facts("it", theirs, action_space, None)
     bits = np.ones((2, *shape), np.int8)
     bits[0].flat[0], bits[1] = 0, 0
     batch = {"seen": np.zeros((2, 1), np.float32), "action_mask": bits}

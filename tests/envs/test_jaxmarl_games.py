@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs import jaxmarl_brax, jaxmarl_games
+from envs import from_jaxmarl, jaxmarl_brax
 from envs.contract import random_actions
 from envs.quiet import relaxed_checks
 from fdg.errors import FdgError
@@ -17,8 +17,8 @@ jaxmarl = LazyModule("jaxmarl")
 
 
 def test_names_match_jaxmarl():
-    ours = {*jaxmarl_games.KINDS, *jaxmarl_brax.BODIES}
-    theirs = {name for name in jaxmarl.registered_envs if not name.startswith(("MPE_", "JaxRobotarium"))}
+    ours = {*from_jaxmarl.KINDS, *jaxmarl_brax.BODIES}
+    theirs = {name for name in jaxmarl.registered_envs if not name.startswith("JaxRobotarium")}
     assert theirs - ours == {"LearnedPolicyEnemySMAX"}, "it needs a policy, so only Python code can make it"
     assert not ours - theirs
 

@@ -17,7 +17,7 @@ from envs import adapters, from_craftax, from_jumanji, from_octax, from_playgrou
 from envs.contract import random_actions
 from envs.environment import vectorize
 from envs.literals import Literal, as_arrays, replace_arrays, replace_pytree_arrays
-from envs.optimistic import vectorize_optimistically
+from envs.optimistic import OptimisticallyReset
 from envs.quiet import quietly, relaxed_checks
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms
@@ -198,7 +198,10 @@ def rollout(env, count, steps=40):
 
 
 def test_lone_reset_equals_vectorize():
-    plain, shared = rollout(vectorize(Countdown()), 8), rollout(vectorize_optimistically(Countdown(), 4), 8)
+    plain, shared = (
+        rollout(vectorize(Countdown()), 8),
+        rollout(OptimisticallyReset(Countdown(), reset_ratio=4), 8),
+    )
     done = shared.terminated | shared.truncated
     first = done.reshape(-1, 2, 4).cumsum(-1) == 1  # the first of the neighbours that end at this step
     first = first.reshape(done.shape) & done
@@ -213,7 +216,7 @@ def test_lone_reset_equals_vectorize():
 
 
 def test_neighbours_that_end_together_share_a_start():
-    step = rollout(vectorize_optimistically(Countdown(), 4), 8)
+    step = rollout(OptimisticallyReset(Countdown(), reset_ratio=4), 8)
     done = (step.terminated | step.truncated).reshape(-1, 2, 4)
     episodes = step.observation[..., 1].reshape(-1, 2, 4)
     shared = 0
@@ -225,7 +228,10 @@ def test_neighbours_that_end_together_share_a_start():
 
 
 def test_reset_ratio_that_does_not_divide_the_batch():
-    one, other = rollout(vectorize_optimistically(Countdown(), 16), 3), rollout(vectorize(Countdown()), 3)
+    one, other = (
+        rollout(OptimisticallyReset(Countdown(), reset_ratio=16), 3),
+        rollout(vectorize(Countdown()), 3),
+    )
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 

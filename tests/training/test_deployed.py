@@ -57,7 +57,7 @@ class Source(gymnasium_parts.LibrarySource):
     """An environment source with these library spaces."""
 
     def __init__(self, observation_space, action_space):
-        self.name, self._facts = "it", gymnasium_spaces.facts("it", observation_space, action_space, None)
+        self.name, self._facts = "it", gymnasium_parts.facts("it", observation_space, action_space, None)
 
     @property
     def facts(self):

@@ -86,7 +86,7 @@ def spaces_of(obs, act):
 
     class Source(gymnasium_parts.LibrarySource):
         name = "gymnasium:Mine-v0"
-        facts = gymnasium_spaces.facts("gymnasium:Mine-v0", obs, act, None)
+        facts = gymnasium_parts.facts("gymnasium:Mine-v0", obs, act, None)
 
     source = Source()
     encode = gymnasium_parts.encode if gymnasium_parts.has_parts(obs) else gymnasium_spaces.encode
