@@ -26,7 +26,6 @@ from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 
 # Reductions that can be computed per tile and then combined, by `+` or by max and min.
@@ -80,6 +79,7 @@ class GradientBytes(NamedTuple):
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
+    @functools.cache
     def flow_bytes(flow: Flow) -> GradientBytes:
         sums = gradient_sums(inline_calls(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
         largest = total = 0 if sums is None else sums.bytes
@@ -87,12 +87,11 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
             if not step.bodies:  # an equation without bodies contains no gradient
                 continue
             for body, jaxpr_body in zip(step.bodies, jaxprs.bodies(step.eqn), strict=True):
-                inner = cache(body, None, functools.partial(flow_bytes, body))
+                inner = flow_bytes(body)
                 largest = max(largest, inner.largest)
                 total += jaxpr_body.trips * inner.total
         return GradientBytes(largest, total)
 
-    cache: IdentityCache[GradientBytes] = IdentityCache()
     return flow_bytes(follow(jaxpr, axes, 1))
 
 

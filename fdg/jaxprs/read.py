@@ -48,11 +48,13 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
         return jaxpr
     if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
-    # Cached, so that JAX lowers the same object once.
-    return _CLOSED_JAXPRS(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
+    return _without_constants(jaxpr)
 
 
-_CLOSED_JAXPRS: IdentityCache[Any] = IdentityCache(max_entries=1024)
+@functools.lru_cache(maxsize=1024)
+def _without_constants(jaxpr: core.Jaxpr) -> ClosedJaxpr:
+    """Closes an open jaxpr without constants; cached, so that JAX lowers the same object once."""
+    return ClosedJaxpr(jaxpr, [])
 
 
 @functools.cache

@@ -4,19 +4,17 @@ The rewrites need no mesh: the program still computes global arrays. The cost mo
 it sees the same program as the compiler.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import hoist_draws
 from fdg.lowering.ordering import hoist_batch_reductions, order_collectives
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
-
-_DRAWS_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 class Setting(NamedTuple):
@@ -30,13 +28,14 @@ class Setting(NamedTuple):
     sharded: bool = False  # True if parameters are sharded, so that XLA chooses collectives
 
 
-def _hoist_all_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
+@functools.lru_cache(maxsize=256)
+def _hoist_all_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     # Also removes dead code, which gives later passes less to do.
-    return _DRAWS_HOISTED(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
+    return jaxprs.without_dead_code(hoist_draws(jaxpr))
 
 
 PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
-    "draws ahead of loops": (lambda setting: True, _hoist_all_draws),
+    "draws ahead of loops": (lambda setting: True, lambda jaxpr, setting: _hoist_all_draws(jaxpr)),
     "sums ahead of loops": (
         lambda setting: setting.devices > 1 and not setting.sharded,
         lambda jaxpr, setting: hoist_batch_reductions(
@@ -64,13 +63,10 @@ PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Settin
 def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     """Applies all rewrites to a traced program."""
     output_axes = None if setting.output_axes is None else tuple(setting.output_axes)
-    setting = setting._replace(axes=tuple(setting.axes), output_axes=output_axes)
-    return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
+    return _rewrite(jaxpr, setting._replace(axes=tuple(setting.axes), output_axes=output_axes))
 
 
-_REWRITTEN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
-
-
+@functools.lru_cache(maxsize=256)
 def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     for applies, rewrite in PASSES.values():
         jaxpr = rewrite(jaxpr, setting) if applies(setting) else jaxpr
