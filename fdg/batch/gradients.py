@@ -27,9 +27,10 @@ from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark
 from fdg.jax_internals import ClosedJaxpr
+from fdg.jaxprs.classes import PRODUCTS
 
 # Reductions that can be computed per tile and then combined, by `+` or by max and min.
-_SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
+_SUMS = PRODUCTS | {"reduce_sum"}
 _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 
@@ -149,12 +150,12 @@ def _is_tileable(step: EquationFlow) -> bool:
 
 def contracts_batch(step: EquationFlow) -> bool:
     """Whether an equation is a product or a convolution that contracts the batch."""
-    return step.reduced and step.eqn.primitive.name in ("dot_general", "conv_general_dilated")
+    return step.reduced and step.eqn.primitive.name in PRODUCTS
 
 
 def _inlinable_body(eqn: Any) -> Any:
     """The open body of a plain call without constants; None for any other equation."""
-    if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
+    if eqn.primitive.name != "jit" or FragmentMark.of(eqn) is not None or eqn.effects:
         return None
     (body,) = jaxprs.bodies(eqn)
     return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr
