@@ -5,7 +5,7 @@ it sees the same program as the compiler.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fdg import jaxprs
@@ -28,38 +28,6 @@ class Setting(NamedTuple):
     sharded: bool = False  # True if parameters are sharded, so that XLA chooses collectives
 
 
-@functools.lru_cache(maxsize=256)
-def _hoist_all_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    # Also removes dead code, which gives later passes less to do.
-    return jaxprs.without_dead_code(hoist_draws(jaxpr))
-
-
-PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
-    "draws ahead of loops": (lambda setting: True, lambda jaxpr, setting: _hoist_all_draws(jaxpr)),
-    "sums ahead of loops": (
-        lambda setting: setting.devices > 1 and not setting.sharded,
-        lambda jaxpr, setting: hoist_batch_reductions(
-            jaxpr, setting.axes, setting.devices, setting.output_axes
-        ),
-    ),
-    "gradients in tiles": (
-        lambda setting: (
-            not setting.sharded and (setting.uses_all_cores or (setting.on_cpu and setting.devices > 1))
-        ),
-        lambda jaxpr, setting: tile(jaxpr, setting.axes, setting.devices, setting.uses_all_cores),
-    ),
-    "weight gradients transposed": (
-        lambda setting: setting.on_cpu and not setting.sharded,
-        lambda jaxpr, setting: transpose_weight_gradients(jaxpr),
-    ),
-    "exchanges in order": (
-        lambda setting: setting.on_cpu and setting.devices > 1 and not setting.sharded,
-        lambda jaxpr, setting: order_collectives(jaxpr, setting.axes, setting.devices, setting.output_axes),
-    ),
-}
-"""The passes in order, by name: when each applies, and the function that rewrites the program."""
-
-
 def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     """Applies all rewrites to a traced program."""
     output_axes = None if setting.output_axes is None else tuple(setting.output_axes)
@@ -68,6 +36,22 @@ def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
 
 @functools.lru_cache(maxsize=256)
 def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
-    for applies, rewrite in PASSES.values():
-        jaxpr = rewrite(jaxpr, setting) if applies(setting) else jaxpr
+    jaxpr = _hoist_draws(jaxpr)
+    if setting.sharded:
+        return jaxpr
+    split = setting.axes, setting.devices, setting.output_axes
+    if setting.devices > 1:
+        jaxpr = hoist_batch_reductions(jaxpr, *split)
+    if setting.uses_all_cores or (setting.on_cpu and setting.devices > 1):
+        jaxpr = tile(jaxpr, setting.axes, setting.devices, setting.uses_all_cores)
+    if setting.on_cpu:
+        jaxpr = transpose_weight_gradients(jaxpr)
+    if setting.on_cpu and setting.devices > 1:
+        jaxpr = order_collectives(jaxpr, *split)
     return jaxpr
+
+
+@functools.lru_cache(maxsize=256)
+def _hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Hoists draws and removes dead code, which gives later rewrites less to do."""
+    return jaxprs.without_dead_code(hoist_draws(jaxpr))
