@@ -111,12 +111,7 @@ class FDG(Drawable):
         if self.agents is None:
             return shapes
         leading = (self.agents,)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                leading + x.shape, x.dtype, weak_type=getattr(x, "weak_type", False)
-            ),
-            shapes,
-        )
+        return jax.tree.map(lambda x: x.update(shape=leading + x.shape), shapes)
 
     def __repr__(self) -> str:
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"
