@@ -77,7 +77,7 @@ def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, may_split: bool
 
 def tiles_of(eqn: Any) -> int | None:
     """The number of tiles of a call made by `tile`; None for other equations."""
-    if eqn.primitive.name not in ("jit", "pjit"):
+    if eqn.primitive.name != "jit":
         return None
     prefix, _, count = str(eqn.params["name"]).partition(":")
     return int(count) if prefix == _PREFIX else None
