@@ -18,6 +18,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.policy import Group
 
@@ -106,12 +108,8 @@ def _target_order(mesh: CommonMesh) -> list[int]:
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
         return []
-    strides = {name: math.prod(n for _, n in mesh.axes[i + 1 :]) for i, (name, _) in enumerate(mesh.axes)}
-    coordinates = itertools.product(*(range(sizes[name]) for name in names))
-    return [
-        mesh.devices[sum(index * strides[name] for index, name in zip(coordinate, names, strict=True))]
-        for coordinate in coordinates
-    ]
+    grid = np.reshape(mesh.devices, list(sizes.values()))
+    return grid.transpose([list(sizes).index(name) for name in names]).ravel().tolist()
 
 
 @dataclasses.dataclass(frozen=True)
