@@ -144,12 +144,9 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
-_JAXPRS = (core.Jaxpr, ClosedJaxpr)
-
-
 def is_jaxpr(value: Any) -> bool:
     """Whether a parameter of an equation is a jaxpr, open or closed."""
-    return isinstance(value, _JAXPRS)
+    return isinstance(value, (core.Jaxpr, ClosedJaxpr))
 
 
 def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
