@@ -18,8 +18,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
+from fdg.jaxprs.classes import PRODUCTS
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
 
@@ -59,7 +59,7 @@ def in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
     """The equation, rewritten so that its products take bfloat16 operands."""
-    if eqn.primitive.name in _PRODUCTS:
+    if eqn.primitive.name in PRODUCTS:
         return (
             jaxprs.traced_equation(_product(eqn), eqn.invars, eqn.outvars) if _rounds_operands(eqn) else eqn
         )

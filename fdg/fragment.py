@@ -64,7 +64,7 @@ class FragmentMark(NamedTuple):
     @staticmethod
     def of(eqn: core.JaxprEqn) -> "FragmentMark | None":
         """The mark of an equation that calls a fragment, or None."""
-        if eqn.primitive.name not in ("jit", "pjit"):
+        if eqn.primitive.name != "jit":
             return None
         parts = str(eqn.params["name"]).split(":")
         return FragmentMark(parts[1], parts[2]) if len(parts) == 3 and parts[0] == _PREFIX else None
@@ -83,11 +83,7 @@ def fragments_in(equations: Iterable[core.JaxprEqn], outermost: bool = False) ->
     return tuple(names)
 
 
-class _SharedAxis:
-    """Stands for the axis None in a pytree, where None would be an empty subtree."""
-
-
-_SHARED_AXIS = _SharedAxis()
+_SHARED_AXIS = object()  # stands for the axis None in a pytree, where None would be an empty subtree
 
 
 def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:

@@ -90,6 +90,12 @@ def data_shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype) if impl_and_data is None else impl_and_data[1]
 
 
+def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """`jax.numpy.zeros`, also for random keys."""
+    data = data_shape(shape, dtype)
+    return from_data(jax.numpy.zeros(data.shape, data.dtype), jax.ShapeDtypeStruct(shape, dtype))
+
+
 @functools.cache
 def _implementation_name(dtype: Any) -> str:
     impl_and_data = implementation((), dtype)

@@ -28,12 +28,7 @@ rowwise_p.multiple_results = True
 
 def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     """The jaxpr of a flat function for operands with these shapes, dtypes and weak types."""
-    weak_types = [getattr(x, "weak_type", False) for x in operands]  # keys have no weak type
-    shapes = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak_type)
-        for x, weak_type in zip(operands, weak_types, strict=True)
-    ]
-    return jaxprs.lowered(jax.make_jaxpr(function)(*shapes))
+    return jaxprs.lowered(jax.make_jaxpr(function)(*map(jaxprs.shape_to_trace, operands)))
 
 
 def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
-from fdg.keys import data_shape, from_data
+from fdg.keys import zeros
 
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
@@ -422,12 +422,6 @@ def counts(stream: Stream, state: StreamState) -> dict[str, jax.Array]:
         "queued": queued,
         "running": jnp.sum(live, dtype=jnp.int32) - queued,
     }
-
-
-def zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """`jax.numpy.zeros`, also for random keys."""
-    data = data_shape(shape, dtype)
-    return from_data(jnp.zeros(data.shape, data.dtype), jax.ShapeDtypeStruct(shape, dtype))
 
 
 def _without_weak_type(x: Any) -> jax.Array:

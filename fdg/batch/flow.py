@@ -17,7 +17,7 @@ are counted outside of it.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class EquationFlow:
     """The batch axes of one equation."""
 
@@ -37,7 +37,7 @@ class EquationFlow:
     read: frozenset[int] = frozenset()  # after `prune`: the positions of operands that live code reads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Flow:
     """A jaxpr with the batch axes of all its values."""
 

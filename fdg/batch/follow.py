@@ -53,7 +53,8 @@ def follow(
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
-    unit = devices or math.gcd(*_batch_lengths(jaxpr.invars, axes), *_border_lengths(jaxpr.eqns)) or 1
+    lengths = [shape_of(v)[axis] for v, axis in zip(jaxpr.invars, axes, strict=True) if axis is not None]
+    unit = devices or math.gcd(*lengths, *_border_lengths(jaxpr.eqns)) or 1
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in zip(jaxpr.invars, axes, strict=True))
     outputs = None
     if output_axes is not None:
@@ -61,16 +62,11 @@ def follow(
     return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
 
 
-def equation_axes(eqn: Any, operand_axes: Sequence[Axis], devices: int | None = None) -> list[Axis]:
-    """The batch axes of one equation's results, from the batch axes of its operands."""
-    unit = devices or math.gcd(*_batch_lengths(eqn.invars, operand_axes), *_border_lengths([eqn])) or 1
+def equation_axes(eqn: Any, operand_axes: Sequence[Axis], unit: int) -> list[Axis]:
+    """The batch axes of one equation's results on `unit` devices, from the batch axes of its operands."""
     operands = zip(eqn.invars, operand_axes, strict=True)
     inputs = tuple((divisible(v, axis, unit), 0) for v, axis in operands)
     return list(_Follower(unit).equation(eqn, inputs, 0).results)
-
-
-def _batch_lengths(atoms: Sequence[Any], atom_axes: Sequence[Axis]) -> list[int]:
-    return [shape_of(v)[axis] for v, axis in zip(atoms, atom_axes, strict=False) if axis is not None]
 
 
 def _border_lengths(equations: Sequence[Any]) -> set[int]:

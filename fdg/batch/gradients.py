@@ -26,11 +26,11 @@ from fdg.batch.flow import EquationFlow, Flow, is_independent
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
+from fdg.jaxprs.classes import PRODUCTS
 
 # Reductions that can be computed per tile and then combined, by `+` or by max and min.
-_SUMS = frozenset(("reduce_sum", "dot_general", "conv_general_dilated"))
+_SUMS = PRODUCTS | {"reduce_sum"}
 _EXTREMES = frozenset(("reduce_max", "reduce_min"))
 
 
@@ -80,6 +80,7 @@ class GradientBytes(NamedTuple):
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
     """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
 
+    @functools.cache
     def flow_bytes(flow: Flow) -> GradientBytes:
         sums = gradient_sums(inline_calls(flow, 1)) if any(map(contracts_batch, flow.equations)) else None
         largest = total = 0 if sums is None else sums.bytes
@@ -87,12 +88,11 @@ def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
             if not step.bodies:  # an equation without bodies contains no gradient
                 continue
             for body, jaxpr_body in zip(step.bodies, jaxprs.bodies(step.eqn), strict=True):
-                inner = cache(body, None, functools.partial(flow_bytes, body))
+                inner = flow_bytes(body)
                 largest = max(largest, inner.largest)
                 total += jaxpr_body.trips * inner.total
         return GradientBytes(largest, total)
 
-    cache: IdentityCache[GradientBytes] = IdentityCache()
     return flow_bytes(follow(jaxpr, axes, 1))
 
 
@@ -150,12 +150,12 @@ def _is_tileable(step: EquationFlow) -> bool:
 
 def contracts_batch(step: EquationFlow) -> bool:
     """Whether an equation is a product or a convolution that contracts the batch."""
-    return step.reduced and step.eqn.primitive.name in ("dot_general", "conv_general_dilated")
+    return step.reduced and step.eqn.primitive.name in PRODUCTS
 
 
 def _inlinable_body(eqn: Any) -> Any:
     """The open body of a plain call without constants; None for any other equation."""
-    if eqn.primitive.name not in ("jit", "pjit") or FragmentMark.of(eqn) is not None or eqn.effects:
+    if eqn.primitive.name != "jit" or FragmentMark.of(eqn) is not None or eqn.effects:
         return None
     (body,) = jaxprs.bodies(eqn)
     return None if body.jaxpr.constvars or body.jaxpr.effects else body.jaxpr

@@ -21,6 +21,7 @@ from fdg.jaxprs.read import (
     renamed,
     require_arrays,
     scan_sizes,
+    shape_to_trace,
     shapes_of,
     traced_equation,
     variables,

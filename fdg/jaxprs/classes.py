@@ -37,6 +37,7 @@ CLASSES: Mapping[str, frozenset[str]] = {
 "special" operations are scalar on a CPU; "transcendental" operations are vectorised.
 """
 
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # Operations for which XLA allocates no array, or that it fuses into their readers.
 VIEWS = frozenset(
     """reshape squeeze broadcast_in_dim iota empty empty2 fragment_boundary stop_gradient optimization_barrier

@@ -1,46 +1,32 @@
 """Counts of a jaxpr: floating-point operations, elements, equations."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend import core
 
-from fdg.jaxprs.classes import CLASSES, VIEWS
+from fdg.jaxprs.classes import CLASSES, PRODUCTS, VIEWS
 from fdg.jaxprs.read import bodies, walk
 
 
-def sum_over_equations(jaxpr: core.Jaxpr, count_of: Callable[[Any], int]) -> int:
-    """Sums `count_of(eqn)` over all equations that one execution of the jaxpr runs.
-
-    A scan counts each trip, a `while` loop the upper bound of its trips, or one if the bound is unknown. A
-    `cond` counts its most expensive branch.
-    """
-    return sum(_equation_total(eqn, count_of) for eqn in jaxpr.eqns)
-
-
-def _equation_total(eqn: core.JaxprEqn, count_of: Callable[[Any], int]) -> int:
-    """Sums `count_of` over one run of an equation, with its bodies if it has any."""
-    inner = bodies(eqn)
-    if not inner:
-        return count_of(eqn)
-    totals = [body.trips * sum_over_equations(body.jaxpr, count_of) for body in inner]
-    return max(totals, default=0) if eqn.primitive.name == "cond" else sum(totals)
-
-
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """The floating-point operations of one execution, loops and branches included (`sum_over_equations`).
+    """The floating-point operations of one execution.
 
     A matrix product or convolution counts 2 per multiply-add; data movement, conversions and random bits 0;
-    and any other equation the size of its largest operand or result.
+    and any other equation the size of its largest operand or result. A scan counts each trip, a `while` loop
+    the upper bound of its trips, or one if the bound is unknown. A `cond` counts its most expensive branch.
     """
-    return sum_over_equations(jaxpr, _operation_flops)
+    return sum(map(equation_flops, jaxpr.eqns))
 
 
 def equation_flops(eqn: core.JaxprEqn) -> int:
     """The floating-point operations of one equation, counted like `flops_of`; 0 if it only moves data."""
-    return _equation_total(eqn, _operation_flops)
+    inner = bodies(eqn)
+    if not inner:
+        return _operation_flops(eqn)
+    totals = [body.trips * flops_of(body.jaxpr) for body in inner]
+    return max(totals, default=0) if eqn.primitive.name == "cond" else sum(totals)
 
 
 def equation_count(jaxpr: core.Jaxpr) -> int:
@@ -64,14 +50,13 @@ def largest_cost(jaxpr: core.Jaxpr) -> int:
     """
     equations = (eqn for eqn in walk(jaxpr.eqns) if not bodies(eqn))
     costs = (
-        _operation_flops(eqn) * (1 if eqn.primitive.name in _PRODUCTS else _ELEMENTWISE_COST)
+        _operation_flops(eqn) * (1 if eqn.primitive.name in PRODUCTS else _ELEMENTWISE_COST)
         for eqn in equations
     )
     return max(costs, default=0)
 
 
 _ELEMENTWISE_COST = 100
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 _MOVES = VIEWS.union(
     CLASSES["copy"],
@@ -81,7 +66,7 @@ _MOVES = VIEWS.union(
 
 def _operation_flops(eqn: Any) -> int:
     name = eqn.primitive.name
-    if name in _PRODUCTS:
+    if name in PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
     size = max((math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)), default=0)
     if name == "polynomial":  # a product and a sum for each coefficient except the first
@@ -129,7 +114,7 @@ class Product(NamedTuple):
 def product_of(eqn: Any) -> Product | None:
     """The shape of an equation's product; None if it is not a product or convolution, or is empty."""
     name = eqn.primitive.name
-    if name not in _PRODUCTS:
+    if name not in PRODUCTS:
         return None
     left, right, out = (v.aval.shape for v in (*eqn.invars, *eqn.outvars))
     dtype, size = str(eqn.invars[0].aval.dtype), math.prod(out)

@@ -48,11 +48,13 @@ def with_jaxpr(closed: Any, jaxpr: Any) -> Any:
         return jaxpr
     if closed.consts:  # do not keep arrays alive in a cache
         return ClosedJaxpr(jaxpr, closed.consts)
-    # Cached, so that JAX lowers the same object once.
-    return _CLOSED_JAXPRS(closed, id(jaxpr), lambda: ClosedJaxpr(jaxpr, closed.consts))
+    return _without_constants(jaxpr)
 
 
-_CLOSED_JAXPRS: IdentityCache[Any] = IdentityCache(max_entries=1024)
+@functools.lru_cache(maxsize=1024)
+def _without_constants(jaxpr: core.Jaxpr) -> ClosedJaxpr:
+    """Closes an open jaxpr without constants; cached, so that JAX lowers the same object once."""
+    return ClosedJaxpr(jaxpr, [])
 
 
 @functools.cache
@@ -93,8 +95,12 @@ def constants_of(jaxpr: Any) -> Sequence[Any]:
 
 def shapes_of(atoms: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of variables or literals for tracing, with their weak types."""
-    avals = [v.aval for v in atoms]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return [shape_to_trace(v.aval) for v in atoms]
+
+
+def shape_to_trace(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and weak type of an array, or of an abstract one; keys have no weak type."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
 
 
 def is_literal(atom: Any) -> bool:
@@ -138,22 +144,19 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(constants)), len(list(carried))
 
 
-_JAXPRS = (core.Jaxpr, ClosedJaxpr)
-
-
 def is_jaxpr(value: Any) -> bool:
     """Whether a parameter of an equation is a jaxpr, open or closed."""
-    return isinstance(value, _JAXPRS)
+    return isinstance(value, (core.Jaxpr, ClosedJaxpr))
 
 
 def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
     """The jaxprs that run when `eqn` runs; empty for an ordinary operation."""
-    params = eqn.params
+    params, inner = eqn.params, [open_jaxpr(closed) for closed in closed_bodies(eqn)]
     match eqn.primitive.name:
         case "scan":
-            return (_scan_body(open_jaxpr(params["jaxpr"]), params["length"], *scan_sizes(params)),)
+            return (_scan_body(inner[0], params["length"], *scan_sizes(params)),)
         case "while":
-            test, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
+            test, body = inner
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
             carry = range(test_consts + body_consts, len(eqn.invars))
             trips = _max_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
@@ -169,24 +172,38 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
                 ),
             )
         case "cond":
-            branches = [open_jaxpr(branch) for branch in params["branches"]]
             return tuple(
                 Body(branch, 1, False, tuple(range(1, len(eqn.invars))), tuple(range(len(branch.outvars))))
-                for branch in branches
+                for branch in inner
             )
-        case "custom_linear_solve":  # without differentiation, only its solver runs
-            sizes, solve = params["const_lengths"], open_jaxpr(params["jaxprs"].solve)
+        case "custom_linear_solve":
+            sizes = params["const_lengths"]
             solve_start = sizes.matvec + sizes.vecmat
             right_sides = range(sum(sizes), len(eqn.invars))
             operands = (*range(solve_start, solve_start + sizes.solve), *right_sides)
-            return (Body(solve, 1, True, operands, tuple(range(len(solve.outvars)))),)
+            return (Body(inner[0], 1, True, operands, tuple(range(len(inner[0].outvars)))),)
+    return _call_body(inner[0]) if inner else ()
+
+
+def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
+    """The jaxprs of `bodies(eqn)` as they are in the equation's parameters: closed, or open."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            return (params["jaxpr"],)
+        case "while":
+            return params["cond_jaxpr"], params["body_jaxpr"]
+        case "cond":
+            return tuple(params["branches"])
+        case "custom_linear_solve":  # without differentiation, only its solver runs
+            return (params["jaxprs"].solve,)
         case name if name in HIGH_LEVEL_PRIMITIVES:
-            return _call_body(open_jaxpr(_expand(eqn)))
+            return (_expand(eqn),)
     for value in params.values():
-        if isinstance(value, _JAXPRS):
+        if is_jaxpr(value):
             inner = open_jaxpr(value)
             if _same_shapes(inner.invars, eqn.invars) and _same_shapes(inner.outvars, eqn.outvars):
-                return _call_body(inner)
+                return (value,)
     return ()  # a jaxpr with other shapes, such as the scalar function of a reduction, is no body
 
 
@@ -259,26 +276,6 @@ def _scan_body(jaxpr: core.Jaxpr, length: int, consts: int, carried: int) -> Bod
     )
 
 
-def closed_bodies(eqn: core.JaxprEqn) -> tuple[Any, ...]:
-    """The jaxprs of `bodies(eqn)` as they are in the equation's parameters: closed, or open."""
-    params = eqn.params
-    match eqn.primitive.name:
-        case "scan":
-            return (params["jaxpr"],)
-        case "while":
-            return params["cond_jaxpr"], params["body_jaxpr"]
-        case "cond":
-            return tuple(params["branches"])
-        case "custom_linear_solve":
-            return (params["jaxprs"].solve,)
-        case name if name in HIGH_LEVEL_PRIMITIVES:
-            return (_expand(eqn),)
-    return tuple(
-        next(v for v in params.values() if is_jaxpr(v) and open_jaxpr(v) is body.jaxpr)
-        for body in bodies(eqn)
-    )
-
-
 def inner_jaxprs(eqn: core.JaxprEqn) -> tuple[Any, ...]:
     """The jaxprs that run in an equation: `closed_bodies`, or the jaxpr of a `shard_map`."""
     return (eqn.params["jaxpr"],) if eqn.primitive.name == "shard_map" else closed_bodies(eqn)
@@ -291,10 +288,8 @@ def with_bodies(eqn: core.JaxprEqn, closed: Sequence[ClosedJaxpr]) -> core.Jaxpr
     """
     old = inner_jaxprs(eqn)
     match eqn.primitive.name:
-        case "scan":
-            changed: dict[str, Any] = {"jaxpr": closed[0]}
         case "while":
-            changed = {"cond_jaxpr": closed[0], "body_jaxpr": closed[1]}
+            changed: dict[str, Any] = {"cond_jaxpr": closed[0], "body_jaxpr": closed[1]}
         case "cond":
             changed = {"branches": tuple(closed)}
         case "custom_linear_solve":

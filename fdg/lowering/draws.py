@@ -14,7 +14,8 @@ on a GPU each of them is a kernel launch. The bits are the same, because threefr
 independently. Draws of generators whose bits depend on the batch of keys stay in the loop.
 """
 
-from fdg.identity_cache import IdentityCache
+import functools
+
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 
@@ -25,10 +26,8 @@ _DRAWS = frozenset(
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
 )
 
-_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
-
+@functools.lru_cache(maxsize=256)
 def hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Hoists the draws of a program's scans, at any depth. Cached per program."""
-    rule = HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MAX_BYTES)
-    return _HOISTED(jaxpr, MAX_BYTES, lambda: hoist(jaxpr, rule))
+    """Hoists the draws of a program's scans, at any depth."""
+    return hoist(jaxpr, HoistRule("draws", lambda eqn: eqn.primitive.name in _DRAWS, MAX_BYTES))

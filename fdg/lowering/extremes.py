@@ -45,7 +45,7 @@ def _operation_name(eqn: Any) -> str:
     """
     if eqn.primitive.name == "reduce" and len(eqn.outvars) == 1:
         inner = jaxprs.open_jaxpr(eqn.params["jaxpr"]).eqns
-        while len(inner) == 1 and inner[0].primitive.name in ("jit", "pjit"):
+        while len(inner) == 1 and inner[0].primitive.name == "jit":
             inner = jaxprs.open_jaxpr(inner[0].params["jaxpr"]).eqns
         return inner[0].primitive.name if len(inner) == 1 else ""
     return eqn.primitive.name if eqn.primitive.name not in ("max", "min") else ""

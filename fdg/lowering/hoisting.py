@@ -128,7 +128,7 @@ def _split(jaxpr: Any, invariant: set[Any], rule: HoistRule) -> _Parts | None:
 
 def _split_call(eqn: Any, invariant_outside: set[Any], rule: HoistRule) -> list[Any]:
     """Splits a call into a call of its hoisted equations and one of the rest; keeps other equations whole."""
-    if eqn.primitive.name not in ("jit", "pjit") or eqn.effects:
+    if eqn.primitive.name != "jit" or eqn.effects:
         return [eqn]
     (body,) = jaxprs.bodies(eqn)
     pairs = list(zip(body.jaxpr.invars, eqn.invars, strict=True))

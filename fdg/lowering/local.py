@@ -43,12 +43,12 @@ class OnePart:
 
     def run_flow(self, flow: Flow, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """The part of a jaxpr's outputs, from the part of its inputs; `flow` has the batch axes."""
-        steps = [(step, step.sliced) for step in flow.equations]
 
-        def run(step: Any, values: list[Any]) -> list[Any]:
-            return self.run_equation(step[0], self._slice(values, step[1]))
+        def run(step: EquationFlow, values: list[Any]) -> list[Any]:
+            return self.run_equation(step, self._slice(values, step.sliced))
 
-        return self._slice(jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, steps), flow.sliced)
+        results = jaxprs.evaluate_jaxpr(flow.jaxpr, consts, values, run, flow.equations)
+        return self._slice(results, flow.sliced)
 
     def _run_bodies(self, step: EquationFlow, values: list[Any]) -> list[Any]:
         """The part of the results of a loop, branch or call."""

@@ -29,7 +29,6 @@ from fdg.batch.exchanges import prune
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.hoisting import HoistRule, hoist
 from fdg.rowwise import rowwise
@@ -59,14 +58,10 @@ def hoist_batch_reductions(
     For instance, the mean and deviation of each minibatch's advantages need one collective, not one per trip.
     Takes the arguments of `order_collectives`.
     """
-    # `follow` is cached: equal flows are one object, so `_HOISTED` finds them.
-    flow = follow(jaxpr, axes, devices, output_axes)
-    return _HOISTED(flow, None, lambda: _hoist_reductions(jaxpr, flow))
+    return _hoist_reductions(jaxpr, follow(jaxpr, axes, devices, output_axes))
 
 
-_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
-
-
+@functools.lru_cache(maxsize=256)  # `follow` is cached too: equal flows are one object
 def _hoist_reductions(jaxpr: ClosedJaxpr, flow: Flow) -> ClosedJaxpr:
     """Hoists the flow's reductions over the batch, but no other collective, out of its loops."""
     steps = list(_steps(flow))

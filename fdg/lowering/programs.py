@@ -83,9 +83,8 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     assert plan.agents_per_vmap is not None
     num_agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
     chunk_size = per_vmap
-    agent = core.jaxpr_as_fun(
-        rewrite_one_agent(graph.jaxpr, graph.state_axes, graph.output_axes, per_vmap, mesh)
-    )
+    setting = setting_on(mesh, graph.state_axes, graph.output_axes)
+    agent = core.jaxpr_as_fun(prepare_for_vmap(graph.jaxpr, per_vmap, setting))
     one_by_one = graph.between_agents is None and per_vmap == 1
     if one_by_one:
         num_leaves = len(graph.state_axes)
@@ -148,17 +147,15 @@ def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[
     return sharding.constrain_whole(jaxpr, mesh, mesh.size)
 
 
-def rewrite_one_agent(
-    jaxpr: ClosedJaxpr,
+def setting_on(
+    mesh: Mesh,
     axes: Sequence[int | None],
     output_axes: Sequence[int | None],
-    agents_per_vmap: int,
-    mesh: Mesh,
-) -> ClosedJaxpr:
-    """Rewrites one agent's program (`prepare_for_vmap`); `mesh` is the mesh over which agents are split."""
-    return prepare_for_vmap(
-        jaxpr, agents_per_vmap, Setting(axes, 1, output_axes, is_of_cpus(mesh), uses_all_cores(mesh))
-    )
+    devices: int = 1,
+    sharded: bool = False,
+) -> Setting:
+    """The setting of a program whose batch `devices` devices of a mesh split; 1 if the mesh splits agents."""
+    return Setting(axes, devices, output_axes, is_of_cpus(mesh), uses_all_cores(mesh), sharded)
 
 
 def prepare_for_vmap(jaxpr: ClosedJaxpr, agents_per_vmap: int, setting: Setting) -> ClosedJaxpr:
@@ -252,8 +249,8 @@ def on_mesh(
 
     If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
-    flags, rows = (is_of_cpus(mesh), uses_all_cores(mesh)), mesh.shape[BATCH]
-    jaxpr = rewrite_all(jaxpr, Setting(input_axes, rows, output_axes, *flags, sharded=specs is not None))
+    rows = mesh.shape[BATCH]
+    jaxpr = rewrite_all(jaxpr, setting_on(mesh, input_axes, output_axes, rows, specs is not None))
     if rows == 1 and specs is None:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)

@@ -4,19 +4,17 @@ The rewrites need no mesh: the program still computes global arrays. The cost mo
 it sees the same program as the compiler.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.draws import hoist_draws
 from fdg.lowering.ordering import hoist_batch_reductions, order_collectives
 from fdg.lowering.tiles import tile
 from fdg.lowering.transposing import transpose_weight_gradients
-
-_DRAWS_HOISTED: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
 
 
 class Setting(NamedTuple):
@@ -30,48 +28,30 @@ class Setting(NamedTuple):
     sharded: bool = False  # True if parameters are sharded, so that XLA chooses collectives
 
 
-def _hoist_all_draws(jaxpr: ClosedJaxpr, _: Setting) -> ClosedJaxpr:
-    # Also removes dead code, which gives later passes less to do.
-    return _DRAWS_HOISTED(jaxpr, None, lambda: jaxprs.without_dead_code(hoist_draws(jaxpr)))
-
-
-PASSES: dict[str, tuple[Callable[[Setting], bool], Callable[[ClosedJaxpr, Setting], ClosedJaxpr]]] = {
-    "draws ahead of loops": (lambda setting: True, _hoist_all_draws),
-    "sums ahead of loops": (
-        lambda setting: setting.devices > 1 and not setting.sharded,
-        lambda jaxpr, setting: hoist_batch_reductions(
-            jaxpr, setting.axes, setting.devices, setting.output_axes
-        ),
-    ),
-    "gradients in tiles": (
-        lambda setting: (
-            not setting.sharded and (setting.uses_all_cores or (setting.on_cpu and setting.devices > 1))
-        ),
-        lambda jaxpr, setting: tile(jaxpr, setting.axes, setting.devices, setting.uses_all_cores),
-    ),
-    "weight gradients transposed": (
-        lambda setting: setting.on_cpu and not setting.sharded,
-        lambda jaxpr, setting: transpose_weight_gradients(jaxpr),
-    ),
-    "exchanges in order": (
-        lambda setting: setting.on_cpu and setting.devices > 1 and not setting.sharded,
-        lambda jaxpr, setting: order_collectives(jaxpr, setting.axes, setting.devices, setting.output_axes),
-    ),
-}
-"""The passes in order, by name: when each applies, and the function that rewrites the program."""
-
-
 def rewrite_all(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
     """Applies all rewrites to a traced program."""
     output_axes = None if setting.output_axes is None else tuple(setting.output_axes)
-    setting = setting._replace(axes=tuple(setting.axes), output_axes=output_axes)
-    return _REWRITTEN(jaxpr, setting, lambda: _rewrite(jaxpr, setting))
+    return _rewrite(jaxpr, setting._replace(axes=tuple(setting.axes), output_axes=output_axes))
 
 
-_REWRITTEN: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
-
-
+@functools.lru_cache(maxsize=256)
 def _rewrite(jaxpr: ClosedJaxpr, setting: Setting) -> ClosedJaxpr:
-    for applies, rewrite in PASSES.values():
-        jaxpr = rewrite(jaxpr, setting) if applies(setting) else jaxpr
+    jaxpr = _hoist_draws(jaxpr)
+    if setting.sharded:
+        return jaxpr
+    split = setting.axes, setting.devices, setting.output_axes
+    if setting.devices > 1:
+        jaxpr = hoist_batch_reductions(jaxpr, *split)
+    if setting.uses_all_cores or (setting.on_cpu and setting.devices > 1):
+        jaxpr = tile(jaxpr, setting.axes, setting.devices, setting.uses_all_cores)
+    if setting.on_cpu:
+        jaxpr = transpose_weight_gradients(jaxpr)
+    if setting.on_cpu and setting.devices > 1:
+        jaxpr = order_collectives(jaxpr, *split)
     return jaxpr
+
+
+@functools.lru_cache(maxsize=256)
+def _hoist_draws(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Hoists draws and removes dead code, which gives later rewrites less to do."""
+    return jaxprs.without_dead_code(hoist_draws(jaxpr))

@@ -40,7 +40,6 @@ from fdg.batch.gradients import GradientSums, contracts_batch, gradient_sums, in
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process, processes_sharing_cores
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.lowering.extremes import extreme_over_devices
 from fdg.lowering.local import OnePart
@@ -78,7 +77,7 @@ def tile(jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, may_split: bool
 
 def tiles_of(eqn: Any) -> int | None:
     """The number of tiles of a call made by `tile`; None for other equations."""
-    if eqn.primitive.name not in ("jit", "pjit"):
+    if eqn.primitive.name != "jit":
         return None
     prefix, _, count = str(eqn.params["name"]).partition(":")
     return int(count) if prefix == _PREFIX else None
@@ -131,21 +130,15 @@ def tiled_function(body_flow: Flow, devices: int, tiles: int) -> Callable[..., l
     return run
 
 
-_TRACED_PARTS: IdentityCache[core.Jaxpr] = IdentityCache(max_entries=1024)
-
-
+@functools.lru_cache(maxsize=1024)
 def traced_per_device(body_flow: Flow, devices: int, tiles: int) -> core.Jaxpr:
     """Traces `tiled_function` with the shapes of one device's part; its collectives are `psum`s."""
-
-    def trace() -> core.Jaxpr:
-        parts = []
-        for variable, (axis, _) in zip(body_flow.jaxpr.invars, body_flow.inputs, strict=True):
-            shape = [n // devices if i == axis else n for i, n in enumerate(variable.aval.shape)]
-            parts.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
-        run = tiled_function(body_flow, devices, tiles)
-        return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
-
-    return _TRACED_PARTS(body_flow, (devices, tiles), trace)
+    parts = []
+    for variable, (axis, _) in zip(body_flow.jaxpr.invars, body_flow.inputs, strict=True):
+        shape = [n // devices if i == axis else n for i, n in enumerate(variable.aval.shape)]
+        parts.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
+    run = tiled_function(body_flow, devices, tiles)
+    return jaxprs.open_jaxpr(jax.make_jaxpr(run, axis_env=[(BATCH, devices)])(*parts))
 
 
 def _join_tiles(x: Any, axis: Axis) -> Any:

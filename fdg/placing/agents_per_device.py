@@ -6,6 +6,7 @@ agents, the fixed overhead of each operation dominates. The working set and the 
 the traced program, not from timings, so the same job on the same number of cores computes the same bits.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -16,13 +17,11 @@ from fdg.batch.collective import Collective
 from fdg.batch.gradients import gradient_bytes
 from fdg.batch.lengths import divisors
 from fdg.batch.rules.random import has_batch_dependent_draws
-from fdg.identity_cache import IdentityCache
+from fdg.jax_internals import ClosedJaxpr
 from fdg.tracing.graph import FDG
 
 TARGET_GRADIENT_BYTES = 8 << 20  # the target for the gradients of all agents in one vmap
 OPERATION_BYTES = 2000  # what a core reads or writes in the time of an operation's fixed overhead
-
-_CACHE: IdentityCache[int] = IdentityCache(max_entries=64)
 
 
 def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> int:
@@ -35,7 +34,7 @@ def agents_per_vmap(graph: FDG, agents: int, on_cpu: bool, cores: float = 1) -> 
     # Agents of a population copy from each other after each iteration, so they advance together.
     if agents == 1 or not on_cpu or graph.between_agents is not None:
         return agents
-    return _CACHE(graph.jaxpr, (agents, cores), lambda: _agents_in_cache(graph, agents, cores))
+    return _agents_in_cache(graph.jaxpr, graph.state_axes, agents, cores)
 
 
 def vmap_notes(agents: int, per_vmap: int) -> tuple[str, ...]:
@@ -70,12 +69,13 @@ def population_collectives(
     return tuple(Collective("all-gather", size, 1) for size in sizes), (between.note,)
 
 
-def _agents_in_cache(graph: FDG, agents: int, cores: float) -> int:
+@functools.lru_cache(maxsize=64)
+def _agents_in_cache(jaxpr: ClosedJaxpr, axes: tuple[int | None, ...], agents: int, cores: float) -> int:
     """The divisor of `agents` with gradients closest to the target size; `agents` if overhead dominates."""
-    gradients = gradient_bytes(graph.jaxpr, graph.state_axes)
+    gradients = gradient_bytes(jaxpr, axes)
     if not gradients.largest:
         return agents
     target = max(1.0, TARGET_GRADIENT_BYTES / gradients.largest)
     count = min(divisors(agents), key=lambda divisor: abs(math.log(divisor / target)))
-    operations = jaxprs.equation_count(jaxprs.open_jaxpr(graph.jaxpr))
+    operations = jaxprs.equation_count(jaxprs.open_jaxpr(jaxpr))
     return count if count * gradients.total >= cores * OPERATION_BYTES * operations else agents

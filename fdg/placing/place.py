@@ -11,6 +11,7 @@ Everything else is derived from the graph, so planning needs no devices:
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from fdg import jaxprs
 from fdg.agents import of_seeds
 from fdg.arguments import checked_names
 from fdg.batch.collective import Collective
-from fdg.batch.exchanges import WithoutRule, predict_exchanges
+from fdg.batch.exchanges import predict_exchanges
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.cores import min_cores_per_process
 from fdg.errors import PlanError
@@ -58,9 +59,7 @@ MAX_DEVICES = 2**20
 MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
 _OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
-_COLLECTIVES_CACHE: IdentityCache[tuple[tuple[Collective, ...], tuple[WithoutRule, ...]]] = IdentityCache(
-    max_entries=256
-)
+_predict_exchanges = functools.lru_cache(maxsize=256)(predict_exchanges)
 
 
 @checked_names
@@ -274,10 +273,7 @@ def _collectives(
     if not _is_predicted(group):
         return (), ()
     num_devices = smallest_equivalent(group.num_batch_parts, lengths_of(jaxprs.open_jaxpr(jaxpr)))
-    axes = tuple(inputs), tuple(outputs)
-    collectives, without_rule = _COLLECTIVES_CACHE(
-        jaxpr, (num_devices, *axes), lambda: predict_exchanges(jaxpr, axes[0], num_devices, axes[1])
-    )
+    collectives, without_rule = _predict_exchanges(jaxpr, tuple(inputs), num_devices, tuple(outputs))
     return collectives, tuple(map(str, without_rule))
 
 

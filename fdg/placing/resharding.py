@@ -18,6 +18,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.policy import Group
 
@@ -58,13 +60,9 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
             return None
         loops_of[name] = loops
     # The strides at which an axis of either mesh begins or ends. Between two of them lies a common axis.
-    boundaries = {1, len(source)}
-    for k in range(len(source.mesh)):
-        boundaries.add(math.prod(size for _, size in source.mesh[k:]))
-    boundaries |= {
-        edge for loops in loops_of.values() for n, stride in loops for edge in (stride, n * stride)
-    }
-    edges = sorted(boundaries)
+    strides = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
+    boundaries = {edge for loops in loops_of.values() for n, stride in loops for edge in (stride, n * stride)}
+    edges = sorted(boundaries.union(strides))
     if any(b % a for a, b in itertools.pairwise(edges)):
         return None
     stride_ranges = list(itertools.pairwise(edges))[::-1]  # major first
@@ -73,7 +71,6 @@ def common_mesh(source: Group, target: Group) -> CommonMesh | None:
     def axes_between(low: int, high: int) -> tuple[str, ...]:
         return tuple(names[a, b] for a, b in stride_ranges if low <= a and b <= high)
 
-    strides = [math.prod(size for _, size in source.mesh[k:]) for k in range(len(source.mesh) + 1)]
     source_axes = tuple(
         (name, axes_between(strides[k + 1], strides[k])) for k, (name, _) in enumerate(source.mesh)
     )
@@ -111,12 +108,8 @@ def _target_order(mesh: CommonMesh) -> list[int]:
     names = [axis for _, axes in mesh.target for axis in axes]
     if sorted(names) != sorted(sizes):
         return []
-    strides = {name: math.prod(n for _, n in mesh.axes[i + 1 :]) for i, (name, _) in enumerate(mesh.axes)}
-    coordinates = itertools.product(*(range(sizes[name]) for name in names))
-    return [
-        mesh.devices[sum(index * strides[name] for index, name in zip(coordinate, names, strict=True))]
-        for coordinate in coordinates
-    ]
+    grid = np.reshape(mesh.devices, list(sizes.values()))
+    return grid.transpose([list(sizes).index(name) for name in names]).ravel().tolist()
 
 
 @dataclasses.dataclass(frozen=True)

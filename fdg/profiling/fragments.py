@@ -14,7 +14,7 @@ from fdg.agents import mapped
 from fdg.batch.rules.result import shape_of
 from fdg.lowering import host_calls
 from fdg.lowering.mesh import AGENT_AXIS, group_mesh, layout_sharding, make_mesh
-from fdg.lowering.programs import on_mesh, rewrite_one_agent, vmapped_program
+from fdg.lowering.programs import on_mesh, prepare_for_vmap, setting_on, vmapped_program
 from fdg.placing.layout import Layout
 from fdg.placing.plans import Plan
 from fdg.placing.policy import Group
@@ -93,7 +93,8 @@ def on_group(
     if (per_vmap := plan.agents_per_vmap) is not None:
         mesh = make_mesh([devices[i] for i in group.devices], AGENT_AXIS)
         agents_spec = PartitionSpec(AGENT_AXIS)
-        agent_jaxpr = rewrite_one_agent(site.jaxpr, site.axes, site.output_axes, per_vmap, mesh)
+        setting = setting_on(mesh, site.axes, site.output_axes)
+        agent_jaxpr = prepare_for_vmap(site.jaxpr, per_vmap, setting)
         function = jax.shard_map(
             mapped(core.jaxpr_as_fun(agent_jaxpr), agents=per_vmap, agents_per_vmap=per_vmap),
             mesh=mesh,

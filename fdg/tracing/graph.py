@@ -1,18 +1,15 @@
 """The fragmented dataflow graph: an iteration's fragments and the arrays between them.
 
-The graph is plain, immutable data. `fdg.trace` reads it from an algorithm; `check_graph` verifies its
-invariants after every pass that makes a graph.
+The graph is plain, immutable data, which `fdg.trace` reads from an algorithm.
 """
 
 import dataclasses
-import graphlib
 from typing import Any
 
 import jax
 
 from fdg.agents import BetweenAgents
 from fdg.drawable import Drawable
-from fdg.errors import GraphError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +111,7 @@ class FDG(Drawable):
         if self.agents is None:
             return shapes
         leading = (self.agents,)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                leading + x.shape, x.dtype, weak_type=getattr(x, "weak_type", False)
-            ),
-            shapes,
-        )
+        return jax.tree.map(lambda x: x.update(shape=leading + x.shape), shapes)
 
     def __repr__(self) -> str:
         return f"<FDG of {self.name}: {len(self.fragments)} fragments, {len(self.edges)} edges>"
@@ -127,85 +119,3 @@ class FDG(Drawable):
     def fragment(self, name: str) -> Fragment:
         """The fragment with this name."""
         return next(f for f in self.fragments if f.name == name)
-
-
-# --- checking ---
-
-
-def check_graph(graph: FDG) -> None:
-    """Checks the graph's invariants; raises `GraphError` if one does not hold."""
-    by_name: dict[str, Fragment] = {}
-    producer: dict[int, Fragment] = {}
-    for fragment in graph.fragments:
-        if fragment.name in by_name:
-            raise GraphError(f"two fragments are named '{fragment.name}': give one of them another name=")
-        by_name[fragment.name] = fragment
-        _check_axes(fragment)
-        for array in fragment.outputs:
-            other = producer.setdefault(array.value, fragment)
-            if array.value >= 0 and other is not fragment and fragment.parent == other.parent:
-                raise GraphError(
-                    f"value {array.value} ({array}) has two producers, fragments '{other.name}' and "
-                    f"'{fragment.name}': give one of them an output value of its own"
-                )
-    for fragment in graph.fragments:
-        if fragment.parent is not None and fragment.parent not in by_name:
-            raise GraphError(
-                f"fragment '{fragment.name}' is nested in '{fragment.parent}', which is missing: "
-                f"add that fragment, or set parent=None"
-            )
-    for edge in graph.edges:
-        edge_text = f"edge {edge.source} -> {edge.target}"
-        for name in (edge.source, edge.target):
-            if name not in by_name:
-                raise GraphError(
-                    f"{edge_text} names fragment '{name}', which is missing (the graph has "
-                    f"{', '.join(by_name) or 'none'}): add the fragment or remove the edge"
-                )
-        outputs = {array.value: array for array in by_name[edge.source].outputs}
-        for value in edge.values:
-            if value not in outputs:
-                owner = producer.get(value)
-                raise GraphError(
-                    f"{edge_text} carries value {value}, which fragment '{edge.source}' does not produce "
-                    f"({f'it comes from {owner.name}' if owner else 'nothing does'}): let the edge begin at"
-                    " the producer"
-                )
-        size = sum(outputs[value].bytes for value in edge.values)
-        if edge.bytes_per_crossing % max(size, 1):
-            raise GraphError(
-                f"{edge_text} moves {edge.bytes_per_crossing} bytes per crossing, but its values have {size}"
-                " bytes: make bytes_per_crossing a multiple of that"
-            )
-    _check_acyclic(graph)
-
-
-def _check_axes(fragment: Fragment) -> None:
-    for side, arrays in (("input", fragment.inputs), ("output", fragment.outputs)):
-        for i, array in enumerate(arrays):
-            if array.axis is not None and not 0 <= array.axis < len(array.shape):
-                raise GraphError(
-                    f"fragment '{fragment.name}' ({fragment.role}): {side} {i} has shape {array.shape} but "
-                    f"batch axis {array.axis}: use an axis below {len(array.shape)}, or None if it is shared"
-                )
-            if array.axis is not None and array.shape[array.axis] != fragment.batch_size:
-                raise GraphError(
-                    f"fragment '{fragment.name}' ({fragment.role}): {side} {i} {array} has batch axis "
-                    f"{array.axis} of size {array.shape[array.axis]}, but others have {fragment.batch_size}:"
-                    " set in_axes/out_axes to the axis that all share"
-                )
-
-
-def _check_acyclic(graph: FDG) -> None:
-    predecessors: dict[str, set[str]] = {f.name: set() for f in graph.fragments}
-    for edge in graph.edges:
-        if not edge.delay:
-            predecessors[edge.target].add(edge.source)
-    try:
-        graphlib.TopologicalSorter(predecessors).prepare()
-    except graphlib.CycleError as error:
-        cycle = " -> ".join(error.args[1])
-        raise GraphError(
-            f"fragments form a cycle within a step: {cycle}: delay one of these edges: pass its value to the"
-            " next step or iteration, through a scan's carry or the state"
-        ) from None

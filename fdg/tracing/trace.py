@@ -16,7 +16,7 @@ from fdg.errors import GraphError, kind_of
 from fdg.fragment import FragmentMark, forget_traces, fragment
 from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr, check_jax_settings
-from fdg.tracing.graph import FDG, check_graph
+from fdg.tracing.graph import FDG
 from fdg.tracing.mistakes import check_arrays, explained, is_array
 from fdg.tracing.reader import Reader
 from fdg.tracing.same_draws import warn_of_same_draws
@@ -194,9 +194,7 @@ def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
     jaxpr = name_fragments(jaxpr)
     num_leaves = len(jax.tree.leaves(state))
     fragments, edges = Reader(jaxprs.open_jaxpr(jaxpr), num_leaves).read()
-    graph = FDG(name, fragments, edges, state_axes(jaxpr, num_leaves), jaxpr, state, metrics)
-    check_graph(graph)
-    return graph
+    return FDG(name, fragments, edges, state_axes(jaxpr, num_leaves), jaxpr, state, metrics)
 
 
 def with_declarations(graph: FDG, source: FDG) -> FDG:

@@ -235,8 +235,8 @@ def test_effects_are_not_split():
         e for e in jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(x).eqns if e.effects
     ]
     marked = sine.replace(effects=call.effects)
-    assert batch_flow.equation_axes(sine, [0]) == [0]
-    assert batch_flow.equation_axes(marked, [0]) == [None]
+    assert batch_flow.equation_axes(sine, [0], B) == [0]
+    assert batch_flow.equation_axes(marked, [0], B) == [None]
     (step,) = batch_flow.follow(jax.make_jaxpr(loop)(x), [0]).equations
     assert not step.local and step.agrees_on_predicate
 

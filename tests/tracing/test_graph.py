@@ -1,6 +1,4 @@
-"""The dataflow graph: results of `trace`, and invalid graphs that `check_graph` refuses."""
-
-import dataclasses
+"""The dataflow graph: results of `trace`."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +8,6 @@ import fdg
 import policies
 from fdg import jaxprs
 from fdg.fragment import FragmentMark
-from fdg.tracing import graph as graphs
-from fdg.tracing.graph import Array, Edge, Fragment
 from fdg.tracing.trace import name_fragments
 from tests.refusing import refuses
 from tests.user_algorithm import FEATURES, B, T, Walker
@@ -233,69 +229,6 @@ def algorithm(iterate, init=lambda key: {"x": jnp.zeros(3)}):
 def test_invalid_iterate_is_refused(iterate, words):
     with refuses(*words, kind=fdg.GraphError):
         fdg.trace(algorithm(iterate))
-
-
-# --- invalid graphs ---
-
-
-def node(name, inputs=(), outputs=(), axis=0, shape=(4,), parent=None):
-    def arrays(values):
-        return tuple(Array(v, shape, "float32", 16, axis) for v in values)
-
-    return Fragment(name, "role", parent, 1, True, 0, 0, arrays(inputs), arrays(outputs))
-
-
-GOOD = graphs.FDG(
-    "Good",
-    (node("a", outputs=[1]), node("b", inputs=[1], outputs=[2])),
-    (Edge("a", "b", (1,), 16, 1), Edge("b", "a", (2,), 16, 1, "iteration")),
-)
-
-
-A, A_TO_B = GOOD.fragments[0], GOOD.edges[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"fragments": (A, node("b", [1], [1]))},
-            ["value 1", "two producers", "'a' and 'b'", "value of its own"],
-        ),
-        (
-            {"fragments": (A, node("b", [1], [2], axis=2))},
-            ["'b'", "input 0", "batch axis 2", "shape (4,)", "below 1"],
-        ),
-        (
-            {
-                "fragments": (
-                    A,
-                    dataclasses.replace(node("b", [1]), outputs=(Array(2, (5,), "f", 20, 0),)),
-                )
-            },
-            ["'b'", "output 0", "size 5", "others have 4", "set in_axes"],
-        ),
-        (
-            {"edges": (*GOOD.edges, Edge("a", "ghost", (1,), 16, 1))},
-            ["edge a -> ghost", "'ghost'", "missing", "add the fragment"],
-        ),
-        ({"fragments": (A, node("b", [1], [2], parent="ghost"))}, ["'b'", "nested in 'ghost'"]),
-        (
-            {"edges": (A_TO_B, Edge("b", "a", (2,), 16, 1))},
-            ["cycle within a step", "a -> b -> a", "next step"],
-        ),
-        (
-            {"edges": (Edge("a", "b", (2,), 16, 1),)},
-            ["edge a -> b", "value 2", "it comes from b", "begin at the producer"],
-        ),
-        ({"edges": (Edge("a", "b", (1,), 15, 1),)}, ["edge a -> b", "15 bytes", "16 bytes"]),
-        ({"fragments": (node("a"), node("a")), "edges": ()}, ["two fragments are named 'a'", "name="]),
-    ],
-)
-def test_invalid_graph_is_refused(changes, words):
-    graphs.check_graph(GOOD)
-    with refuses(*words, kind=fdg.GraphError):
-        graphs.check_graph(dataclasses.replace(GOOD, **changes))
 
 
 # --- drawings ---

@@ -3,14 +3,11 @@
 from typing import Any
 
 from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, locally, same, shape_of
+from fdg.jaxprs.classes import CLASSES
 
-_ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
-    ceil clamp clz complex conj convert_element_type copy cos cosh digamma div eq
-    eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le le_to
-    lgamma log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not
-    one_minus_square or polynomial population_count pow pvary real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh tie xor zeros_like""".split()
+# `random` replaces the rule of `random_gamma`, which is among the special functions.
+_ELEMENTWISE = CLASSES["elementwise"] | CLASSES["transcendental"] | CLASSES["special"]
+_OTHERS = "copy name pvary reduce_precision stop_gradient tie".split()
 
 # XLA expands these into while loops, which its partitioner would run with communication in each trip. So each
 # device runs them on its own rows.
@@ -29,7 +26,7 @@ def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, same),
+    **dict.fromkeys((*_ELEMENTWISE, *_OTHERS), same),
     **dict.fromkeys(_LOOPS, locally(same)),
     "bitcast_convert_type": widen,
     "optimization_barrier": _pass_through,

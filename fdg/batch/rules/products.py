@@ -4,6 +4,7 @@ from typing import Any
 
 from fdg import jaxprs
 from fdg.batch.rules.result import Axis, Rule, RuleResult, except_axes, locally, same, shape_of
+from fdg.jaxprs.classes import CLASSES
 
 Role = tuple[str, int]
 """The role of an operand's axis: ("sum", index among the contracted axes) or ("out", axis of the result)."""
@@ -73,13 +74,10 @@ def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)
 
 
-_LINEAR_ALGEBRA = """cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr
-    schur svd symmetric_product tridiagonal tridiagonal_solve""".split()
-
 RULES: dict[str, Rule] = {
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
-    **dict.fromkeys(_LINEAR_ALGEBRA, locally(_matrices)),
+    **dict.fromkeys(CLASSES["linear algebra"] - {"fft"}, locally(_matrices)),
     "triangular_solve": locally(_triangular_solve),
     "lu_pivots_to_permutation": locally(except_axes()),
 }

@@ -46,7 +46,7 @@ class _RegionBuilder:
 
     def emit_zeros(self, aval: Any) -> core.Var:
         """Appends an array of zeros, or of keys whose key data are zeros."""
-        return self.emit(functools.partial(_zeros, aval.shape, aval.dtype))
+        return self.emit(functools.partial(keys.zeros, aval.shape, aval.dtype))
 
     def as_variable(self, atom: Any) -> core.Var:
         """Turns a literal into the result of an operation."""
@@ -264,11 +264,3 @@ def _row(stacked, position):
 
 def _put_row(stack, row, position):
     return jax.lax.dynamic_update_index_in_dim(stack, row, position, 0)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    key_type = keys.implementation(shape, dtype)
-    if key_type is None:
-        return jax.lax.full(shape, 0, dtype)
-    key_impl, key_data = key_type
-    return jax.random.wrap_key_data(jax.lax.full(key_data.shape, 0, key_data.dtype), impl=key_impl)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from jax.extend import core
 
 from fdg.batch.lengths import smallest_equivalent
-from fdg.identity_cache import IdentityCache
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.grouping import make_schedule
@@ -39,27 +38,33 @@ def partition(
     on the same platform. The fragments `newer` read newer parameters than earlier fragments
     (`staleness.lag`), so no program has fragments of both kinds.
     """
-    order, platform_items = tuple(sizes), tuple((platforms or {}).items())
-    placement = _PLACEMENTS(opened, (order, platform_items), lambda: Placement(opened, order, platforms))
+    placement = _place(opened, tuple(sizes), tuple((platforms or {}).items()))
     # For each set of groups that run an operation, the smallest number of devices that is equivalent to
     # theirs in all later passes (see `batch.lengths`).
     units = {
         groups: smallest_equivalent(math.lcm(*(sizes[group] for group in groups)), opened.lengths)
         for groups in dict.fromkeys(placement.groups[op] for op in placement.region.operations())
     }
-
-    def compute_schedule() -> Schedule:
-        axis_of = batch_axes(placement, axes, units)
-
-        @functools.cache
-        def value_of(variable: core.Var, group: str) -> Value:
-            return Value(variable, group, axis_of.get(variable))
-
-        new_schedule = make_schedule(placement, value_of, len(axes), newer)
-        return dataclasses.replace(new_schedule, steps=with_names(new_schedule.steps))
-
-    return _SCHEDULES(placement, (tuple(axes), tuple(units.items()), newer), compute_schedule)
+    return _schedule(placement, tuple(axes), tuple(units.items()), newer)
 
 
-_PLACEMENTS: IdentityCache[Placement] = IdentityCache(max_entries=16)
-_SCHEDULES: IdentityCache[Schedule] = IdentityCache(max_entries=64)
+@functools.lru_cache(maxsize=16)
+def _place(opened: Opened, order: tuple[str, ...], platforms: tuple[tuple[str, str], ...]) -> Placement:
+    return Placement(opened, order, dict(platforms))
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(
+    placement: Placement,
+    axes: tuple[int | None, ...],
+    units: tuple[tuple[frozenset[str], int], ...],
+    newer: frozenset[str],
+) -> Schedule:
+    axis_of = batch_axes(placement, axes, dict(units))
+
+    @functools.cache
+    def value_of(variable: core.Var, group: str) -> Value:
+        return Value(variable, group, axis_of.get(variable))
+
+    schedule = make_schedule(placement, value_of, len(axes), newer)
+    return dataclasses.replace(schedule, steps=with_names(schedule.steps))

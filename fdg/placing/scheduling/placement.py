@@ -15,7 +15,7 @@ several groups must stay equal (`is_exact`).
 """
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.extend import core
@@ -71,9 +71,6 @@ class Placement:
                 if outer in variables:
                     names.update(dict.fromkeys(self.fragments_reading(item.body, inner, group)))
         return tuple(names)
-
-    def _first_group(self, groups: Collection[str]) -> str:
-        return next(group for group in self.order if group in groups)
 
     # --- backward pass: the groups that use a value ---
 
@@ -138,7 +135,7 @@ class Placement:
         if operation.row is not None:
             return set()  # wait until the row's groups are known
         if len(users) > 1 and not self._may_run_on_several(operation, users):
-            return {self._first_group(users)}
+            return {self.ordered(users)[0]}
         return users
 
     def _may_run_on_several(self, operation: Operation, users: set[str]) -> bool:
@@ -178,7 +175,7 @@ class Placement:
                 if self._is_exact[producer]:
                     pending += producer.inputs
                 else:
-                    self._fixed[producer] = self._first_group(self.groups[producer])
+                    self._fixed[producer] = self.ordered(self.groups[producer])[0]
                     has_placed = True
         return has_placed
 

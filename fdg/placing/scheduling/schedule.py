@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import Layout
 from fdg.placing.resharding import Change
@@ -77,13 +76,15 @@ class Call:
         inputs, outputs = (
             tuple(value.variable for value in values) for values in (self.inputs, self.outputs)
         )
-        key = tuple(map(id, self.equations)), inputs, outputs
-        return _JAXPRS(None, key, lambda: jaxprs.build(inputs, outputs, self.equations, checked=False))
+        return _shared_jaxpr(inputs, outputs, self.equations)
 
 
-# Plans with the same program share one jaxpr, because other caches use the identity of jaxprs as a key. The
-# cached jaxpr keeps the equations alive whose ids are in its own key.
-_JAXPRS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+@functools.lru_cache(maxsize=256)
+def _shared_jaxpr(
+    inputs: tuple[core.Var, ...], outputs: tuple[core.Var, ...], equations: tuple[core.JaxprEqn, ...]
+) -> ClosedJaxpr:
+    """One jaxpr for all plans with the same program, because other caches use the identity of jaxprs."""
+    return jaxprs.build(inputs, outputs, equations, checked=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -72,20 +72,15 @@ def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) ->
     ]
     delayed = [i for i, leaf_readers in enumerate(old_readers) if leaf_readers]
     delayed_readers = set().union(*old_readers)
-    staleness, lag_fields = ages.oldest, (ages.lag, ages.micro_batches)
-    result = Delay(
-        staleness,
-        tuple(delayed),
-        tuple(f.name for f in graph.fragments if f.name in delayed_readers),
-        *lag_fields,
-    )
+    readers_in_order = tuple(f.name for f in graph.fragments if f.name in delayed_readers)
+    result = Delay(ages.oldest, tuple(delayed), readers_in_order, ages.lag, ages.micro_batches)
     shapes = jax.tree.leaves(graph.state)
-    state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(staleness)))
+    state = DelayedState(graph.state, tuple(tuple(shapes[i] for i in delayed) for _ in range(ages.oldest)))
     if not delayed:
         return read_graph(graph.name, graph.jaxpr, state, graph.metrics), result
     outputs = [rewriter.read(v, [None]) for v in block.outputs]
     newest = [rewriter.read(v, [None]) for v in leaves]
-    history = [(leaves[i], frozenset({(i, age)})) for age in range(staleness, 0, -1) for i in delayed]
+    history = [(leaves[i], frozenset({(i, age)})) for age in range(ages.oldest, 0, -1) for i in delayed]
     history_variables = [rewriter.vars.setdefault(pair, core.Var(pair[0].aval)) for pair in history]
     next_history = [*history_variables[len(delayed) :], *(newest[i] for i in delayed)]
     inputs = [*((v, frozenset()) for v in leaves), *history]

@@ -36,7 +36,6 @@ class Readers:
         self.where, self.off_setting, self.unit = f"{where}: {ages}", ages.off_setting, ages.unit
         self.parent_of = {f.name: f.parent for f in fragments}
         self.actors = {f.name for f in fragments if f.role == "actor"}
-        self.delayed_groups = {groups[name] for name in self.actors}
         self._state_versions: dict[Reader, Version] = {None: NEWEST}
         self._versions: dict[tuple[Origins, Version], Version] = {}
         self._origins: dict[Origins, Origins] = {}
@@ -44,14 +43,14 @@ class Readers:
         self.producers = [{groups[name] for name in names} for names in names_by_leaf]
         # Results of environments, such as an actor's next observation, are never read with a delay.
         environments = {f.name for f in fragments if f.role == "environment"}
-        self.delaying_groups = [
+        delaying_groups = [
             {groups[name] for name in names if name not in environments} for names in names_by_leaf
         ]
-        self._delayed_leaves = {
-            i
-            for i, producers in enumerate(self.delaying_groups)
-            if any(producers - {group} for group in self.delayed_groups)
+        self._delayed_by_group = {  # the leaves of which each group reads older versions
+            group: {i for i, producers in enumerate(delaying_groups) if producers - {group}}
+            for group in {groups[name] for name in self.actors}
         }
+        self._delayed_leaves = set[int]().union(*self._delayed_by_group.values())
 
     def state_version(self, reader: Reader) -> Version:
         """The version of the state that a fragment reads.
@@ -62,11 +61,7 @@ class Readers:
         if reader not in self._state_versions:
             assert reader is not None
             group, parent = self.groups[reader], self.parent_of[reader]
-            delayed = {
-                i
-                for i, producers in enumerate(self.delaying_groups)
-                if group in self.delayed_groups and producers - {group}
-            }
+            delayed = self._delayed_by_group.get(group, set())
             computed = {i for i, producers in enumerate(self.producers) if group in producers} - delayed
             version = (
                 {(i, self.ages[reader]) for i in delayed} if parent is None else self.state_version(parent)
