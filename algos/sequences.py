@@ -37,7 +37,8 @@ from algos.memories import (
 )
 from algos.networks import Bound, actor_features, critic_outputs, with_precision
 from algos.replay import Replay, ReplayState, Step, Transition, rows_at
-from algos.rings import network_memory, time_first
+from algos.replaying import network_memory
+from algos.rings import time_first
 from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
