@@ -286,9 +286,9 @@ def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) 
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
 
 
-def check_q_network(self: Any, state: Any) -> None:
-    """Refuses a network of DQN whose number of outputs does not fit the action space."""
-    parameters, num_outputs = state.learned.parameters, sum(sizes(self._outputs))
+def check_q_network(self: Any, state: Any, parameters: Any) -> None:
+    """Refuses a network of DQN or PQN whose number of outputs does not fit the action space."""
+    num_outputs = sum(sizes(self._outputs))
     if self._memory is not None:
         self._memory.check(parameters, state, num_outputs)
     output = jax.eval_shape(self._network.apply, parameters, _network_input_types(self, state))
