@@ -12,85 +12,49 @@ from fdg.settings import moved
 from fdg.settings.presets import own_preset
 
 if TYPE_CHECKING:
-    from algos.a2c import A2C, A3C
-    from algos.alphazero import AlphaZero
-    from algos.buffers import ReplayBuffer
-    from algos.crossq import CrossQ
-    from algos.distributional import C51, QRDQN
-    from algos.dqn import DQN
-    from algos.fast_td3 import FastTD3
-    from algos.impala import IMPALA
-    from algos.interfaces import Bonus, Explorer, Normalizer, Transform
-    from algos.mappo import IPPO, MAPPO
-    from algos.muzero import MuZero
-    from algos.offline.bc import BC
-    from algos.offline.cql import CQL
-    from algos.offline.iql import IQL
-    from algos.offline.td3 import TD3BC, ReBRAC
-    from algos.ppo import PPO
-    from algos.pqn import PQN
-    from algos.qmix import QMIX
-    from algos.recurrent_ppo import RecurrentPPO
-    from algos.redq import REDQ, TQC, DroQ
-    from algos.rlhf.dpo import DPO
-    from algos.rlhf.group_relative import GRPO
-    from algos.rlhf.ppo import PPORLHF
-    from algos.rlhf.reward_model import RewardModel
-    from algos.rlhf.sft import SFT
-    from algos.rollout import Actor
-    from algos.sac import SAC
-    from algos.self_play import SelfPlay
-    from algos.td3 import TD3
-    from algos.value_decomposition import VDN
-    from algos.values import Network, RecurrentNetwork
+    from algos.a2c import A2C as A2C
+    from algos.a2c import A3C as A3C
+    from algos.alphazero import AlphaZero as AlphaZero
+    from algos.buffers import ReplayBuffer as ReplayBuffer
+    from algos.crossq import CrossQ as CrossQ
+    from algos.distributional import C51 as C51
+    from algos.distributional import QRDQN as QRDQN
+    from algos.dqn import DQN as DQN
+    from algos.fast_td3 import FastTD3 as FastTD3
+    from algos.impala import IMPALA as IMPALA
+    from algos.interfaces import Bonus as Bonus
+    from algos.interfaces import Explorer as Explorer
+    from algos.interfaces import Normalizer as Normalizer
+    from algos.interfaces import Transform as Transform
+    from algos.mappo import IPPO as IPPO
+    from algos.mappo import MAPPO as MAPPO
+    from algos.muzero import MuZero as MuZero
+    from algos.offline.bc import BC as BC
+    from algos.offline.cql import CQL as CQL
+    from algos.offline.iql import IQL as IQL
+    from algos.offline.td3 import TD3BC as TD3BC
+    from algos.offline.td3 import ReBRAC as ReBRAC
+    from algos.ppo import PPO as PPO
+    from algos.pqn import PQN as PQN
+    from algos.qmix import QMIX as QMIX
+    from algos.recurrent_ppo import RecurrentPPO as RecurrentPPO
+    from algos.redq import REDQ as REDQ
+    from algos.redq import TQC as TQC
+    from algos.redq import DroQ as DroQ
+    from algos.rlhf.dpo import DPO as DPO
+    from algos.rlhf.group_relative import GRPO as GRPO
+    from algos.rlhf.ppo import PPORLHF as PPORLHF
+    from algos.rlhf.reward_model import RewardModel as RewardModel
+    from algos.rlhf.sft import SFT as SFT
+    from algos.rollout import Actor as Actor
+    from algos.sac import SAC as SAC
+    from algos.self_play import SelfPlay as SelfPlay
+    from algos.td3 import TD3 as TD3
+    from algos.value_decomposition import VDN as VDN
+    from algos.values import Network as Network
+    from algos.values import RecurrentNetwork as RecurrentNetwork
 
-__all__ = [
-    "A2C",
-    "A3C",
-    "BC",
-    "C51",
-    "CQL",
-    "DPO",
-    "DQN",
-    "GRPO",
-    "IMPALA",
-    "IPPO",
-    "IQL",
-    "MAPPO",
-    "PPO",
-    "PPORLHF",
-    "PQN",
-    "QMIX",
-    "QRDQN",
-    "REDQ",
-    "SAC",
-    "SFT",
-    "TD3",
-    "TD3BC",
-    "TQC",
-    "VDN",
-    "Actor",
-    "AlphaZero",
-    "Bonus",
-    "CrossQ",
-    "DroQ",
-    "Explorer",
-    "FastTD3",
-    "MuZero",
-    "Network",
-    "Normalizer",
-    "ReBRAC",
-    "RecurrentNetwork",
-    "RecurrentPPO",
-    "ReplayBuffer",
-    "RewardModel",
-    "SelfPlay",
-    "Transform",
-    "able_in",
-    "get",
-    "make",
-    "names",
-]
+__all__ = [*sorted(MODULES), "able_in", "get", "make", "names"]
 
 moved.keep_names(
     {

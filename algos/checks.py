@@ -286,9 +286,9 @@ def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) 
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
 
 
-def check_q_network(self: Any, state: Any) -> None:
-    """Refuses a network of DQN whose number of outputs does not fit the action space."""
-    parameters, num_outputs = state.learned.parameters, sum(sizes(self._outputs))
+def check_q_network(self: Any, state: Any, parameters: Any) -> None:
+    """Refuses a network of DQN or PQN whose number of outputs does not fit the action space."""
+    num_outputs = sum(sizes(self._outputs))
     if self._memory is not None:
         self._memory.check(parameters, state, num_outputs)
     output = jax.eval_shape(self._network.apply, parameters, _network_input_types(self, state))
@@ -352,7 +352,7 @@ def _shape_text(shape: tuple[Any, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-# --- the user's bonuses and transforms: their calls, with checked results ---
+# --- the user's bonuses, explorers and transforms: their calls, with checked results ---
 
 
 def _total_bonus(self: Any, key: jax.Array | None = None) -> Bonus:
@@ -399,6 +399,19 @@ def _pay_bonus(self, state, time_step):
     state, reward = _apply_bonus(_total_bonus(self), state, rows)
     reward = reward.reshape(time_step.reward.shape)
     return state, time_step._replace(reward=time_step.reward + reward), jnp.mean(reward)
+
+
+def apply_explorer(
+    explorer: Any, state: Any, policy: Any, start: jax.Array, keys: jax.Array, progress: jax.Array
+) -> tuple[Any, Any]:
+    """The next state and the actions of the user's `algos.Explorer`."""
+    apply = by_name("--explore", explorer).apply
+    check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
+    result = apply(state, policy, start, keys, progress)
+    new_state, action = check_pair("apply of explore", result, "give a pair, (state, action)")
+    check_same("apply of explore gives state", state, new_state)
+    check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
+    return new_state, action
 
 
 def apply_transform(transform: Any, rows: Any, parameters: Any, key: jax.Array) -> Any:

@@ -18,15 +18,14 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy, optimizers, sac
+from algos import networks, off_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.distributions import TanhNormal
 from algos.layers import head, hidden_layers, with_widths
 from algos.networks import GaussianActor, TwinCritics
 from algos.off_policy import ReturnGrid
 from algos.redq import PolicyDelay, SplitState, split_update
 from algos.replaying import ReplayUpdates, Transition
-from algos.sac import Entropy, Parameters
+from algos.sac import SAC, Entropy, Parameters, squashed
 from algos.values import Discount, Layers, Network, OptimizerSettings
 from envs import Environment, Observation
 from fdg.errors import FdgError
@@ -295,16 +294,14 @@ class CrossQ(Agent, driver=off_policy, presets="CrossQ"):
         output, next_statistics = self._normed_actor.apply(
             actor, statistics.actor, observation, in_training=True, renormalize=renormalize
         )
-        action, log_prob = sac.squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
+        action, log_prob = squashed(output, self.env.action_space.shape).sample_with_log_prob(keys)
         value = self.grid.critic_kind.lower(self._values(critics, statistics.critics, observation, action))
         actor_loss, temperature_loss, _ = self.entropy.losses(
             log_temperature, log_prob, value, self.env.action_space.shape
         )
         return actor_loss + temperature_loss, next_statistics
 
-    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
-        """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return sac.squashed(self._actor_output(actor, observation), self.env.action_space.shape)
+    _policy = SAC._policy
 
     def _actor_output(self, actor: Any, observation: Observation) -> jax.Array:
         """The actor's output, normalised by its running statistics: `[N, 2 * D]`."""

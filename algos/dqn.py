@@ -360,7 +360,7 @@ class DQN(Agent, presets="DQN"):
 
     def check_when_traced(self, state: Any) -> None:
         """Refuses a network with a wrong number of outputs."""
-        registry.option("checks").check_q_network(self, state)
+        registry.option("checks").check_q_network(self, state, state.learned.parameters)
 
     @property
     def _outputs(self) -> Discrete | MultiDiscrete:

@@ -431,7 +431,8 @@ class MemoryTrunk(nn.Module):
     """Dense layers, a memory, a dense layer and a head, over a sequence.
 
     `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
-    outputs `[T, N, outputs]` and the memory after each step, `[T, N, ...]`.
+    outputs `[T, N, outputs]` and the memory after each step, `[T, N, ...]`. `extra [T * N, G]` are further
+    inputs of the layer after the memory, such as actions.
     """
 
     layers: Layers
@@ -440,30 +441,17 @@ class MemoryTrunk(nn.Module):
     head_scale: float
 
     @nn.compact
-    def __call__(self, memory: Any, inputs: Any, start: jax.Array) -> tuple[jax.Array, Any]:  # noqa: D102
-        x, memory = memory_layers(memory, inputs, start, self.layers, self.memory_kind)
-        x = head(x, self.outputs, self.head_scale, self.layers.torso)
+    def __call__(  # noqa: D102
+        self, memory: Any, inputs: Any, start: jax.Array, extra: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        layers, kind = self.layers, self.memory_kind
+        # Only the memory is sequential; other layers take the whole sequence at once.
+        x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
+        if kind is not None:
+            output, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
+            x = hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), extra)
+        x = head(x, self.outputs, self.head_scale, layers.torso)
         return x.reshape(*start.shape, self.outputs), memory
-
-
-def memory_layers(
-    memory: Any,
-    inputs: Any,
-    start: jax.Array,
-    layers: Layers,
-    kind: MemoryKind | None,
-    extra: jax.Array | None = None,
-) -> tuple[jax.Array, Any]:
-    """All layers of a `MemoryTrunk` but the head: rows `[T * N, F]`, and the memory after each step.
-
-    Call it inside a module's `__call__`. `extra [T * N, G]` are further inputs of the layer after the memory.
-    """
-    # Only the memory is sequential; other layers take the whole sequence at once.
-    x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
-    if kind is None:
-        return x, memory
-    output, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
-    return hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), extra), memory
 
 
 def merge_axes(x: jax.Array) -> jax.Array:

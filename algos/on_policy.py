@@ -24,7 +24,7 @@ from algos.rollout import (
 )
 from algos.values import Layers, Policy
 from envs import Observation, TimeStep, features_and_mask
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
@@ -232,13 +232,8 @@ class Epochs(Part):
         return self.num_epochs * self.num_minibatches
 
     def check(self, algorithm: Any) -> None:
-        """Refuses counts that are not positive, and an unknown value of `shuffle`."""
+        """Refuses counts that are not positive."""
         require_positive(algorithm, "num_epochs", "num_minibatches")
-        require(
-            algorithm,
-            self.shuffle in ("each", "all", "time"),
-            f"shuffle={self.shuffle!r}: it must be 'each', 'all' or 'time'",
-        )
 
     def learn(
         self,

@@ -17,8 +17,8 @@ import optax
 import fdg
 from algos import dqn, networks, on_policy, optimizers
 from algos.agent import Agent, Rollouts
-from algos.checks import check_action_values, check_divides
-from algos.distributions import Categorical, sizes
+from algos.checks import check_divides, check_q_network
+from algos.distributions import Categorical
 from algos.dqn import Exploration, broadcast_to_choices, discrete_space, epsilon_greedy, mean_over_choices
 from algos.losses import values_after
 from algos.networks import select_values
@@ -27,7 +27,7 @@ from algos.on_policy import Epochs, State, environment_major
 from algos.returns import lambda_returns
 from algos.rollout import Actor, empty_memory, episode_metrics
 from algos.values import NETWORK, ClippedOptimizer, Discount, Layers, Network, Normalizers, Transforming
-from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep, composite
+from envs import Discrete, Environment, MultiDiscrete, Observation, TimeStep
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 
 
@@ -147,9 +147,7 @@ class PQN(Agent, presets="PQN"):
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network without a value for each action."""
-        features = composite.types(self.env.observation_space, (self.num_envs,))
-        output = jax.eval_shape(self._network.apply, state.parameters, features)
-        check_action_values(output, sum(sizes(discrete_space(self.env))), (self.num_envs,))
+        check_q_network(self, state, state.parameters)
 
     _memory = None
     _outputs = property(lambda self: discrete_space(self.env))

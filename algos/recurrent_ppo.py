@@ -38,7 +38,7 @@ from envs import (
     features_and_mask,
     num_agents,
 )
-from fdg.settings.fields import hyperparameter, require, require_positive
+from fdg.settings.fields import hyperparameter, require
 
 
 class Past(NamedTuple):
@@ -99,8 +99,6 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def __post_init__(self):
         self._check()
-        require_positive(self, "memory_size")
-        _ = self._memory_kind  # refuses sizes that do not fit
         check_sequences(self)
         require(
             self,

@@ -21,17 +21,16 @@ import jax.numpy as jnp
 import optax
 
 import fdg
-from algos import networks, off_policy, optimizers, sac
+from algos import networks, off_policy, optimizers
 from algos.agent import Agent, Rollouts
 from algos.checks import check_shape
 from algos.distributional import quantile_error
-from algos.distributions import TanhNormal
 from algos.layers import Trunk, features, with_widths
 from algos.off_policy import PolyakTargets
 from algos.replaying import ReplayUpdates, Transition
-from algos.sac import Entropy, Parameters
+from algos.sac import SAC, Entropy, Parameters
 from algos.values import Discount, Layers, Network, OptimizerSettings
-from envs import Environment, Observation
+from envs import Environment
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require, require_positive
 from fdg.settings.parts import Part
@@ -272,9 +271,7 @@ class SoftEnsemble(Agent, driver=off_policy):
         dropout_keys = (keys,) if self.dropout else ()
         return self._critics.apply(critics, observation, action, *dropout_keys)
 
-    def _policy(self, actor: Any, observation: Observation) -> TanhNormal:
-        """The distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return sac.squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
+    _policy = SAC._policy
 
     def _check_critics(self, output: Any) -> None:
         outputs, shape = self._outputs, (self.num_critics, self.num_envs)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from algos import registry
-from algos.rollout import Actor, episode_metrics, rollout
+from algos.rollout import Actor, Recollection, episode_metrics, rollout_with_memory
+from algos.values import by_name
 from envs import Box, Observation
 from fdg.settings.fields import (
     hyperparameter,
@@ -252,11 +253,26 @@ def initial_state(self: Any, learned: Any, env_state: Any, observation: Any, key
     )
 
 
+class ActorMemory(NamedTuple):
+    """The memories of an actor that learns from replay."""
+
+    network: Any  # [B, ...]; None for a feed-forward network
+    explorer: Any  # [B, ...]; None without an `algos.Explorer`
+
+
+def network_memory(memory: Any) -> Any:
+    """The network's part of an actor's memory, without an explorer's part."""
+    return memory.network if isinstance(memory, ActorMemory) else memory
+
+
 def initial_recollection(self: Any, num_envs: int) -> Any:
     """The initial memories of network and explorer, `[B]`; None if neither has one."""
-    if self._memory is None and self.explorer.explore is None:
+    explore = self.explorer.explore
+    if self._memory is None and explore is None:
         return None
-    return registry.option("rings").initial_recollection(self, zero_actions(self, num_envs))
+    network = None if self._memory is None else self._memory.begin(num_envs)
+    explorer = None if explore is None else by_name("--explore", explore).init(zero_actions(self, num_envs))
+    return Recollection(ActorMemory(network, explorer), jnp.ones(num_envs, bool))
 
 
 def zero_actions(self: Any, num_envs: int) -> jax.Array:
@@ -272,13 +288,23 @@ def compute_actions(
 
     `parameters` are the actor's. `amount` scales exploration; for an `Explorer` it is the progress.
     """
-    if recollection is not None:
-        compute_with_memory = registry.option("rings").compute_actions
-        return compute_with_memory(
-            self, parameters, statistics, observation, recollection, keys, amount, greedy
-        )
-    policy = self._policy(parameters, self.normalizers.seen(statistics, observation))
-    return policy.mode() if greedy else self._sample_actions(policy, amount, keys), None
+    inputs = self.normalizers.seen(statistics, observation)
+    memory: Any = None if recollection is None else recollection.memory
+    if self._memory is None:
+        policy = self._policy(parameters, inputs)
+    else:
+        sequences = self._memory.as_sequences(inputs, recollection)
+        policy = self._policy(self._memory.actor_parameters(parameters), sequences)
+        memory = memory._replace(network=self._memory.next_memory(parameters, sequences))
+    if greedy:
+        return policy.mode(), memory
+    explore = self.explorer.explore
+    if explore is None:
+        return self._sample_actions(policy, amount, keys), memory
+    explorer, action = registry.option("checks").apply_explorer(
+        explore, memory.explorer, policy, recollection.start, keys, amount
+    )
+    return action, memory._replace(explorer=explorer)
 
 
 def collect(
@@ -291,16 +317,30 @@ def collect(
     Returns rows `[T, B]` for `Replay.add`, or sequences `[C, B]` (C per environment); the observations
     `[T, B, *obs]` before each action; changed fields of the state; and metrics.
     """
-    if state.recollection is None:
-        env_state, observation, (observations_and_actions, _, time_steps) = rollout(
-            act=lambda observation, keys: act(observation, None, keys),
-            key=key, env_state=state.env_state, observation=state.observation, **self._rollout_arguments,
-        )  # fmt: skip
-        recollection, memory_and_start = None, (None, None)
-    else:
-        env_state, observation, recollection, (observations_and_actions, memory_and_start, time_steps) = (
-            registry.option("rings").replay_rollout(self, state, act, key)
+    length = getattr(self.buffer, "sequence_length", None)
+    one_sequence = length == self.num_steps  # if so, only the memory before the rollout is stored
+
+    def act_and_record(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
+        action, memory = act(observation, recollection, keys)
+        if length is None:
+            return action, (None, None), memory
+        before = None if one_sequence else network_memory(recollection.memory)
+        return action, (before, recollection.start), memory
+
+    env_state, observation, recollection, (observations_and_actions, (before, start), time_steps) = (
+        rollout_with_memory(
+            act_and_record,
+            key=key,
+            env_state=state.env_state,
+            observation=state.observation,
+            recollection=state.recollection,
+            **self._rollout_arguments,
         )
+    )
+    if one_sequence:
+        before = jax.tree.map(lambda x: x[None], network_memory(state.recollection.memory))
+    elif length is not None:
+        before = jax.tree.map(lambda x: x[::length], before)
     bonus, time_steps, bonus_metrics = self._add_bonus(state.bonus, time_steps)
     steps = registry.option("replay").Step.of(*observations_and_actions, time_steps)
     new_fields = {
@@ -310,7 +350,7 @@ def collect(
         "bonus": bonus,
         "returns": registry.option("running").update_returns(self, state.returns, time_steps),
     }
-    rows = self.buffer.as_rows(*memory_and_start, steps)
+    rows = self.buffer.as_rows(before, start, steps)
     return rows, observations_and_actions[0], new_fields, {**episode_metrics(time_steps), **bonus_metrics}
 
 
@@ -334,7 +374,7 @@ def make_actor(self: Any, state: State, parameters: Any, amount: jax.Array) -> A
         return () if recollection is None else recollection.memory
 
     def act(memory, observation, start, keys, greedy):
-        recollection = None if memory == () else registry.option("rings").Recollection(memory, start)
+        recollection = None if memory == () else Recollection(memory, start)
         statistics = state.observation_statistics
         action, next_memory = compute_actions(
             self, parameters, statistics, observation, recollection, keys, amount, greedy

@@ -1,4 +1,4 @@
-"""Other ways to act and step: with a memory or an `Explorer`, in rings, and by workers that act.
+"""Other ways to act and step: in rings, and by workers that act.
 
 Rings are R parts of the environments that take turns: while one part steps, actions are computed for the
 others (environment rings of SRL, Mei et al., arXiv 2306.16688). Environment `b` is in part `b % R`. Random
@@ -16,22 +16,11 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.checks import check_pair
-from algos.rollout import Recollection, rollout_with_memory
-from algos.values import by_name
+from algos.rollout import Recollection
 from envs import Observation, TimeStep, host
 from envs.checking import check_batch_reset, check_batch_step
 from envs.rings import begin_step, end_step
-from fdg.arguments import check_takes
 from fdg.errors import FdgError
-from fdg.settings.user_results import check_same
-
-
-class ActorMemory(NamedTuple):
-    """The memories of an actor that learns from replay."""
-
-    network: Any  # [B, ...]; None for a feed-forward network
-    explorer: Any  # [B, ...]; None without an `algos.Explorer`
 
 
 def rollout(
@@ -60,73 +49,6 @@ def rollout(
     # The observation before each step.
     before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), observation, steps.observation)
     return env_state, last, None, ((before, action), extras, steps._replace(observation=None))
-
-
-# --- learning from replay with a memory, of networks or of an explorer ---
-
-
-def initial_recollection(self: Any, action: jax.Array) -> Recollection:
-    """The initial memories of network and explorer, for actions `[B, *action]`."""
-    network = None if self._memory is None else self._memory.begin(len(action))
-    explore = self.explorer.explore
-    explorer = None if explore is None else by_name("--explore", explore).init(action)
-    return Recollection(ActorMemory(network, explorer), jnp.ones(len(action), bool))
-
-
-def compute_actions(
-    self: Any, parameters, statistics, observation, recollection, keys, amount, greedy: bool
-) -> tuple[jax.Array, ActorMemory]:
-    """`algos.replaying.compute_actions` with a recollection `[B]`."""
-    normalized, memory = self.normalizers.seen(statistics, observation), recollection.memory
-    if self._memory is None:
-        policy = self._policy(parameters, normalized)
-    else:
-        sequences = self._memory.as_sequences(normalized, recollection)
-        policy = self._policy(self._memory.actor_parameters(parameters), sequences)
-        memory = memory._replace(network=self._memory.next_memory(parameters, sequences))
-    if greedy or self.explorer.explore is None:
-        return policy.mode() if greedy else self._sample_actions(policy, amount, keys), memory
-    apply = by_name("--explore", self.explorer.explore).apply
-    check_takes(apply, ("state", "policy", "start", "keys", "progress"), "apply of explore")
-    result = apply(memory.explorer, policy, recollection.start, keys, amount)
-    state, action = check_pair("apply of explore", result, "give a pair, (state, action)")
-    check_same("apply of explore gives state", memory.explorer, state)
-    check_same("apply of explore gives action", jax.eval_shape(policy.mode), action)
-    return action, memory._replace(explorer=state)
-
-
-def replay_rollout(algorithm: Any, state: Any, act: Callable[..., Any], key: jax.Array) -> tuple[Any, ...]:
-    """`rollout_with_memory` of an algorithm with replay.
-
-    The extras are the first two arguments of `Replay.as_rows`: the network's memory before each of C
-    sequences, `[C, B, ...]`, and where episodes start, `[T, B]`; both are None if the buffer stores steps.
-    """
-    first, length = state.recollection, getattr(algorithm.buffer, "sequence_length", None)
-    one_sequence = length == algorithm.num_steps  # if so, only the memory before the rollout is stored
-
-    def act_and_record(observation: Any, recollection: Any, keys: jax.Array) -> tuple[Any, Any, Any]:
-        action, memory = act(observation, recollection, keys)
-        stored = None if one_sequence or length is None else network_memory(recollection.memory)
-        return action, (stored, None if length is None else recollection.start), memory
-
-    *after, (observations_and_actions, (before, start), time_steps) = rollout_with_memory(
-        act_and_record,
-        key=key,
-        env_state=state.env_state,
-        observation=state.observation,
-        recollection=first,
-        **algorithm._rollout_arguments,
-    )
-    if one_sequence:
-        before = jax.tree.map(lambda x: x[None], network_memory(first.memory))
-    elif length is not None:
-        before = jax.tree.map(lambda x: x[::length], before)
-    return *after, (observations_and_actions, (before, start), time_steps)
-
-
-def network_memory(memory: Any) -> Any:
-    """The network's part of an actor's memory, without an explorer's part."""
-    return memory.network if isinstance(memory, ActorMemory) else memory
 
 
 # --- rings ---

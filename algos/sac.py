@@ -174,4 +174,4 @@ class SAC(Agent, driver=off_policy, presets="SAC"):
 
     def _policy(self, actor: Any, observation: Observation) -> Any:
         """Distribution over actions in [-1, 1], for observations `[N, *obs]`."""
-        return squashed(self._actor.apply(actor, observation), self.env.action_space.shape)
+        return squashed(self._actor_output(actor, observation), self.env.action_space.shape)

@@ -25,19 +25,12 @@ import jax.numpy as jnp
 from algos import distributions
 from algos.buffers import n_step_sums
 from algos.checks import check_recurrent_values
-from algos.layers import features, head, with_widths
-from algos.memories import (
-    MemoryKind,
-    MemoryTrunk,
-    RecurrentNetwork,
-    memory_layers,
-    merge_axes,
-    of_module,
-    step_types,
-)
+from algos.layers import features, with_widths
+from algos.memories import MemoryKind, MemoryTrunk, RecurrentNetwork, merge_axes, of_module, step_types
 from algos.networks import Bound, actor_features, critic_outputs, with_precision
 from algos.replay import Replay, ReplayState, Step, Transition, rows_at
-from algos.rings import network_memory, time_first
+from algos.replaying import network_memory
+from algos.rings import time_first
 from algos.rollout import Recollection
 from algos.values import Layers, Network
 from envs import MaskedObservation, Observation, features_and_mask
@@ -471,30 +464,15 @@ class _MemoryCritics(nn.Module):
         space, convolve = self.observation_space, self.layers.convolve
         inputs = _sequence_features(observation, start, lambda flat: features(flat, space, convolve))
         action = action.reshape(start.size, -1)
-        critics = [
-            _MemoryCritic(self.layers, self.memory_kind, self.outputs, name=name)
-            for name in ("critic_1", "critic_2")
-        ]
-        (first, first_memory), (second, second_memory) = (
-            critic(critic_memory, inputs, start, action)
-            for critic, critic_memory in zip(critics, memory, strict=True)
-        )
+
+        def critic(name: str, memory: Any) -> tuple[jax.Array, Any]:
+            trunk = MemoryTrunk(self.layers, self.memory_kind, self.outputs, 1.0, name=name)
+            value, memory = trunk(memory, inputs, start, action)
+            return value.reshape(start.shape) if self.outputs == 1 else value, memory
+
+        first, first_memory = critic("critic_1", memory[0])
+        second, second_memory = critic("critic_2", memory[1])
         return first, second, (first_memory, second_memory)
 
     def initial_memory(self, num_envs: int) -> Any:
         return (self.memory_kind.empty((num_envs,)),) * 2
-
-
-class _MemoryCritic(nn.Module):
-    """One of the critics of `_MemoryCritics`."""
-
-    layers: Layers
-    memory_kind: MemoryKind
-    outputs: int
-
-    @nn.compact
-    def __call__(self, memory: Any, inputs: Any, start: jax.Array, action: jax.Array) -> Any:
-        x, memory = memory_layers(memory, inputs, start, self.layers, self.memory_kind, action)
-        value = head(x, self.outputs, 1.0)
-        shape = start.shape if self.outputs == 1 else (*start.shape, self.outputs)
-        return value.reshape(shape), memory

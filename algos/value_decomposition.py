@@ -96,9 +96,8 @@ class ValueDecomposition(Agent):
 
     def __post_init__(self):
         self._check()
-        require_positive(self, "memory_size", "reward_scale", "num_updates")
+        require_positive(self, "reward_scale", "num_updates")
         require_within(self, 0, 1, "q_lambda")
-        _ = self._memory_kind  # refuses sizes that do not fit
         check_sequences(self)
         _ = self.buffer  # refuses sizes that do not fit
 

@@ -122,8 +122,7 @@ class BC(Agent, presets="BC"):
         return distributions.masked(distributions.for_space(space).distribution(output), action_mask)
 
     def _for_environment(self, action):
-        space = self.env.action_space
-        return stretched(action, space) if isinstance(space, Box) else action
+        return stretched(action, self.env.action_space)
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose outputs do not fit the action space."""

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algos import off_policy
+from algos import off_policy, replaying
 from algos.distributions import Normal
 from algos.offline.minari import ARRAYS, FILES, DataSet
 from algos.replay import Replay, Step
@@ -145,17 +145,9 @@ def init(self: Any, key: jax.Array) -> State:
     else:
         actor_key, critics_key, _, key = jax.random.split(key, 4)
         observation = composite.zeros(self.env.observation_space, (self.num_envs,))
-        space = _replay_space(self.env.action_space)
-        action = jnp.zeros((self.num_envs, *space.shape), space.dtype)
-        state = State(
-            learned=self._init_learned(actor_key, critics_key, observation, action),
-            observation_statistics=self.normalizers.begin(self.env.observation_space),
-            replay=self.buffer.init(observation, action),
-            env_state=None,
-            observation=(),
-            key=key,
-            iteration=jnp.int32(0),
-        )
+        action = replaying.zero_actions(self, self.num_envs)
+        learned = self._init_learned(actor_key, critics_key, observation, action)
+        state = replaying.initial_state(self, learned, None, observation, key)._replace(observation=())
     steps = stored_steps(self)
     return state._replace(
         replay=self.buffer.add(state.replay, steps),

@@ -121,6 +121,12 @@ def test_network_value_sets_fields():
                                         "Scaler_2", "head"}  # fmt: skip
 
 
+def test_critics_with_memory_have_unit_heads():
+    sac = algos.SAC(env=envs.make("Pendulum-v1"), torso="simba", memory="gru", memory_size=4)
+    critics = jax.eval_shape(sac.init, jax.random.key(0)).learned.parameters.critics
+    assert set(critics["critic_1"]["head"]) == {"UnitDense_0", "Scaler_0", "UnitDense_1", "bias"}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "words"),
     [

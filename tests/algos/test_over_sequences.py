@@ -9,7 +9,8 @@ import algos
 import envs
 from algos.memories import RecurrentNetwork
 from algos.replay import Step
-from algos.rings import ActorMemory, Recollection
+from algos.replaying import ActorMemory
+from algos.rollout import Recollection
 from algos.sequences import MemoryNetworks, SequenceReplay, Sequences, over_sequences
 
 
