@@ -97,8 +97,7 @@ def carry_out(
         report(f"hint: {line}")
     start = job.start_from
     weights = None if start is None else read_weights(start, job.algorithm, job.agents, graph)
-    run = open_run(job)
-    checkpoints = Checkpoints(run.checkpoints)
+    run, checkpoints = open_run(job)
     try:
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
