@@ -68,7 +68,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     on_host = calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns)  # the time of host functions is not predicted
     is_alone = distributed.count() == 1
     takes_all = job.devices is not None or not is_alone
-    cores = job.cores if on_cpu and not takes_all else None
+    cores = job.cores if on_cpu and not takes_all else None  # None: the number of host devices is not open
     candidates = target if cores is None else target[:cores]
     described, chosen, message, reason = dict[str, Any](), job.devices_chosen, "", ""
 
@@ -80,7 +80,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
             choice = _choice_json(policies.GPUOnly(), None, "")
         else:
             choice = _default_choice(policy, search, graph, agents, candidates, cores is not None)
-        choice = distributed.exchange(choice)[0]  # process 0 chooses for all
+        choice = distributed.exchange(choice)[0]  # the choice of process 0
         policy, message = _chosen_policy(choice), choice["reason"]
         if any(getattr(algorithm, name) != value for name, value in choice["changes"].items()):
             algorithm = dataclasses.replace(algorithm, **choice["changes"])
@@ -142,12 +142,13 @@ def _default_choice(
         file = _cache_file(graph, devices, limits, agents, may_use_fewer)
         choice = None if file is None else _read_choice(file)
         if choice is None:
-            quickest = search(devices, policies=[default], further=False) if may_use_fewer else None
-            if quickest is not None and quickest.devices == 1:
-                choice = _choice_json(default, 1, quickest.reason)
+            if may_use_fewer:
+                best = search(devices, policies=[default], further=False)
+                devices = devices[: best.devices]
+            if may_use_fewer and best.devices == 1:
+                choice = _choice_json(default, 1, best.reason)
             else:
-                same = devices if quickest is None else devices[: quickest.devices]
-                best = search(same, all_devices=True, further=False, **limits.limits)
+                best = search(devices, all_devices=True, further=False, **limits.limits)
                 choice = _choice_json(*_best_or_default(best))
             if file is not None and distributed.is_first():
                 with contextlib.suppress(OSError):
