@@ -292,6 +292,13 @@ def make_fields_python(instance: Any) -> None:
             object.__setattr__(instance, field.name, as_python(getattr(instance, field.name)))
 
 
+def is_plain(value: Any) -> bool:
+    """Whether `to_json` can store a value: None, a bool, a number, a string, or a tuple of these."""
+    if isinstance(value, tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def to_json(value: Any) -> Any:
     """A value as `config.json` stores it; infinity and NaN, which JSON lacks, become strings."""
     if isinstance(value, tuple):

@@ -87,6 +87,11 @@ class Auto:
         """The fields named by `may_change`."""
         return tuple(name.strip() for name in (self.may_change or "").split(",") if name.strip())
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The arguments of `auto` that keep its choice within these limits."""
+        return {"max_staleness": self.max_staleness, "may_change": self.changeable}
+
 
 @checked
 def auto(

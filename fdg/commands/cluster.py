@@ -11,7 +11,7 @@ import policies
 from fdg.commands.cluster_file import read_cluster
 from fdg.commands.cluster_report import Point, draw_sweep, points_report, predict_point
 from fdg.commands.flags import Flag
-from fdg.costs.choosing import Choice, check_memory
+from fdg.costs.choosing import Choice, check_memory, lags
 from fdg.costs.hardware import RATES, SIZES, TIMES, Cluster, Figure
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError, PlanError
@@ -19,7 +19,6 @@ from fdg.showing.words import table
 from fdg.training.curves import plot_label
 from fdg.training.job import Job, steps_unit
 from fdg.training.settings import AUTO_LAG
-from fdg.training.settling import choose_policy, choose_quickest_lag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +143,8 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     names = flags.get("compare")
     compared = [_policy_named(name, job.policy) for name in names] if names else [job.policy]
     changed_fields = _changed_fields(job.policy)
-    if flags.get("sensitivity") and not isinstance(job.policy, policies.Auto) and changed_fields:
+    is_auto = isinstance(job.policy, policies.Auto)
+    if flags.get("sensitivity") and not is_auto and changed_fields:
         raise FdgError(
             f"--sensitivity chooses the fields of the policy: leave out {_flags_text(changed_fields)},"
             " or leave out --sensitivity"
@@ -178,9 +178,12 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
         algorithm, graph = scale_batch(envs_per_device and envs_per_device * count)
 
         def choose(cluster: Cluster) -> Any:
-            return choose_policy(job.policy, algorithm, graph, cluster, job.agents, all_devices=True)
+            limits = (job.policy if is_auto else policies.Auto()).limits
+            return policies.auto(
+                algorithm, cluster, num_seeds=job.agents, graph=graph, all_devices=True, **limits
+            )
 
-        if not isinstance(job.policy, policies.Auto):
+        if not is_auto:
             paragraphs.append(f"the choice among all policies, of which {job.policy} is one:")
         paragraphs.append(sensitivity_table(sensitivity(choose, cluster.of(count), job.agents)))
     return paragraphs
@@ -226,10 +229,13 @@ def _choose_and_predict(
     policy: Any, cluster: Cluster, algorithm: Any, graph: fdg.FDG, agents: int | None, is_auto_lag: bool
 ) -> Point:
     """The `Point` of a policy; an `Auto` policy and an automatic lag are chosen for this cluster first."""
+    search = functools.partial(
+        policies.auto, algorithm, cluster, num_seeds=agents, graph=graph, all_devices=True
+    )
     if isinstance(policy, policies.Auto):
-        policy = choose_policy(policy, algorithm, graph, cluster, agents, all_devices=True).policy
+        policy = search(**policy.limits).policy
     elif is_auto_lag:
-        policy = choose_quickest_lag(policy, algorithm, graph, cluster, agents).policy
+        policy = search(policies=lags(graph, policy), further=False).policy
     plan = fdg.place(graph, policy, cluster.devices, agents)
     check_memory(plan, cluster)
     return predict_point(plan, cluster, algorithm.steps_per_iteration * (agents or 1))

@@ -10,7 +10,7 @@ from fdg.errors import FdgError
 from fdg.kinds import shown, to_json
 from fdg.reading import read_json
 from fdg.training import run_directory
-from fdg.training.settings import changes, contradiction, flatten_config
+from fdg.training.settings import changes, check_config, contradiction, flatten_config
 
 # Entries of an earlier run's configuration that a new run does not inherit.
 _NOT_INHERITED = (
@@ -37,7 +37,7 @@ def base_of(flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
             content = read_json(file)
         except FdgError as error:
             raise FdgError(f"--config {error}: give the config.json of a run directory") from None
-        stored = run_directory.check_config(file, content)
+        stored = check_config(file, content)
     elif start_run is not None:
         file = Path(str(start_run), "config.json")
         stored = run_directory.read_config(file.parent, prefix="--from: ")

@@ -295,7 +295,7 @@ def _compare(flags: dict[str, Any]) -> None:
 def _diff(flags: dict[str, Any]) -> int:
     from fdg.training.difference import diff, record
     from fdg.training.loading import device_count
-    from fdg.training.run_directory import read_config
+    from fdg.training.run_directory import read_config, read_summary
 
     runs, file = flags["runs"], flags["record"]
     if len(runs) != (1 if file else 2):
@@ -305,7 +305,8 @@ def _diff(flags: dict[str, Any]) -> int:
     count = 1
     for run in runs:
         with contextlib.suppress(FdgError):  # a recording, or an unreadable run, which fails later
-            count = max(count, device_count(Path(run), read_config(Path(run), prefix="")))
+            config = read_config(Path(run), prefix="")
+            count = max(count, device_count(config, read_summary(Path(run))))
     make_host_devices(count if count <= 1024 else 1)
     arguments = {name: flags[name] for name in ("checkpoint", "agent", "trust")}
     iterations = flags["iterations"]

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from fdg import jaxprs
-from fdg.agents import of_seeds
 from fdg.costs.choosing import Choice, Row, feasible_rows
 from fdg.engine import compile as compile_engine
 from fdg.errors import FdgError
@@ -33,8 +32,8 @@ def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: i
     timed_rows: list[Row] = []
     for row in feasible[:_MAX_TIMED]:
         try:
-            agents = of_seeds(_with_variant(choice.algorithm, row), num_seeds)
-            seconds = iteration_seconds(agents, row.candidate.policy, devices[: row.candidate.devices])
+            algorithm, policy = _with_variant(choice.algorithm, row), row.candidate.policy
+            seconds = iteration_seconds(algorithm, policy, devices[: row.candidate.devices], num_seeds)
             timed_rows.append(dataclasses.replace(row, measured=seconds))
         except FdgError as error:
             timed_rows.append(dataclasses.replace(row, prediction=None, refused=str(error)))
@@ -59,14 +58,16 @@ def _with_variant(algorithm: Any, row: Row) -> Any:
     return dataclasses.replace(algorithm, **variant) if variant else algorithm
 
 
-def iterations_of(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> Iterations:
+def iterations_of(
+    algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
+) -> Iterations:
     """A job's iterations, compiled and ready to be timed; a round has at least two, so that groups overlap.
 
     Of a `cond` around fragments, all branches run, because early iterations may skip what later ones compute.
     """
     graph = trace(algorithm)
     graph = dataclasses.replace(graph, jaxpr=jaxprs.rewrite(graph.jaxpr, _run_all_branches))
-    engine = compile_engine(algorithm, policy, with_host(policy, devices), graph=graph)
+    engine = compile_engine(algorithm, policy, with_host(policy, devices), num_seeds, graph)
     return Iterations(engine, engine.init(0), _ROUND_SECONDS, min_iterations=2)
 
 
@@ -76,9 +77,11 @@ def _run_all_branches(eqn: Any, inside: jaxprs.Inside) -> Any:
     return jaxprs.all_branches(eqn) if jaxprs.may_run_all_branches(eqn) and fragments_in([eqn]) else eqn
 
 
-def iteration_seconds(algorithm: Any, policy: Any, devices: Sequence[jax.Device]) -> float:
+def iteration_seconds(
+    algorithm: Any, policy: Any, devices: Sequence[jax.Device], num_seeds: int | None = None
+) -> float:
     """Seconds per iteration of the slowest process, in its fastest round."""
-    iterations = iterations_of(algorithm, policy, devices)
+    iterations = iterations_of(algorithm, policy, devices, num_seeds)
     for _ in range(_NUM_ROUNDS):
         iterations.measure()
     return max(distributed.exchange(iterations.seconds))

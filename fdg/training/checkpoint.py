@@ -153,8 +153,16 @@ class Checkpoints:
             return f"is damaged ({name} is missing)"
         return f"is damaged ({name} {'is not what was written' if name in expected else 'was added'})"
 
-    def is_own(self, iteration: int) -> bool:
-        """Whether a checkpoint's manifest names this run; compares no checksums."""
+    def completed(self) -> int:
+        """The newest iteration that has a checkpoint of this run, by its manifest; 0 if there never was one.
+
+        Raises `FdgError` if all of this run's checkpoints were removed, or are damaged.
+        """
+        saved = list(filter(self._is_own, self.iterations()))
+        return max(saved) if saved else self.latest() or 0
+
+    def _is_own(self, iteration: int) -> bool:
+        """Whether a checkpoint's manifest names this run."""
         try:
             manifest = read_bytes(self._directory / str(iteration) / _MANIFEST, _MAX_MANIFEST_BYTES)
             return bool(json.loads(manifest).get("run") == self._run_id)

@@ -12,7 +12,7 @@ import policies
 from envs.text import is_text
 from envs.wrappers import unwrapped
 from fdg.errors import FdgError, listed, one_line, place_of, user_errors
-from fdg.kinds import annotations_of, as_python, dataclass_fields, fits_one_word, to_json
+from fdg.kinds import annotations_of, as_python, dataclass_fields, fits_one_word, is_plain, to_json
 from fdg.training.name_resolver import PERMIT_ALL, NameResolver
 from fdg.training.settings import AUTO_LAG, read_value
 from fdg.training.sweep import restore_sweep, wrapper_entries
@@ -220,13 +220,7 @@ def _query_text(parameters: Mapping[str, Any]) -> str:
 def _plain_fields(value: Any) -> dict[str, Any]:
     """The fields that a file can store, as JSON values, without `_SEPARATE_FIELDS`."""
     fields = {f.name: as_python(getattr(value, f.name)) for f in dataclass_fields(type(value)) if f.init}
-    return {name: to_json(x) for name, x in fields.items() if name not in _SEPARATE_FIELDS and _is_plain(x)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return {name: to_json(x) for name, x in fields.items() if name not in _SEPARATE_FIELDS and is_plain(x)}
 
 
 def _with_tuples(value: Any) -> Any:

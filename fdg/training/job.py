@@ -59,16 +59,16 @@ class Job(Settings):
         described: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job with another algorithm or policy (None: unchanged), and with its description.
+        """The job with another algorithm or policy (None or the same: unchanged), and with its description.
 
         `described` has further entries of the description, and `fields` further fields to replace.
         """
         description = dict(self.described)
-        if policy is not None:
+        if policy is not None and policy is not self.policy:
             fields["policy"] = policy
             description |= describe_policy(policy)
         description |= described or {}
-        if algorithm is not None:
+        if algorithm is not None and algorithm is not self.algorithm:
             fields["algorithm"] = algorithm
             names = description["hyperparameters"]
             description["hyperparameters"] = {name: to_json(getattr(algorithm, name)) for name in names}

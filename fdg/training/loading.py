@@ -13,7 +13,6 @@ from fdg.agents import checked_name
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, one_line
 from fdg.settings.fields import NETWORK_FIELDS
-from fdg.tracing.trace import side_by_side
 from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild_algorithm, rebuild_policy
@@ -51,7 +50,13 @@ def load(
         action = run.policy(observation)
         print(run.evaluate(episodes=100))
     """
-    return StoredRun.open(path, trust=trust, algorithm=algorithm).restore(checkpoint)
+    stored = StoredRun.open(path, trust=trust, algorithm=algorithm)
+    try:
+        return stored.restore(checkpoint)
+    except OtherStateError:
+        if algorithm is not None:
+            _check_equal_algorithm(stored)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +67,6 @@ class StoredRun:
     config: Mapping[str, Any]
     resolver: NameResolver  # resolves the names in `config`
     algorithm: Any  # built from `config`, or the caller's; a `Sweep` if the run was swept
-    is_given: bool  # whether the caller gave the algorithm
 
     @classmethod
     def open(
@@ -85,15 +89,13 @@ class StoredRun:
         path = hub.download(str(path)) if str(path).startswith(hub.SCHEME) else Path(path)
         config = read_config(path, prefix="")
         resolver = NameResolver(path / "config.json", caller_values, trust, flags)
-        is_given = algorithm is not None
-        if not is_given:
-            algorithm = rebuild_algorithm(config, resolver, str(path))
-        elif not isinstance(algorithm, Sweep):  # a caller need not wrap it in the run's Sweep
-            algorithm = restore_sweep(algorithm, config)
-        stored = cls(path, config, resolver, algorithm, is_given)
-        if not is_given:
+        if algorithm is None:
+            stored = cls(path, config, resolver, rebuild_algorithm(config, resolver, str(path)))
             stored.policy  # noqa: B018 (raises if the configuration has no valid policy)
-        return stored
+            return stored
+        if not isinstance(algorithm, Sweep):  # a caller need not wrap it in the run's Sweep
+            algorithm = restore_sweep(algorithm, config)
+        return cls(path, config, resolver, algorithm)
 
     @functools.cached_property
     def policy(self) -> Any:
@@ -108,22 +110,17 @@ class StoredRun:
     def restore(self, checkpoint: str | int = "last") -> Run:
         """The run at a checkpoint: "last", "best" or an iteration. All arrays are put on the first device."""
         checkpoints, iteration = _select_checkpoint(self.path, checkpoint)
-        graph, delayed = side_by_side(fdg.trace(self.algorithm), self.agents), None
+        summary = read_summary(self.path)
+        graph, delayed = dataclasses.replace(fdg.trace(self.algorithm), agents=self.agents), None
         if self.config.get("staleness") or self.config.get("lag"):  # checkpoints also have older parameters
-            plan = fdg.place(graph, self.policy, device_count(self.path, self.config) or len(jax.devices()))
+            plan = fdg.place(graph, self.policy, device_count(self.config, summary) or len(jax.devices()))
             graph, delayed = plan.graph, plan.delayed
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type),
             graph.of_all(graph.state),
         )
-        try:
-            state = checkpoints.restore(iteration, target)
-        except OtherStateError:
-            if self.is_given:
-                _check_equal_algorithm(self.algorithm, self.config, self.path)
-            raise
-        summary = read_summary(self.path)
+        state = checkpoints.restore(iteration, target)
         stopped = None if summary is None else summary.get("stopped")
         run = Run(
             self.algorithm,
@@ -158,16 +155,16 @@ def open_origin(path: Path, caller_values: Mapping[str, Any], *, trust: bool = F
         ) from None
 
 
-def _check_equal_algorithm(algorithm: Any, config: Mapping[str, Any], path: Path) -> None:
+def _check_equal_algorithm(stored: StoredRun) -> None:
     """Refuses an algorithm whose hyperparameters differ from the run's; names network fields first."""
-    description = describe(algorithm, None)
+    description = describe(stored.algorithm, None)
     entries = {name: description[name] for name in ("algo", "env", "hyperparameters")}
-    differences = sorted(changes(config, entries).items(), key=lambda item: item[0] not in NETWORK_FIELDS)
+    differences = changes(stored.config, entries)
     if differences:
-        name, (old, new) = differences[0]
+        name, (old, new) = min(differences.items(), key=lambda item: item[0] not in NETWORK_FIELDS)
         raise FdgError(
-            f"algorithm: {name}={new!r} contradicts the {old!r} of the run in {path}: leave algorithm out, or"
-            " give the algorithm of the run"
+            f"algorithm: {name}={new!r} contradicts the {old!r} of the run in {stored.path}: leave algorithm"
+            " out, or give the algorithm of the run"
         ) from None
 
 
@@ -190,7 +187,7 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
     return checkpoints, int(checkpoint)
 
 
-def device_count(path: Path, config: Mapping[str, Any]) -> int:
-    """The number of devices that the run in `path` was planned for; 0 if unknown."""
-    trained_on = (read_summary(path) or {}).get("devices") or ()
+def device_count(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> int:
+    """The number of devices that a run was planned for, from its files; 0 if unknown."""
+    trained_on = (summary or {}).get("devices") or ()
     return config.get("devices") or config.get("devices_chosen") or len(trained_on)

@@ -14,6 +14,7 @@ from fdg.placing.staleness import DelayedState
 from fdg.training.loading import StoredRun, device_count
 from fdg.training.recording import borders_until
 from fdg.training.run import Run
+from fdg.training.run_directory import read_summary
 from fdg.training.stepping import Border, Stepper
 
 
@@ -31,7 +32,7 @@ class Replay:
         may_place = may_place and run.path is not None and run.agents is None
         if may_place and run.path is not None and run.config.get("policy"):
             policy = StoredRun.open(run.path, trust=trust, algorithm=run.algorithm).policy
-            count = device_count(run.path, run.config) or len(devices)
+            count = device_count(run.config, read_summary(run.path)) or len(devices)
             if count <= len(devices):
                 devices = devices[:count]
                 plan = fdg.place(graph, policy, devices)

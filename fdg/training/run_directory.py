@@ -17,7 +17,7 @@ import numpy as np
 from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
-from fdg.training.settings import read_settings, read_value
+from fdg.training.settings import check_config
 from fdg.training.writable import explain_os_errors, path_error
 
 CHECKPOINTS = "checkpoints"
@@ -292,24 +292,6 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
         fix = "bring it back from a copy, or start a new run"
         raise FdgError(f"{prefix}{file} cannot be read: {reason}: {fix}") from None
     return check_config(file, content)
-
-
-def check_config(file: Path, content: Any) -> dict[str, Any]:
-    """Checks the types of a configuration's values, so that later code can rely on them; returns it."""
-    required_names = {"algo", "policy", "policy_fields", "hyperparameters"}
-    if not isinstance(content, dict) or not content.keys() >= required_names:
-        config = file.with_name("config.json")
-        has_config = config != file and config.is_file()
-        fix = config if has_config else "the config.json of a run directory"
-        raise FdgError(f"{file} is not the configuration of a run: give {fix}")
-    for name in ("policy_fields", "hyperparameters", "preset", "follows", "versions", "resumes"):
-        expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
-        if name in content and not isinstance(content[name], expected):
-            raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
-    read_value(file, "id", content.get("id"), str | None)
-    read_settings(file, content)
-    read_value(file, "total_steps", content["hyperparameters"].get("total_steps"), int | float | None)
-    return content
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -308,6 +308,24 @@ def nearest_multiples(number: int, factor: int) -> str:
     return f"{below} or {above}" if below else str(above)
 
 
+def check_config(file: Path, content: Any) -> dict[str, Any]:
+    """Checks the types of a configuration's values, so that later code can rely on them; returns it."""
+    required_names = {"algo", "policy", "policy_fields", "hyperparameters"}
+    if not isinstance(content, dict) or not content.keys() >= required_names:
+        config = file.with_name("config.json")
+        has_config = config != file and config.is_file()
+        fix = config if has_config else "the config.json of a run directory"
+        raise FdgError(f"{file} is not the configuration of a run: give {fix}")
+    for name in ("policy_fields", "hyperparameters", "preset", "follows", "versions", "resumes"):
+        expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
+        if name in content and not isinstance(content[name], expected):
+            raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
+    read_value(file, "id", content.get("id"), str | None)
+    read_settings(file, content)
+    read_value(file, "total_steps", content["hyperparameters"].get("total_steps"), int | float | None)
+    return content
+
+
 def read_settings(file: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the settings at the top level of a configuration to Python values."""
     values = {}
@@ -341,12 +359,11 @@ def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The settings of `new_config` whose values differ from `old_config`: `{name: [before, now]}`."""
-    old = flatten_config(old_config)
-    return {
-        name: [to_json(old.get(name)), to_json(value)]
-        for name, value in flatten_config(new_config).items()
-        if to_json(value) != to_json(old.get(name))
-    }
+    old, new = (
+        {name: to_json(value) for name, value in flatten_config(config).items()}
+        for config in (old_config, new_config)
+    )
+    return {name: [old.get(name), value] for name, value in new.items() if value != old.get(name)}
 
 
 def contradiction(

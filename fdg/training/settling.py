@@ -1,4 +1,4 @@
-"""Chooses the settings that a job leaves open: policy, lag, number of devices, threads of host devices.
+"""Settles what a job leaves open, in a fixed order: its policy, the number of host devices, its lag.
 
 The chosen values replace `auto` in the job and in its `config.json`.
 
@@ -8,10 +8,11 @@ its compiled programs, so a second start reads it.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,144 +21,22 @@ import jax
 import fdg
 import policies
 from fdg import costs, files, jaxprs
-from fdg.cores import usable_cores
 from fdg.costs.candidate_times import choose_by_timing
 from fdg.costs.choosing import TIE, Choice, lags
 from fdg.costs.machine import cluster_for
-from fdg.errors import FdgError, listed
+from fdg.errors import FdgError
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.placing.staleness import micro_batches
 from fdg.processes import distributed
-from fdg.running.host_devices import make_host_devices, restart_cpu_backend, threads_for
+from fdg.running.host_devices import restart_cpu_backend
 from fdg.running.program_cache import cache_directory
-from fdg.tracing.trace import side_by_side
+from fdg.training.devices import available_devices, thread_count
 from fdg.training.job import Job
-from fdg.training.settings import AUTO_LAG, nearest_multiples
-from fdg.training.sweep import unwrap_sweep
+from fdg.training.settings import AUTO_LAG
 
-ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
-
-
-def quickest_count(
-    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Sequence[jax.Device], agents: int | None
-) -> tuple[int, str]:
-    """The number of host devices on which a policy is predicted to be fastest, and the reason to print."""
-    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):
-        return 1, "1: a program that calls Python functions on the host runs on one device"
-    choice = policies.auto(
-        algorithm, devices, policies=[policy], num_seeds=agents, graph=graph, further=False
-    )
-    return choice.devices, choice.reason
-
-
-def thread_count(graph: fdg.FDG, policy: Any, devices: int) -> int | None:
-    """Size of XLA's thread pool for a job on host devices; None to leave the pool as it is.
-
-    A program with one group is lowered so that each device waits in one collective at a time
-    (`lowering.ordering`); then one thread per device is enough.
-
-    A single device with small operations gets one thread: passing operations between threads takes longer
-    than running them in parallel saves. Milliseconds per iteration of PPO on CartPole-v1, with one thread and
-    with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
-    """
-    jaxpr = jaxprs.open_jaxpr(graph.jaxpr)
-    if calls_host(jaxpr.eqns):
-        return None
-    if devices > 1:
-        placed = {} if graph.agents is not None else policy.place(["cpu"] * devices)
-        groups = {placed[f.role] for f in graph.fragments if f.role in placed}
-        # Collectives of several programs, and those of sharded parameters, have no known order.
-        in_order = len(groups) <= 1 and not any(group.shards for group in groups)
-        return threads_for(devices, in_order)
-    return 1 if (graph.agents or 1) * jaxprs.largest_cost(jaxpr) < ONE_THREAD_FLOPS else usable_cores()
-
-
-def available_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices (None: all); with several processes, equally many from each.
-
-    On a CPU, configures `count` host devices, unless JAX has started already.
-    """
-    processes = distributed.count()
-    if count is not None:
-        make_host_devices(count // processes)
-    devices = jax.devices()
-    if count is None:
-        return devices
-    if count > len(devices):
-        platform = devices[0].platform
-        fix = "" if platform == "cpu" else ", or set JAX_PLATFORMS=cpu for host devices"
-        raise FdgError(
-            f"--devices {count}: there {'is' if len(devices) == 1 else 'are'} {len(devices)} of kind"
-            f" {platform}: use --devices {len(devices)}{fix}"
-        )
-    if processes == 1:
-        return devices[:count]
-    groups = [[d for d in devices if d.process_index == i][: count // processes] for i in range(processes)]
-    if min(map(len, groups)) < count // processes:
-        raise FdgError(
-            f"--devices {count}: each of {processes} processes needs {count // processes} devices, but one"
-            f" has only {min(map(len, groups))}: use --devices {processes * min(map(len, groups))}"
-        )
-    return [device for group in groups for device in group]
-
-
-def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
-    """A message with a better size if a micro-batch is too small for its group's devices; else None."""
-    algorithm = unwrap_sweep(algorithm)
-    micro_batch = getattr(algorithm, "micro_batch", None)
-    if micro_batch is None:
-        return None
-    for name, idle in plan.unfit:
-        group = next(group for group in plan.groups if group.name == name)
-        num_devices = len(group) + len(idle)
-        multiple = num_devices // group.model
-        fragments = [f for f in plan.graph.fragments if f.batch_size and plan.group_of(f.name) == group]
-        names = [f"`{f.name}`" for f in fragments if f.batch_size == micro_batch]
-        if not (idle and names and micro_batch % multiple):
-            continue
-        size = -(-micro_batch // multiple) * multiple
-        try:
-            dataclasses.replace(algorithm, micro_batch=size)
-            sizes = [f.batch_size for f in fragments if f.batch_size not in (None, micro_batch)]
-            fits = all(batch_size % multiple == 0 for batch_size in sizes)
-        except FdgError:
-            fits = False
-        suffix = "" if fits else f", and a --num-prompts that makes all batches multiples of {size}"
-        return (
-            f"{len(group)} of {num_devices} devices work in {listed(names, 'and')}, whose batch is the"
-            f" micro-batch of {micro_batch}: give --micro-batch {size}{suffix}"
-        )
-    return None
-
-
-def check_all_busy(algorithm: Any, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
-    """Raises an `FdgError` if a device of the plan would be idle; the message suggests other settings."""
-    if not plan.idle:
-        return
-    count, agents = plan.num_devices, plan.graph.agents
-    busy = count - len(plan.idle)
-    if agents is not None:
-        raise FdgError(
-            f"--num-seeds {agents} is not divisible by --devices {count}:"
-            f" use --num-seeds {nearest_multiples(agents, count)}, or --devices {busy}"
-        )
-    if len(plan.groups) > 1:  # a group may leave devices out to split its batch equally; the plan shows it
-        if (process := plan.idle_process(devices)) is not None:
-            raise FdgError(
-                f"{plan.policy} leaves process {process} without work: it uses {busy} of {count} devices;"
-                f" use other numbers of devices, or --num-envs that divide by them"
-            )
-        return
-    if line := too_small_micro_batch(algorithm, plan):
-        raise FdgError(f"{line}, or --devices {busy}")
-    num_envs = getattr(algorithm, "num_envs", None)
-    if num_envs is None or num_envs % count == 0:
-        raise FdgError(f"{plan.policy} uses {busy} of {count} devices: use --devices {busy}")
-    raise FdgError(
-        f"--num-envs {num_envs} is not divisible by --devices {count} under {plan.policy}:"
-        f" use --num-envs {nearest_multiples(num_envs, count)}, or --devices {busy}"
-    )
+GAIN = 1.3  # predicted speed-up for which another policy replaces `GPUOnly`; predictions usually err by less
+Search = Callable[..., Choice]  # `policies.auto` for one algorithm: takes devices and options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +45,9 @@ class Settled:
 
     job: Job  # the job with the chosen policy, devices and algorithm
     graph: fdg.FDG  # the graph of its algorithm
+    devices: Any  # the devices, or a number of devices that need not exist
     message: str  # the candidates or the reason, to print; "" if nothing was chosen
-    devices: Any = ()  # the devices, or a number of devices that need not exist
-    devices_reason: str = ""  # the reason for the number of devices, to print; "" if `--devices` gave it
+    devices_reason: str  # the reason for the number of devices, to print; "" if `--devices` gave it
 
 
 def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: bool = False) -> Settled:
@@ -177,153 +56,110 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist. Host devices
     share one thread pool, whose size is set here, before the first compilation (`running.host_devices`).
     """
-    settled = settle(job, fdg.trace(job.algorithm), plans_only)
-    job, graph, message, reason = settled.job, settled.graph, settled.message, ""
-    policy, algorithm, agents = job.policy, job.algorithm, job.agents
-    target: Any = job.devices if devices is None and plans_only else devices
-    if target is None:
-        # The chosen number counts devices of one process: several processes use all of their devices.
-        chosen = job.devices_chosen if distributed.count() == 1 else None
-        target, count = available_devices(job.devices), job.devices or chosen
-        on_cpu = target[0].platform == "cpu"
-        if count is None and job.cores is not None and on_cpu:
-            count, reason = quickest_count(policy, algorithm, graph, target[: job.cores], agents)
-        if count is not None and on_cpu and distributed.count() == 1:
-            if threads := thread_count(side_by_side(graph, agents), policy, count):
-                restart_cpu_backend(count, threads)
+    algorithm = job.algorithm
+    policy = job.policy
+    agents = job.agents
+    graph = fdg.trace(algorithm)
+    search = functools.partial(policies.auto, algorithm, num_seeds=agents, graph=graph)
+    target: Any = devices
+    if devices is None:
+        target = job.devices if plans_only and job.devices else available_devices(job.devices)
+    on_cpu = isinstance(target, int) or target[0].platform == "cpu"
+    on_host = calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns)  # the time of host functions is not predicted
+    is_alone = distributed.count() == 1
+    takes_all = job.devices is not None or not is_alone
+    cores = job.cores if on_cpu and not takes_all else None  # None: the number of host devices is not open
+    candidates = target if cores is None else target[:cores]
+    described, chosen, message, reason = dict[str, Any](), job.devices_chosen, "", ""
+
+    if isinstance(policy, policies.Auto):
+        described["policy_asked"] = job.described["policy"]
+        if job.explains:
+            choice = _explained_choice(policy, search, candidates, takes_all, agents, not plans_only)
+        elif on_host:
+            choice = _choice_json(policies.GPUOnly(), None, "")
+        else:
+            choice = _default_choice(policy, search, graph, agents, candidates, cores is not None)
+        choice = distributed.exchange(choice)[0]  # the choice of process 0
+        policy, message = _chosen_policy(choice), choice["reason"]
+        if any(getattr(algorithm, name) != value for name, value in choice["changes"].items()):
+            algorithm = dataclasses.replace(algorithm, **choice["changes"])
+            graph = fdg.trace(algorithm)
+        chosen = chosen if takes_all else choice["devices"] or chosen
+
+    # The chosen number counts devices of one process: several processes use all of their devices.
+    count = job.devices or (chosen if is_alone else None)
+    if count is None and cores is not None:
+        if on_host:
+            count, reason = 1, "1: a program that calls Python functions on the host runs on one device"
+        else:
+            quickest = search(candidates, policies=[policy], further=False)
+            count, reason = quickest.devices, quickest.reason
+        chosen = count  # stored in the job, so that a resumed run uses the same number
+    if devices is None and not isinstance(target, int):
+        if count is not None and on_cpu and is_alone:
+            if not on_host:
+                restart_cpu_backend(count, thread_count(graph, agents, policy, count))
             target = available_devices(None)
         target = with_host(policy, target[:count])
-    if reason:  # stored in the job, so that a resumed run uses the same number
-        job = dataclasses.replace(job, devices_chosen=len(target))
+
     if job.described.get("lag") == AUTO_LAG:
-        lag, message = _choose_lag(policy, algorithm, graph, target, agents)
-        job = job.changed(policy=dataclasses.replace(policy, lag=lag))
-    return Settled(job, graph, message, target, reason)
-
-
-def settle(job: Job, graph: fdg.FDG, plans_only: bool = False) -> Settled:
-    """Chooses a job's policy if it is `auto`. A collective: process 0 chooses for all.
-
-    With `plans_only`, the devices of `--devices` need not exist.
-    """
-    limits, algorithm, agents = job.policy, job.algorithm, job.agents
-    if not isinstance(limits, policies.Auto):
-        return Settled(job, graph, "")
-    devices: Any = job.devices if plans_only and job.devices else available_devices(job.devices)
-    may_use_fewer = job.devices is None and job.cores is not None
-    if may_use_fewer:
-        devices = devices[: job.cores]
-    changed_algorithm = None
-    if not job.explains:
-        policy, count, message = _choose_default(limits, algorithm, graph, devices, agents, may_use_fewer)
-    else:
-        all_devices = job.devices is not None or distributed.count() > 1
-        choice = choose_policy(limits, algorithm, graph, devices, agents, all_devices=all_devices)
-        if limits.measure and not plans_only:
-            choice = choose_by_timing(choice, devices, num_seeds=agents)
-        changes = {name: getattr(choice.algorithm, name) for name in limits.changeable}
-        entries, changes = distributed.exchange([_choice_json(choice.policy, choice.devices, ""), changes])[0]
-        policy, count, message = _chosen_policy(entries), entries["devices"], choice.table
-        if any(getattr(algorithm, name) != value for name, value in changes.items()):
-            algorithm = changed_algorithm = dataclasses.replace(algorithm, **changes)
-        graph = choice.graph if algorithm == choice.algorithm else fdg.trace(algorithm)
-    if count is None or job.devices is not None or distributed.count() > 1:
-        count = job.devices_chosen
-    config_entries = {"policy_asked": job.described["policy"]}
+        lag, message = _choose_lag(policy, search, graph, target)
+        policy = dataclasses.replace(policy, lag=lag)
     return Settled(
-        job.changed(changed_algorithm, policy, config_entries, devices_chosen=count), graph, message
+        job.changed(algorithm, policy, described, devices_chosen=chosen), graph, target, message, reason
     )
 
 
-def _choose_lag(
-    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
-) -> tuple[int, str]:
-    """The smallest lag within 5% of the best prediction, and the candidates as text; process 0 chooses."""
-    if policy.staleness:
-        raise FdgError(
-            f"--lag {AUTO_LAG} and --staleness {policy.staleness}: both set the age of actors' parameters:"
-            " give one of them"
-        )
-    choice = choose_quickest_lag(policy, algorithm, graph, devices, agents)
-    lag, text = distributed.exchange([choice.policy.lag, choice.table])[0]
-    text += (
-        f"\nlag: {lag} of {micro_batches(graph)} micro-batches per iteration, the smallest within"
-        f" {TIE - 1:.0%} of the best prediction"
-    )
-    return lag, text
+def _explained_choice(
+    limits: policies.Auto, search: Search, devices: Any, all_devices: bool, agents: int | None, may_time: bool
+) -> dict[str, Any]:
+    """The choice of `--policy auto`, as JSON; its reason is the table of candidates."""
+    choice = search(devices, all_devices=all_devices, **limits.limits)
+    if limits.measure and may_time:
+        choice = choose_by_timing(choice, devices, num_seeds=agents)
+    changes = {name: getattr(choice.algorithm, name) for name in limits.changeable}
+    return {**_choice_json(choice.policy, choice.devices, choice.table), "changes": changes}
 
 
-def choose_policy(
-    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, **options: Any
-) -> Choice:
-    """`policies.auto` with the limits of `policy` if it is an `Auto`, else with the default limits."""
-    limits = policy if isinstance(policy, policies.Auto) else policies.Auto()
-    options |= {"max_staleness": limits.max_staleness, "may_change": limits.changeable}
-    return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **options)
-
-
-def choose_quickest_lag(
-    policy: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None
-) -> Choice:
-    """The `Choice` of a lag; `choice.policy` is the policy with this lag."""
-    options: dict[str, Any] = {"policies": lags(graph, policy), "all_devices": True, "further": False}
-    return policies.auto(algorithm, devices, num_seeds=agents, graph=graph, **options)
-
-
-def _choose_default(
-    limits: Any, algorithm: Any, graph: fdg.FDG, devices: Any, agents: int | None, may_use_fewer: bool
-) -> tuple[Any, int | None, str]:
-    """The policy of a job without `--policy`, the number of its devices (None: all), and the reason.
+def _default_choice(
+    limits: policies.Auto,
+    search: Search,
+    graph: fdg.FDG,
+    agents: int | None,
+    devices: Any,
+    may_use_fewer: bool,
+) -> dict[str, Any]:
+    """The choice for a job without `--policy`, as JSON; its number of devices is None for all of them.
 
     The policy is `GPUOnly`, unless another one is predicted to be `GAIN` times as fast on the same devices.
-    Without predictions it is `GPUOnly`. If `may_use_fewer`, the number of devices is also chosen, on a CPU.
+    Without predictions it is `GPUOnly`. If `may_use_fewer`, the number of host devices is also chosen.
     """
-    default = policies.GPUOnly(), None, ""
-    if calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns):  # the time of host functions cannot be predicted
-        return default
+    default = policies.GPUOnly()
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
-        return default
-    entries: dict[str, Any] | None = None
+        return _choice_json(default, None, "")
     try:
         file = _cache_file(graph, devices, limits, agents, may_use_fewer)
-        entries = None if file is None else _read_choice(file)
-        if entries is None:
-            count = None
-            if may_use_fewer and devices[0].platform == "cpu":
-                count, reason = quickest_count(default[0], algorithm, graph, devices, agents)
-                devices = devices[:count]
-            if count == 1:
-                entries = _choice_json(default[0], count, reason)
+        choice = None if file is None else _read_choice(file)
+        if choice is None:
+            if may_use_fewer:
+                best = search(devices, policies=[default], further=False)
+                devices = devices[: best.devices]
+            if may_use_fewer and best.devices == 1:
+                choice = _choice_json(default, 1, best.reason)
             else:
-                options = {"all_devices": True, "further": False}
-                choice = choose_policy(limits, algorithm, graph, devices, agents, **options)
-                entries = _choice_json(*_best_or_default(choice))
+                best = search(devices, all_devices=True, further=False, **limits.limits)
+                choice = _choice_json(*_best_or_default(best))
             if file is not None and distributed.is_first():
                 with contextlib.suppress(OSError):
                     file.parent.mkdir(mode=0o700, exist_ok=True)
-                    files.write(file, json.dumps(entries).encode())
+                    files.write(file, json.dumps(choice).encode())
     except FdgError:  # for example, the rates of the devices are unknown
-        pass
-    entries = distributed.exchange(entries)[0]
-    if entries is None:
-        return default
-    policy = _chosen_policy(entries)
-    # `GPUOnly` uses all accelerators, also when a run is resumed on another machine.
-    is_cpu = not isinstance(devices, int) and devices[0].platform == "cpu"
-    keeps_count = is_cpu or not isinstance(policy, policies.GPUOnly)
-    return policy, entries["devices"] if keeps_count else None, f"policy: {entries['reason']}"
-
-
-def _read_choice(file: Path) -> dict[str, Any] | None:
-    """A cached choice as JSON; None if there is none, or if the file is invalid."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
-        content = json.loads(file.read_text())
-        return _choice_json(_chosen_policy(content), int(content["devices"]), str(content["reason"]))
-    return None
-
-
-# Predicted speed-up for which another policy replaces `GPUOnly`; predictions usually err by less.
-GAIN = 1.3
+        return _choice_json(default, None, "")
+    choice["reason"] = f"policy: {choice['reason']}"
+    if not isinstance(devices, int) and devices[0].platform != "cpu" and _chosen_policy(choice) == default:
+        choice["devices"] = None  # all accelerators, also when a run is resumed on another machine
+    return choice
 
 
 def _best_or_default(choice: Choice) -> tuple[Any, int, str]:
@@ -363,12 +199,37 @@ def _cache_file(graph: fdg.FDG, devices: int | Sequence[jax.Device], *further: A
     return directory / "choices" / f"{digest.hexdigest()[:32]}.json"
 
 
-def _choice_json(policy: Any, devices: int, reason: str) -> dict[str, Any]:
+def _read_choice(file: Path) -> dict[str, Any] | None:
+    """A cached choice as JSON; None if there is none, or if the file is invalid."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, FdgError):
+        content = json.loads(file.read_text())
+        return _choice_json(_chosen_policy(content), int(content["devices"]), str(content["reason"]))
+    return None
+
+
+def _choice_json(policy: Any, devices: int | None, reason: str) -> dict[str, Any]:
     """A choice as JSON, for the cache and for other processes; its policy is one of fdg's."""
     values = ((f.name, getattr(policy, f.name), f.default) for f in dataclasses.fields(policy))
-    changed = {name: value for name, value, default in values if value != default}
-    return {"policy": type(policy).__name__, "fields": changed, "devices": devices, "reason": reason}
+    fields = {name: value for name, value, default in values if value != default}
+    name = type(policy).__name__
+    return {"policy": name, "fields": fields, "devices": devices, "reason": reason, "changes": {}}
 
 
 def _chosen_policy(choice: Mapping[str, Any]) -> Any:
     return policies.get(choice["policy"])(**choice["fields"])
+
+
+def _choose_lag(policy: Any, search: Search, graph: fdg.FDG, devices: Any) -> tuple[int, str]:
+    """The smallest lag within 5% of the best prediction, and the candidates as text; process 0 chooses."""
+    if policy.staleness:
+        raise FdgError(
+            f"--lag {AUTO_LAG} and --staleness {policy.staleness}: both set the age of actors' parameters:"
+            " give one of them"
+        )
+    choice = search(devices, policies=lags(graph, policy), all_devices=True, further=False)
+    lag, text = distributed.exchange([choice.policy.lag, choice.table])[0]
+    text += (
+        f"\nlag: {lag} of {micro_batches(graph)} micro-batches per iteration, the smallest within"
+        f" {TIE - 1:.0%} of the best prediction"
+    )
+    return lag, text

@@ -31,38 +31,38 @@ from fdg.training.sweep import Sweep, SweptState, replace_fields, unwrap_sweep
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
 
-def open_run(job: Job) -> RunDirectory:
-    """Creates or reopens the run directory; in processes other than 0, returns one that writes nothing."""
+def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
+    """Creates or reopens the run directory and its checkpoints.
+
+    In processes other than 0, the directory writes nothing.
+    """
     if not distributed.is_first():
-        return NullRunDirectory(job.out or Path())
+        run: RunDirectory = NullRunDirectory(job.out or Path())
+        return run, Checkpoints(run.checkpoints)
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = job.out or new_run_path(job.described["env"], job.described["algo"], job.seed)
     if not job.resumes:
         run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
+        checkpoints = Checkpoints(run.checkpoints)
     else:
         run = RunDirectory.reopen(path)
         checkpoints = Checkpoints(run.checkpoints)
-        saved = list(filter(checkpoints.is_own, checkpoints.iterations()))
         try:
-            if not saved:
-                checkpoints.latest()  # raises if all checkpoints were removed, before anything is written
+            if (completed := checkpoints.completed()) > job.num_iterations:
+                raise FdgError(
+                    f"{path} has already run {completed:,} iterations, but --total-steps asks for"
+                    f" {job.num_iterations:,}: give a larger --total-steps"
+                )
         except FdgError:
             run.close()
             raise
-        completed = max(saved, default=0)
-        if completed > job.num_iterations:
-            run.close()
-            raise FdgError(
-                f"{path} has already run {completed:,} iterations, but --total-steps asks for"
-                f" {job.num_iterations:,}: give a larger --total-steps"
-            )
         stored = read_config(path)
         setting_changes = changes(stored, job.config)
         recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
         entry = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": setting_changes, **recorded}
         run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
-    return run
+    return run, checkpoints
 
 
 def git_commit() -> str | None:

@@ -64,8 +64,11 @@ def class_name_of(policy):
     return policy.partition("(")[0]
 
 
-def test_auto_measure_times_the_best(capsys, tmp_path):
-    words = "--algo tests.tiny:Pupil --policy auto:measure --devices 2 --total-steps 16 --eval-episodes 0"
+@pytest.mark.parametrize("seeds", ["", " --num-seeds 2"])
+def test_auto_measure_times_the_best(capsys, tmp_path, seeds):
+    words = (
+        "--algo tests.tiny:Pupil --policy auto:measure --devices 2 --total-steps 16 --eval-episodes 0" + seeds
+    )
     assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 0
     assert "per iteration measured" in capsys.readouterr().out
 

@@ -6,7 +6,6 @@ import types
 
 import pytest
 
-import fdg
 import policies
 from bench import costs
 from fdg.commands.parse import parse as parsed
@@ -14,7 +13,7 @@ from fdg.costs.choosing import Candidate
 from fdg.costs.machine import REFERENCE
 from fdg.errors import FdgError
 from fdg.training import settling
-from fdg.training.settling import prepare, settle
+from fdg.training.settling import prepare
 
 PUPIL = "--algo tests.tiny:Pupil --num-envs 64 --total-steps 512"
 
@@ -41,15 +40,13 @@ def searches(monkeypatch):
 
 def test_choice_is_cached(folder, searches):
     job = parse(f"{PUPIL} --devices 2")
-    graph = fdg.trace(job.algorithm)
-    first, second = settle(job, graph), settle(job, graph)
+    first, second = prepare(job), prepare(job)
     assert len(searches) == 1 and first.message == second.message and first.message.startswith("policy: ")
     assert first.job.policy == second.job.policy
     assert first.job.config["policy_asked"] == "auto"
     (cached,) = (folder / "choices").iterdir()
     assert policies.get(json.loads(cached.read_text())["policy"]) is type(first.job.policy)
-    other = parse(f"{PUPIL} --devices 4")
-    settle(other, fdg.trace(other.algorithm))
+    prepare(parse(f"{PUPIL} --devices 4"))
     assert len(searches) == 2
 
 
@@ -58,24 +55,22 @@ def test_choice_is_cached(folder, searches):
 )
 def test_unreadable_cache_file_is_rewritten(folder, searches, content):
     job = parse(f"{PUPIL} --devices 2")
-    graph = fdg.trace(job.algorithm)
-    first = settle(job, graph)
+    first = prepare(job)
     (cached,) = (folder / "choices").iterdir()
     cached.write_text(content)
-    assert settle(job, graph).job.policy == first.job.policy and len(searches) == 2
+    assert prepare(job).job.policy == first.job.policy and len(searches) == 2
     assert json.loads(cached.read_text())["devices"] == 2
 
 
 def test_explicit_auto_prints_the_table(folder, searches):
     job = parse(f"{PUPIL} --devices 2 --policy auto")
-    graph = fdg.trace(job.algorithm)
-    assert "chosen: " in settle(job, graph).message and "chosen: " in settle(job, graph).message
+    assert "chosen: " in prepare(job).message and "chosen: " in prepare(job).message
     assert len(searches) == 2 and not list(folder.iterdir())
 
 
 def test_one_device_needs_no_search(searches):
     job = parse(f"{PUPIL} --devices 1")
-    settled = settle(job, fdg.trace(job.algorithm))
+    settled = prepare(job)
     assert settled.job.policy == policies.GPUOnly() and not searches and not settled.message
 
 
@@ -113,10 +108,10 @@ def test_default_is_kept_within_the_prediction_error():
 
 def test_one_device_is_chosen_and_cached(folder, searches):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
-    settled = settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm))
+    settled = prepare(dataclasses.replace(few, cores=2))
     assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(searches) == 1
     assert settled.message.startswith("policy: GPUOnly() on 1 device: ")
-    assert settle(dataclasses.replace(few, cores=2), fdg.trace(few.algorithm)).job.devices_chosen == 1
+    assert prepare(dataclasses.replace(few, cores=2)).job.devices_chosen == 1
     assert len(searches) == 1  # from the cache
 
 
@@ -126,6 +121,20 @@ def test_several_processes_use_all_devices(monkeypatch, devices):
     assert len(prepare(job).devices) == 1
     monkeypatch.setattr(settling.distributed, "count", lambda: 2)
     assert prepare(job).devices == devices
+
+
+def test_cores_limit_only_host_devices(monkeypatch):
+    """A machine may have more accelerators than cores."""
+    kind = {"platform": "gpu", "device_kind": "NVIDIA H100 80GB HBM3", "process_index": 0}
+    gpus = [types.SimpleNamespace(**kind) for _ in range(4)]
+
+    def auto(algorithm, devices, **how):
+        raise FdgError(f"a choice among {len(devices)} devices")
+
+    monkeypatch.setattr(settling, "available_devices", lambda count: gpus[:count])
+    monkeypatch.setattr(settling.policies, "auto", auto)
+    with pytest.raises(FdgError, match="among 4 devices"):
+        prepare(dataclasses.replace(parse(f"{PUPIL} --policy auto"), cores=2))
 
 
 def test_devices_of_an_earlier_resume_are_kept(tmp_path):
@@ -141,13 +150,13 @@ def test_unknown_device_rates_give_gpu_only(monkeypatch):
 
     monkeypatch.setattr(settling.policies, "auto", unknown)
     job = parse(f"{PUPIL} --devices 2 --program-cache off")
-    settled = settle(job, fdg.trace(job.algorithm))
+    settled = prepare(job)
     assert settled.job.policy == policies.GPUOnly() and settled.message == ""
 
 
 def test_host_environments_need_no_search(searches):
     job = parse("--env gymnasium:CartPole-v1 --num-envs 2 --devices 2")
-    settled = settle(job, fdg.trace(job.algorithm))
+    settled = prepare(job)
     assert settled.job.policy == policies.GPUOnly() and not searches
 
 
@@ -159,9 +168,8 @@ def test_reference_rates_match_the_calibration():
 
 
 def test_explicit_policy_is_kept():
-    job = parse(f"{PUPIL} --policy gpu_only")
-    graph = fdg.trace(job.algorithm)
-    assert settle(job, graph).job is job
+    job = parse(f"{PUPIL} --policy gpu_only --devices 2")
+    assert prepare(job).job == job
 
 
 @pytest.mark.parametrize("words", ["", " --policy auto --may-change shuffle"])
@@ -172,13 +180,12 @@ def test_process_0_chooses(folder, monkeypatch, words):
     def exchange(value):
         """The choices of process 0 and of this process."""
         found = json.loads(json.dumps(value))
-        other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 3, "learners": 1}}
-        other |= {"devices": 4, "reason": "quick"}
-        return [[{**found[0], **other}, {"shuffle": "time"}] if isinstance(found, list) else other, found]
+        other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 3, "learners": 1}, "devices": 4}
+        return [{**found, **other, "changes": {"shuffle": "time"} if words else {}}, found]
 
     monkeypatch.setattr(settling.distributed, "exchange", exchange)
     job = parse(f"--env probe:value --num-envs 12 --devices 4 --total-steps 4096{words}")
-    settled = settle(job, fdg.trace(job.algorithm)).job
+    settled = prepare(job).job
     assert settled.policy == coarse and settled.config["policy"] == "single_learner_coarse"
     if words:
         assert settled.algorithm.shuffle == settled.config["hyperparameters"]["shuffle"] == "time"

@@ -1,6 +1,6 @@
 """The default number of host devices and of their threads."""
 
-import functools
+import dataclasses
 import re
 
 import jax
@@ -15,22 +15,21 @@ from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import threads_for
-from fdg.tracing.trace import side_by_side
-from fdg.training.settling import quickest_count, thread_count, too_small_micro_batch
+from fdg.training.devices import thread_count, too_small_micro_batch
+from fdg.training.settling import prepare
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
 
-traced = functools.cache(fdg.trace)
+def choose_count(words, cores):
+    """The number of devices of a job that may choose it, up to `cores`, and the reason."""
+    settled = prepare(dataclasses.replace(parse(words.split(), "", ""), cores=cores))
+    assert settled.job.devices_chosen == len(settled.devices)
+    return len(settled.devices), settled.devices_reason
 
 
-def choose_count(words, cores, devices):
-    job = parse(words.split(), "", "")
-    return quickest_count(job.policy, job.algorithm, traced(job.algorithm), devices[:cores], job.agents)
-
-
-def test_few_environments_use_one_device(devices):
-    few, many = (choose_count(f"{PPO} --num-envs {number}", 2, devices) for number in (4, 8192))
+def test_few_environments_use_one_device():
+    few, many = (choose_count(f"{PPO} --num-envs {number}", 2) for number in (4, 8192))
     assert few[0] == 1 and re.match(r"GPUOnly\(\) on 1 device: .* ms per iteration predicted, ", few[1])
     assert many[0] == 2 and "x as fast as GPUOnly() on 1 device" in many[1]
 
@@ -50,13 +49,13 @@ def test_few_environments_use_one_device(devices):
         (f"{PPO.replace('gpu_only', 'single_learner_fine')} --num-envs 64", 2, 1),
     ],
 )
-def test_device_count(words, cores, count, devices):
-    assert choose_count(words, cores, devices)[0] == count
+def test_device_count(words, cores, count):
+    assert choose_count(words, cores)[0] == count
 
 
-def test_host_callbacks_use_one_device(devices):
+def test_host_callbacks_use_one_device():
     words = "--env gymnasium:CartPole-v1 --policy gpu_only --num-envs 2"
-    assert choose_count(words, 2, devices) == (
+    assert choose_count(words, 2) == (
         1,
         "1: a program that calls Python functions on the host runs on one device",
     )
@@ -68,11 +67,12 @@ def test_thread_count():
         fdg.trace(algos.PPO(env=envs.make("probe:discount"), num_envs=number)) for number in (4, 8192)
     )
     together, apart = policies.GPUOnly(), policies.SingleLearnerCoarse()
-    assert thread_count(few, together, 1) == 1 and thread_count(many, together, 1) == usable_cores()
-    assert thread_count(side_by_side(few, 10_000), together, 1) == usable_cores()
-    assert [thread_count(few, together, n) for n in (2, 8)] == [threads_for(n, in_order=True) for n in (2, 8)]
-    for policy in (apart, policies.GPUOnly(parameters="fsdp")):
-        assert [thread_count(few, policy, n) for n in (2, 8)] == [threads_for(n) for n in (2, 8)]
+    assert thread_count(few, None, together, 1) == 1
+    assert thread_count(many, None, together, 1) == thread_count(few, 10_000, together, 1) == usable_cores()
+    for n in (2, 8):
+        assert thread_count(few, None, together, n) == threads_for(n, in_order=True)
+        for policy in (apart, policies.GPUOnly(parameters="fsdp")):
+            assert thread_count(few, None, policy, n) == threads_for(n)
 
 
 def test_largest_cost_by_hand():
