@@ -419,7 +419,7 @@ def _compare_recordings(
             borders.append(border for border in side.recording.borders if border.iteration <= end)
             continue
         replay = Replay(side.load(None, trust), agent, trust)
-        replay.replace_state(recording.start)
+        replay.replace_state(recording.borders[0])
         notes += replay.notes
         borders.append(replay.borders(start_iteration, end))
     start = f"the state after iteration {start_iteration:,} of {recording.facts['of']:.80}"

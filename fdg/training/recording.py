@@ -89,12 +89,8 @@ class Recording:
     # `of` (the run), `iteration` (completed before the recording), `iterations` (number of recorded
     # iterations), `versions`, `settings`
     facts: Mapping[str, Any]
-    borders: tuple[Border, ...]  # their arrays are `RecordedArray`
-
-    @property
-    def start(self) -> Border:
-        """The state before the first recorded iteration."""
-        return self.borders[0]
+    # Their arrays are `RecordedArray`; the first is the state before the first recorded iteration.
+    borders: tuple[Border, ...]
 
 
 def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Border], limit: int) -> Path:
