@@ -153,8 +153,8 @@ def _count_measures(measures: Mapping[str, int]) -> str:
 
 def _repeated_seeds(side: Curves) -> str:
     """The seeds that several runs of a side share, with the runs, as text; "" if there are none."""
-    runs: dict[int, list[str]] = {}  # agents of a population share one seed in one run
-    for seed, run in dict.fromkeys(zip(side.seeds, side.runs, strict=True)):
+    runs: dict[int, list[str]] = {}
+    for seed, run in zip(side.seeds, side.runs, strict=True):
         runs.setdefault(seed, []).append(str(run))
     pairs = [f"seed {seed} in {_list_some(names)}" for seed, names in runs.items() if len(names) > 1]
     return f"has {_list_some(pairs)}" if pairs else ""
@@ -401,12 +401,8 @@ def compare(
         comparison.write("comparison")
     """
     folders = curves.find_unique_runs(runs)
-    all_curves = curves.read_curves(folders, curves.RETURN, "env_steps", labels)
-    sides: dict[tuple[str, str], list[Curves]] = {}
-    for curve in all_curves:
-        sides.setdefault((curve.label, curve.env), []).append(curve)
-    merged = [_merge_curves(group) for group in sides.values()]
-    cells = [_make_cell(side) for side in merged]
+    sides = curves.read_curves(folders, curves.RETURN, "env_steps", labels, by_label=True)
+    cells = [_make_cell(side) for side in sides]
     failures = [
         f"{cell.label} on {cell.env}: {len(cell.failed)} of {len(cell.seeds)} seeds failed"
         f" ({', '.join(map(str, cell.failed))}); a failed seed counts as worse than all others"
@@ -414,18 +410,7 @@ def compare(
         if cell.failed
     ]
     random_returns = {env: np.asarray(values, float) for env, values in (random or {}).items()}
-    return Comparison(cells, [*_list_unequal(merged), *failures], random_returns, folders, tuple(labels))
-
-
-def _merge_curves(group: Sequence[Curves]) -> Curves:
-    """Merges the curves of one side in one environment. Runs of one label may have unequal settings."""
-    fields = ("x", "y", "evaluated", "seeds", "runs")
-    merged: dict[str, Any] = {
-        name: [item for curve in group for item in getattr(curve, name)] for name in fields
-    }
-    for name in ("final", "failed"):
-        merged[name] = np.concatenate([getattr(curve, name) for curve in group])
-    return dataclasses.replace(group[0], **merged)
+    return Comparison(cells, [*_list_unequal(sides), *failures], random_returns, folders, tuple(labels))
 
 
 def _make_cell(side: Curves) -> Cell:

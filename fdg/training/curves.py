@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,6 @@ _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  #
 _FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel
 _LABEL_FIELDS = ("algo", "env", "policy")  # labels and panels show these without the field's name
 _MAX_PARTS = 5  # maximum number of settings in a label
-_MAX_COLUMNS = 3  # maximum number of columns of panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +257,8 @@ def returns_table(curves: Sequence[Curves]) -> str:
     show_env = len({curve.env for curve in curves}) > 1
     for curve in curves:
         name = _make_printable(f"{curve.label} on {curve.env}" if show_env else curve.label)
-        final = curve.final[np.isfinite(curve.final) & ~curve.failed]
+        is_used = np.isfinite(curve.final) & ~curve.failed
+        final = curve.final[is_used]
         failed = [str(seed) for seed, has_failed in zip(curve.seeds, curve.failed, strict=True) if has_failed]
         note = f"; left out: {'seed' if len(failed) == 1 else 'seeds'} {listed(failed, 'and')}, which failed"
         if not final.size:
@@ -267,32 +268,31 @@ def returns_table(curves: Sequence[Curves]) -> str:
         for title, statistic in STATISTICS.items():
             bounds = interval(final, statistic) if len(final) > 1 else None
             estimates.append(f"{title} {estimate_text(float(statistic(final)), bounds, ' ({} to {})')}")
-        used = zip(curve.evaluated, np.isfinite(curve.final) & ~curve.failed, strict=True)
-        measures = [
-            ("last tenth of training", "evaluation")[evaluated] for evaluated, is_used in used if is_used
-        ]
-        counts = collections.Counter(measures)
+        used = itertools.compress(curve.evaluated, is_used)
+        counts = collections.Counter("evaluation" if x else "last tenth of training" for x in used)
         measure = " and ".join(f"{kind} of {n}" if len(counts) > 1 else kind for kind, n in counts.items())
         count = f"{len(final)} {'seeds' if len(final) > 1 else 'seed'}"
         lines.append(f"{name}: {', '.join(estimates)}; {count}, {measure}{note if failed else ''}")
     return "\n".join(lines)
 
 
-def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str] = ()) -> list[Curves]:
-    """Reads the curves of runs; merges runs that differ only in seeds. For the arguments see `compare`."""
+def read_curves(
+    paths: Sequence[Path], metric: str, x: str, labels: Sequence[str], by_label: bool = False
+) -> list[Curves]:
+    """The curves of `compare`; with `by_label`, runs of equal labels in an environment are one curve."""
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]
     _check_ids(paths, configs)
     run_keys = [_curve_keys(config) for config in configs]
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {key: [] for keys in run_keys for key in keys}
     if labels and len(labels) != len(paths):
         count = f"{len(labels)} label{'s' if len(labels) > 1 else ''} for {len(paths)} runs"
         names = listed([str(path) for path in paths], "and")
         raise FdgError(f"{count}: give one for each, in this order: {names}")
-    label_of = _make_labels(list(agents_of))
+    label_of = _make_labels(list(dict.fromkeys(key for keys in run_keys for key in keys)))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {}  # their fields of `Curves`, from `x` to `runs`
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         # Lists have one value per agent; `metric_columns` reads them by the name of their mean.
@@ -311,6 +311,8 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
         if "eval_return" in summary and len(evaluated) == num_agents:
             failed |= np.isnan(np.array(evaluated, float))
         seed, num_seeds = config.get("seed") or 0, config.get("num_seeds") or 1
+        if config.get("exploit_every") is not None:  # the agents of a population have different seeds
+            num_seeds = num_agents
         for i, (column, final) in enumerate(zip(values.T, evaluated, strict=False)):
             grid, curve = _bin_means(times, column, weights)
             is_evaluated = final is not None and metric == RETURN
@@ -318,8 +320,15 @@ def read_curves(paths: Sequence[Path], metric: str, x: str, labels: Sequence[str
                 tail = curve[grid >= 0.9 * times[-1]]
                 final = tail.mean() if tail.size else math.nan
             agent = grid, curve, final, is_evaluated, seed + i % num_seeds, failed[i], path
-            agents_of[keys[i % len(keys)]].append(agent)
-    return [_merge_agents(label_of[key], dict(key)["env"], agents) for key, agents in agents_of.items()]
+            key = keys[i % len(keys)]
+            side = label_of[key], dict(key)["env"], None if by_label else key
+            agents_of.setdefault(side, []).append(agent)
+    curves = []
+    for (label, env, _), agents in agents_of.items():
+        all_x, all_y, finals, evaluated, seeds, failures, runs = zip(*agents, strict=True)
+        final, failed = np.array(finals, float), np.array(failures)
+        curves.append(Curves(label, env, all_x, all_y, final, evaluated, seeds, failed, runs))
+    return curves
 
 
 def _check_ids(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:
@@ -332,12 +341,6 @@ def _check_ids(paths: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> N
                 f"{first} and {path} are one run and its copy (both have the id {config['id']!s:.40}), and"
                 " would count as two seeds: leave out one of them"
             )
-
-
-def _merge_agents(label: str, env: str, agents: Sequence[tuple[Any, ...]]) -> Curves:
-    """The `Curves` of agents, each a tuple of the fields from `x` to `runs`."""
-    x, y, final, evaluated, seeds, failed, runs = zip(*agents, strict=True)
-    return Curves(label, env, x, y, np.array(final, float), evaluated, seeds, np.array(failed), runs)
 
 
 def _curve_keys(config: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
@@ -449,7 +452,7 @@ def make_figure(panels: int = 1) -> tuple[Any, ...]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = 2 if panels == 4 else min(panels, _MAX_COLUMNS)
+    columns = 2 if panels == 4 else min(panels, 3)
     rows = math.ceil(panels / columns)
     width, height = 1 if columns == 1 else 0.7 * columns, 1 if rows == 1 else 0.85 * rows
     figure = Figure(figsize=(_FIGURE_INCHES[0] * width, _FIGURE_INCHES[1] * height), layout="constrained")

@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,9 @@ from fdg.training.checkpoint import Checkpoints
 from fdg.training.loading import load
 from fdg.training.recording import (
     ArrayDifference,
-    BorderDifference,
+    Digests,
     Recording,
     array_difference,
-    borders_until,
-    describe_border,
-    first_difference,
     read_recording,
     write_recording,
 )
@@ -30,7 +28,7 @@ from fdg.training.run import Run
 from fdg.training.run_directory import CHECKPOINTS, read_config, read_metrics, read_summary, to_json_types
 from fdg.training.settings import flatten_config
 from fdg.training.space import parse_grid, points_of
-from fdg.training.stepping import OLDER
+from fdg.training.stepping import OLDER, Border
 from fdg.training.summary import versions
 
 _NOT_COMPARED = ("id", "out", "command", "resumes")
@@ -169,12 +167,13 @@ def diff(
     notes += dict.fromkeys(line for replay in replays for line in replay.notes)
     start_iteration = runs[0].iteration
     end = start_iteration + (iterations or max((first_unequal or 0) - start_iteration, 1))
+    source = "the states in memory" if start is None else f"checkpoint {start:,}" if start else "init"
     with host_errors():
         start_iteration = _skip_equal_iterations(replays, start_iteration, end, tolerance)
-        borders_a, borders_b = (replay.borders(start_iteration, end) for replay in replays)
-        difference, compared = first_difference(borders_a, borders_b, tolerance)
-    source = "the states in memory" if start is None else f"checkpoint {start:,}" if start else "init"
-    if difference is None and first_unequal is not None:
+        borders = [replay.borders(start_iteration, end) for replay in replays]
+        found = Difference(*names, start=source, notes=tuple(notes))
+        found = _first_difference(found, borders, tolerance)
+    if not found.differs and first_unequal is not None:
         kinds = [line.partition(":")[0] for line in notes if line.startswith(("settings:", "versions:"))]
         cause = f"the {listed(kinds, 'and')} above" if kinds else "code, versions or devices"
         verb = "explain it" if kinds else "differed"
@@ -182,8 +181,8 @@ def diff(
         if (runs[0].agents or 1) > 1:
             fix = f"give another agent than {agent}, or {fix}"
         notes.append(f"replay: no difference on this machine, so {cause} {verb}: {fix}")
-        return Difference(*names, first_unequal, start=source, compared=compared, notes=tuple(notes))
-    return _make_difference(names, difference, source, compared, notes)
+        return dataclasses.replace(found, iteration=first_unequal, notes=tuple(notes))
+    return found
 
 
 @checked
@@ -414,37 +413,53 @@ def _compare_recordings(
     recording = next(side.recording for side in sides if side.recording is not None)
     start_iteration, count = recording.facts["iteration"], recording.facts["iterations"]
     end = start_iteration + min(iterations or count, count)
-    borders = []
+    borders: list[Iterable[Border]] = []
     for side in sides:
         if side.recording is not None:
-            borders.append(borders_until(iter(side.recording.borders), end))
+            borders.append(border for border in side.recording.borders if border.iteration <= end)
             continue
         replay = Replay(side.load(None, trust), agent, trust)
-        replay.replace_state(recording.start)
+        replay.replace_state(recording.borders[0])
         notes += replay.notes
         borders.append(replay.borders(start_iteration, end))
-    with host_errors():
-        difference, compared = first_difference(borders[0], borders[1], tolerance)
     start = f"the state after iteration {start_iteration:,} of {recording.facts['of']:.80}"
-    return _make_difference((sides[0].name, sides[1].name), difference, start, compared, notes)
+    found = Difference(sides[0].name, sides[1].name, start=start, notes=tuple(notes))
+    with host_errors():
+        return _first_difference(found, borders, tolerance)
 
 
-def _make_difference(
-    names: tuple[str, str], difference: BorderDifference | None, start: str, compared: int, notes: list[str]
-) -> Difference:
-    """The result of `diff` from the first differing border (None: all borders are equal)."""
-    if difference is None:
-        return Difference(*names, start=start, compared=compared, notes=tuple(notes))
-    border, where = difference.border, describe_border(difference.border)
-    # The inputs of a fragment were computed in the enclosing fragment, if any.
-    fragment = {"result": border.fragment, "input": border.parent, "state": ""}[border.side] or None
-    if difference.other_border is not None:
-        where = f"{where}, where the other has {difference.other_border}: their programs differ"
-        fragment = border.fragment or None
-    elif border.side == "state" and compared:
-        where = "the state and metrics at the end of the iteration"
-    return Difference(*names, border.iteration, fragment, border.call or None, where, difference.arrays,
-                      start, compared, tuple(notes))  # fmt: skip
+def _first_difference(found: Difference, borders: Iterable[Iterable[Border]], tolerance: float) -> Difference:
+    """`found` with the first of these borders at which two programs differ; `compared` is set in any case.
+
+    Skips arrays that only one program has, since JAX versions pass different constants to fragments.
+    """
+    digests, compared = Digests(), 0
+    for a, b in zip_longest(*borders):
+        if a is None or b is None or a.place != b.place:
+            border, other = (b, None) if a is None else (a, b)
+            fragment, arrays = border.fragment, []
+            where = f"{border}, where the other has {other or 'its end'}: their programs differ"
+            break
+        pairs = [(name, x, b.arrays[name]) for name, x in a.arrays.items() if name in b.arrays]
+        arrays = [x for pair in pairs if (x := array_difference(*pair, tolerance, digests)) is not None]
+        if arrays:
+            # The inputs of a fragment were computed in the enclosing fragment, if any.
+            border, fragment = a, {"result": a.fragment, "input": a.parent, "state": ""}[a.side]
+            is_end = a.side == "state" and compared
+            where = "the state and metrics at the end of the iteration" if is_end else str(a)
+            break
+        compared += len(pairs)
+    else:
+        return dataclasses.replace(found, compared=compared)
+    return dataclasses.replace(
+        found,
+        iteration=border.iteration,
+        fragment=fragment or None,
+        call=border.call or None,
+        where=where,
+        arrays=tuple(arrays),
+        compared=compared,
+    )
 
 
 def _size_text(array: ArrayDifference) -> str:

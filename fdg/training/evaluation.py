@@ -210,30 +210,26 @@ def evaluate(
     state: Any,
     keys: jax.Array,
     episodes: int,
-    modes: Sequence[bool],
+    greedy: bool,
     seed: int,
     agents: int | None,
     failed: Sequence[int],
-) -> list[Evaluation]:
-    """Evaluates a run's agents once per value of `greedy` in `modes`.
+) -> Evaluation:
+    """Evaluates a run's agents.
 
     `seed` is the run's seed, and `agents` its number of agents (None without an axis of agents).
     """
     has_agents = agents is not None
-    outputs = []
-    for greedy in modes:
-        try:
-            program = _jit_play(algorithm, uncompared(algorithm), episodes, greedy, has_agents)
-        except TypeError:  # the algorithm is not hashable
-            program = _jit_play.__wrapped__(algorithm, (), episodes, greedy, has_agents)
-        outputs.append(dict(program(state, keys)))
-    arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], outputs)
-    seeds = tuple(agent_seeds(algorithm, seed, agents))
-    return [
-        Evaluation(greedy, result.pop("return"), episodes, **result, several=has_agents, failed=tuple(failed),
-                   seeds=seeds)
-        for greedy, result in zip(modes, arrays, strict=True)
-    ]  # fmt: skip
+    try:
+        program = _jit_play(algorithm, uncompared(algorithm), episodes, greedy, has_agents)
+    except TypeError:  # the algorithm is not hashable
+        program = _jit_play.__wrapped__(algorithm, (), episodes, greedy, has_agents)
+    results = dict(program(state, keys))
+    arrays = jax.tree.map(lambda x: np.asarray(x) if has_agents else np.asarray(x)[None], results)
+    means, seeds = arrays.pop("return"), tuple(agent_seeds(algorithm, seed, agents))
+    return Evaluation(
+        greedy, means, episodes, **arrays, several=has_agents, failed=tuple(failed), seeds=seeds
+    )
 
 
 def evaluation_keys(

@@ -227,11 +227,10 @@ class _Session:
         stopped = (evaluator.stopped or recorder.stopped) if iteration < total else None
         if stopped:
             say(f"stopped at iteration {iteration:,} of {total:,}: {stopped}")
-        evaluations, entries = evaluator.after_training(state, failed)
+        evaluation, entries = evaluator.after_training(state, failed)
         profile_lines = write_profile(engine, state, run.path) if job.profile else []
         profile_lines += write_timeline(engine, state, run.path) if job.timeline else []
         self.checkpoints.close()
-        evaluation = evaluations[0] if evaluations else None
         outcome = Outcome(run, engine, state, iteration, stopped=stopped, evaluation=evaluation)
         if not distributed.is_first():
             return outcome

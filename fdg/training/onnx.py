@@ -5,7 +5,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -38,9 +37,9 @@ def to_onnx(
     function: Callable[..., Any],
     arguments: Sequence[jax.ShapeDtypeStruct],
     name: str,
-    inputs: Sequence[tuple[str, str]] = (),
-    outputs: Sequence[Output] = (),
-    metadata: Mapping[str, str] = MappingProxyType({}),
+    inputs: Sequence[tuple[str, str]],
+    outputs: Sequence[Output],
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Converts a function to a serialised ONNX model.
 
@@ -48,7 +47,7 @@ def to_onnx(
     stores `metadata`.
     """
     with _undo_patches():
-        pairs = list(zip(inputs, arguments, strict=True)) if inputs else []
+        typed_inputs = [(*pair, str(x.dtype)) for pair, x in zip(inputs, arguments, strict=True)]
         try:
             converter = importlib.import_module("jax2onnx")
         except ImportError as error:
@@ -61,10 +60,10 @@ def to_onnx(
                     lambda *args: tuple(_evaluate_inlined(jax.make_jaxpr(function)(*args), args)),
                     list(arguments),
                     model_name=name,
-                    input_names=[_inner_name(key, dtype, str(x.dtype)) for (key, dtype), x in pairs] or None,
-                    output_names=[_inner_name(x.name, x.dtype, x.program_dtype) for x in outputs] or None,
+                    input_names=[_inner_name(*x) for x in typed_inputs],
+                    output_names=[_inner_name(x.name, x.dtype, x.program_dtype) for x in outputs],
                 )
-                _insert_casts(model, [(key, dtype, str(x.dtype)) for (key, dtype), x in pairs], outputs)
+                _insert_casts(model, typed_inputs, outputs)
                 importlib.import_module("onnx").helper.set_model_props(model, dict(metadata))
                 content = model.SerializeToString()
         except Exception as error:  # the converter may raise anything for unknown operations

@@ -72,15 +72,15 @@ class Evaluator:
             self.stopped = f"its evaluation return, {format_numbers(mean)[0]}, has reached {job.stop_at:g}"
         return entries
 
-    def after_training(self, state: Any, failed: Sequence[int]) -> tuple[list[Evaluation], dict[str, Any]]:
+    def after_training(self, state: Any, failed: Sequence[int]) -> tuple[Evaluation | None, dict[str, Any]]:
         """Evaluates greedy actions, as `fdg.load(...).evaluate()` does. A collective: process 0 has results.
 
-        Returns evaluations (none if the algorithm cannot be evaluated) and the entries for `summary.json`.
+        Returns the evaluation (None if the algorithm cannot be evaluated) and the entries for `summary.json`.
         """
         episodes = episode_count(self._job.algorithm, self._job.eval_episodes)
         evaluations = self._evaluate(state, episodes, None, (True,), failed)
         best = dict(zip(("best_eval_return", "best_iteration"), self._best or (), strict=False))
-        return evaluations, {**summary_entries(evaluations), **best}
+        return next(iter(evaluations), None), {**summary_entries(evaluations), **best}
 
     def _evaluate(
         self,
@@ -104,7 +104,10 @@ class Evaluator:
         elif job.agents is None:
             # On one device: with a replicated state, every device would play the same episodes.
             state = jax.device_put(state, engine.devices[0])
-        return evaluate(job.algorithm, state, keys, episodes, modes, job.seed, job.agents, failed)
+        return [
+            evaluate(job.algorithm, state, keys, episodes, mode, job.seed, job.agents, failed)
+            for mode in modes
+        ]
 
     def close(self) -> None:
         """Waits until the best checkpoint is written."""

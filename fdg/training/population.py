@@ -16,6 +16,7 @@ from fdg.errors import FdgError
 from fdg.keys import is_key
 
 FACTORS = (0.8, 1.2)  # one of these multiplies each hyperparameter (section 4.1.1)
+_SHARE = 0.2  # the fraction of the agents that is replaced; as many of the best are copied (section 4.1.1)
 
 
 class Membership(NamedTuple):
@@ -37,20 +38,17 @@ class Population:
 
     every: int  # iterations from copying to copying
     bounds: tuple[tuple[str, float, float], ...]  # `(name, lowest, highest)` of each hyperparameter
-    share: float = 0.2  # the fraction of the agents that is replaced; as many of the best are copied
 
     def __post_init__(self):
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise FdgError(f"exploit_every={self.every!r}: give a whole number of iterations, at least 1")
-        if not 0 < self.share <= 0.5:
-            raise FdgError(f"share={self.share!r}: give a fraction of the agents, above 0 and at most 0.5")
 
     @property
     def note(self) -> str:
         """The sentence in the printed plan."""
         period = "iteration" if self.every == 1 else f"{self.every} iterations"
         return (
-            f"every {period}, the worst {self.share:.0%} of the agents take over what the best have learned;"
+            f"every {period}, the worst {_SHARE:.0%} of the agents take over what the best have learned;"
             " bytes within the group are counted for an iteration in which they copy"
         )
 
@@ -87,7 +85,7 @@ class Population:
 
     def source(self, scores: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
         """The agent to copy from, [] int32: for one of the worst, a better one of the best; else `agent`."""
-        count = max(1, int(self.share * scores.shape[0]))
+        count = max(1, int(_SHARE * scores.shape[0]))
         ranked = jnp.where(jnp.isfinite(scores), scores, -jnp.inf)
         order = jnp.argsort(-ranked)  # stable: in a tie, the first is better
         is_bad = jnp.any(order[-count:] == agent)

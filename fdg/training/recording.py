@@ -17,7 +17,6 @@ import re
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,12 +89,8 @@ class Recording:
     # `of` (the run), `iteration` (completed before the recording), `iterations` (number of recorded
     # iterations), `versions`, `settings`
     facts: Mapping[str, Any]
-    borders: tuple[Border, ...]  # their arrays are `RecordedArray`
-
-    @property
-    def start(self) -> Border:
-        """The state before the first recorded iteration."""
-        return self.borders[0]
+    # Their arrays are `RecordedArray`; the first is the state before the first recorded iteration.
+    borders: tuple[Border, ...]
 
 
 def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Border], limit: int) -> Path:
@@ -197,14 +192,6 @@ def _npy_bytes(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def borders_until(borders: Iterator[Border], last_iteration: int) -> Iterator[Border]:
-    """Yields borders up to the state after iteration `last_iteration`."""
-    for border in borders:
-        yield border
-        if border.side == "state" and border.iteration >= last_iteration:
-            return
-
-
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
     """How two arrays of one name differ.
@@ -277,46 +264,6 @@ def array_difference(
     # Python numbers; floats get the fewest digits that round-trip.
     values = tuple(float(str(x)) if is_float(x.dtype) else x.item() for x in (a[index], b[index]))
     return ArrayDifference(name, kinds, int(is_unequal.sum()), a.size, largest, ulps, index, values)
-
-
-@dataclasses.dataclass(frozen=True)
-class BorderDifference:
-    """The first border at which two programs differ."""
-
-    border: Border  # the border of the first program, or of the second if the first has ended
-    # if the two programs run different calls, a description of the other program's border; else None
-    other_border: str | None
-    arrays: tuple[ArrayDifference, ...]  # the arrays that differ
-
-
-def first_difference(
-    a: Iterable[Border], b: Iterable[Border], tolerance: float = 0.0
-) -> tuple[BorderDifference | None, int]:
-    """The first border at which two programs differ (or None), and the number of equal arrays before it.
-
-    Skips arrays that only one program has, since JAX versions pass different constants to fragments.
-    """
-    digests, compared = Digests(), 0
-    for border_a, border_b in zip_longest(a, b):
-        if border_a is None or border_b is None or border_a.place != border_b.place:
-            border, other = (border_a, border_b) if border_a is not None else (border_b, None)
-            description = "its end" if other is None else describe_border(other)
-            return BorderDifference(border, description, ()), compared
-        pairs = [
-            (name, x, border_b.arrays[name]) for name, x in border_a.arrays.items() if name in border_b.arrays
-        ]
-        differences = tuple(filter(None, (array_difference(*pair, tolerance, digests) for pair in pairs)))
-        if differences:
-            return BorderDifference(border_a, None, differences), compared
-        compared += len(pairs)
-    return None, compared
-
-
-def describe_border(border: Border) -> str:
-    """A border as text, such as "inputs of call 2 of `act`"."""
-    if border.side == "state":
-        return "the state" if border.iteration else "the first state"
-    return f"{border.side}s of call {border.call} of `{border.fragment}`"
 
 
 def _ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:

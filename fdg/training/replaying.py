@@ -12,7 +12,6 @@ from fdg.errors import FdgError, kind_of
 from fdg.lowering import host_calls
 from fdg.placing.staleness import DelayedState
 from fdg.training.loading import StoredRun, device_count
-from fdg.training.recording import borders_until
 from fdg.training.run import Run
 from fdg.training.run_directory import read_summary
 from fdg.training.stepping import Border, Stepper
@@ -57,7 +56,7 @@ class Replay:
 
     def borders(self, start: int, end: int) -> Iterator[Border]:
         """Yields the state after iteration `start`, and every border of the iterations up to `end`."""
-        return borders_until(self.stepper.borders(start, self.leaves), end)
+        return self.stepper.borders(start, end, self.leaves)
 
     def replace_state(self, recorded: Border) -> None:
         """Replaces the state by a recorded one; raises `FdgError` if its arrays do not match."""

@@ -141,8 +141,8 @@ class Run:
         first_seed = self.seed if seed is None else seed
         keys = evaluation.evaluation_keys(first_seed, self.agents, algorithm=algorithm)
         with host_errors():
-            arguments: Any = ([greedy], self.seed, self.agents, self.failed)
-            return evaluation.evaluate(algorithm, self.state, keys, episodes, *arguments)[0]
+            arguments: Any = (greedy, self.seed, self.agents, self.failed)
+            return evaluation.evaluate(algorithm, self.state, keys, episodes, *arguments)
 
     @checked
     def answer(

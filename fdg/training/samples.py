@@ -4,16 +4,15 @@ An algorithm with sample tables has `examples(state, key, count) -> arrays`, whi
 `example_rows(arrays) -> rows`. With each checkpoint, the rows are written to `RUN/samples/ITERATION.jsonl`.
 """
 
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 import fdg
-from fdg.fragment import uncompared
+from fdg.identity_cache import IdentityCache
 from fdg.processes import distributed
 from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
@@ -22,6 +21,7 @@ from fdg.training.run_directory import RunDirectory
 COUNT = 8  # rows per table
 _NUM_PRINTED = 3  # rows of the last table that are printed at the end of a run
 _WIDTH = 60  # maximum characters of a printed prompt or response
+_EXAMPLES: IdentityCache[Any] = IdentityCache(max_entries=4)  # the jitted `examples` of algorithms
 
 
 def write_samples(
@@ -45,7 +45,10 @@ def write_samples(
     if distributed.count() == 1:
         state = jax.device_put(state, engine.devices[0])
     key = evaluation_keys(job.seed, None, iteration)
-    arrays = jax.tree.map(np.asarray, _jitted_examples(algorithm, uncompared(algorithm))(state, key))
+    examples = _EXAMPLES(
+        algorithm, None, lambda: jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))
+    )
+    arrays = jax.tree.map(np.asarray, examples(state, key))
     rows = [{"iteration": iteration, **row} for row in algorithm.example_rows(arrays)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     run.publish(f"samples/{iteration:08d}.jsonl", lambda file: file.write(text.encode()))
@@ -67,8 +70,3 @@ def sample_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _shorten(text: str) -> str:
     return repr(text if len(text) <= _WIDTH else f"{text[: _WIDTH // 2]} ... {text[-_WIDTH // 2 :]}")
-
-
-@functools.lru_cache(maxsize=4)
-def _jitted_examples(algorithm: Any, different: tuple[int, ...]) -> Callable[[Any, jax.Array], Any]:
-    return jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))

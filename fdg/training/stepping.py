@@ -51,6 +51,11 @@ class Border:
         """All fields except the arrays; equal in two programs that run the same calls."""
         return self.iteration, self.fragment, self.call, self.parent, self.side
 
+    def __str__(self) -> str:
+        if self.side == "state":
+            return "the state" if self.iteration else "the first state"
+        return f"{self.side}s of call {self.call} of `{self.fragment}`"
+
 
 class Stepper:
     """Runs iterations of a graph call by call.
@@ -76,11 +81,11 @@ class Stepper:
         names = [*self._names[0], *self._names[1][: len(metrics)]]
         return Border(iteration, "", 0, "", "state", _arrays_by_name(names, [*leaves, *metrics]))
 
-    def borders(self, iteration: int, leaves: Sequence[Any]) -> Iterator[Border]:
-        """Yields all borders, without end; the first is the state `leaves`."""
+    def borders(self, start: int, end: int, leaves: Sequence[Any]) -> Iterator[Border]:
+        """Yields the state `leaves` of iteration `start`, and all borders of the iterations up to `end`."""
         leaves = [to_host(leaf) for leaf in leaves]
-        yield self.state(iteration, leaves)
-        for self._iteration in itertools.count(iteration + 1):
+        yield self.state(start, leaves)
+        for self._iteration in range(start + 1, end + 1):
             self._calls.clear()
             results = yield from self._run(self._graph.jaxpr, leaves, "")
             leaves = results[: len(leaves)]

@@ -44,6 +44,15 @@ def test_self_play_and_populations_are_separate_curves(extra, tmp_path):
     assert [len(curve.seeds) for curve in curves.compare([plain, other])[1]] == [1, 1]
 
 
+def test_agents_of_a_population_have_different_seeds(tmp_path):
+    run = write_run(tmp_path / "a", [[1, 2, 3, 4]] * 2, seed=5)
+    config = json.loads((run / "config.json").read_text())
+    population = {"sweep": "rate=0.1,0.2", "num_seeds": 2, "exploit_every": 2}
+    (run / "config.json").write_text(json.dumps({**config, **population}))
+    (found,) = curves.compare([run])[1]
+    assert found.seeds == (5, 6, 7, 8)
+
+
 def test_seeds_share_a_curve(tmp_path):
     one = write_run(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
     two = write_run(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})

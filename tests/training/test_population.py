@@ -15,7 +15,7 @@ from tests.training.descent import Descent
 
 
 def population(**fields):
-    return Population(**{"every": 2, "bounds": (("rate", 0.01, 1.0),), "share": 0.25, **fields})
+    return Population(**{"every": 2, "bounds": (("rate", 0.01, 1.0),), **fields})
 
 
 def member_of(number, score, rate=0.1):
@@ -25,11 +25,11 @@ def member_of(number, score, rate=0.1):
 
 
 def test_worst_agents_copy_the_best():
-    """The worst quarter of eight agents (one score is NaN) copies the best quarter."""
-    scores = jnp.array([5.0, 1.0, 8.0, jnp.nan, 3.0, 9.0, 4.0, 6.0])
+    """The worst fifth of ten agents (one score is NaN) copies the best fifth."""
+    scores = jnp.array([5.0, 1.0, 8.0, jnp.nan, 3.0, 9.0, 4.0, 6.0, 5.5, 2.0])
     for key in range(5):
-        sources = [int(population().source(scores, jnp.int32(i), member_of(key, 0.0))) for i in range(8)]
-        assert [sources[i] for i in (0, 2, 4, 5, 6, 7)] == [0, 2, 4, 5, 6, 7]
+        sources = [int(population().source(scores, jnp.int32(i), member_of(key, 0.0))) for i in range(10)]
+        assert [sources[i] for i in (0, 2, 4, 5, 6, 7, 8, 9)] == [0, 2, 4, 5, 6, 7, 8, 9]
         assert sources[1] in (2, 5) and sources[3] in (2, 5)
     # Without scores, or with equal ones, no agent is copied.
     for scores in (jnp.full(8, jnp.nan), jnp.zeros(8)):

@@ -1,5 +1,6 @@
 """`fdg.train`: files of a run, printed output, resume, and results equal to `Engine.run`."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -7,8 +8,10 @@ import math
 import signal
 import subprocess
 import sys
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,7 +24,7 @@ from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
 from tests.tiny import Pupil, Walk
-from tests.training.trained import rows, strict_json, untimed_rows
+from tests.training.trained import fitted, rows, strict_json, untimed_rows
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1"]
 PUPIL = ["--algo", "tests.tiny:Pupil"]
@@ -336,3 +339,29 @@ def test_learning_curve_without_episodes(tmp_path):
         tmp_path / "config.json"
     ).stat().st_mode & 0o777
     run.close()
+
+
+@dataclasses.dataclass  # not frozen, so not hashable
+class Speaker:
+    """An algorithm with sample tables: the reward is the number of iterations."""
+
+    steps_per_iteration: ClassVar[int] = 1
+
+    def init(self, key):
+        return jnp.zeros(())
+
+    def iterate(self, state):
+        return state + 1, {"loss": state}
+
+    def examples(self, state, key, count):
+        return jnp.full(count, state)
+
+    def example_rows(self, rewards):
+        return [{"prompt": "1+1=", "response": "2", "reward": float(reward)} for reward in rewards]
+
+
+def test_sample_tables_of_an_algorithm_that_is_not_hashable(tmp_path):
+    run = fitted(tmp_path / "run", Speaker(), iterations=2)
+    for iteration in (0, 2):
+        lines = (run.path / "samples" / f"{iteration:08d}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["reward"] for line in lines] == [iteration] * 8
