@@ -107,7 +107,7 @@ def check_together(algorithm: Any) -> None:
     """Checks the fields, the task and the network against each other."""
     check_capacity(algorithm, algorithm.network.config, context_length(algorithm.env))
     check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
-    _ = algorithm._speaker  # its construction checks the settings of sampling
+    _ = algorithm._sampling  # its construction checks the settings of sampling
     check_sizes(algorithm, algorithm.rows_of)
     for part in ("stream_settings", "reward_settings"):
         if hasattr(algorithm, part):

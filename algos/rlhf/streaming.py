@@ -105,7 +105,7 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
     group = agent.responses_per_prompt
     source = Answers(
         agent.network,
-        agent._speaker.sampling,
+        agent._sampling,
         problem.prompts,
         keys,
         extra=problem.answer,
