@@ -21,6 +21,7 @@ from algos.rlhf import requirements
 from algos.rlhf.objective import masked_mean
 from algos.rlhf.responses import Responses, repeat_rows
 from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reply, Reward, Transcript, is_game, play
+from envs.text.task import decode_rows
 from fdg.arguments import check_arguments, quoted
 from fdg.errors import FdgError
 
@@ -210,16 +211,10 @@ def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax
 
 def example_rows(self: Any, examples: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
-
-    tokenizer = self.env.tokenizer
-
-    def texts(what: str) -> list[str]:
-        tokens = np.asarray(examples[what])
-        # a model's vocabulary may be larger than the tokenizer's
-        is_shown = np.asarray(examples[f"{what}_mask"]) & (tokens < tokenizer.vocab_size)
-        return [tokenizer.decode(row[shown].tolist()) for row, shown in zip(tokens, is_shown, strict=True)]
-
-    prompts, responses = texts("prompt"), texts("response")
+    prompts, responses = (
+        decode_rows(self.env.tokenizer, examples[what], examples[f"{what}_mask"])
+        for what in ("prompt", "response")
+    )
     numbers = {name: examples[name] for name in examples if name.startswith("reward")}
     return [
         {
