@@ -26,20 +26,14 @@ _DEFAULT_RESPONSE = 64  # tokens of a response, if the checkpoint's tokens are n
 
 
 @functools.lru_cache(maxsize=16)
-def config_of(path: str, scores: bool = False) -> DecoderConfig:
-    """The configuration of the checkpoint, or the reward model, in a folder.
+def config_of(path: str, scores: bool = False, adapters: str | None = None) -> DecoderConfig:
+    """The configuration of the checkpoint, or the reward model, in a folder, with adapters in another folder.
 
-    If the folder has no weights, its `config.json` is enough: plans do not read weights.
+    If the folder has no weights, its `config.json` is enough: plans do not read weights. Warns if the
+    adapters name another base.
     """
-    return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
-
-
-@functools.lru_cache(maxsize=16)
-def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
-    """Like `config_of`, for a checkpoint with the adapters in another folder.
-
-    Warns if the adapters name another base.
-    """
+    if adapters is None:
+        return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
     adapted = peft.read_config(adapters, config_of(path))
     adapters_base = peft.base_name(adapters)
     base = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
