@@ -328,6 +328,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     def _shares(self, mask: jax.Array) -> jax.Array:
         return token_weights(mask, "token_mean", self.longest)
 
+    def _log_prob_differences(self, old: Any, sampled: Any, mask: Any) -> dict[str, jax.Array]:
+        """Metrics of the learner's log-probabilities `[N, R]` before its updates, and those at sampling."""
+        difference = jnp.where(mask, jnp.abs(old - sampled), 0.0)
+        return {
+            "log_prob_difference": masked_mean(difference, mask),
+            "log_prob_difference_max": jnp.max(difference),
+        }
+
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         return lengths(responses, self._stops, judged=not self._needs_answers)
 
