@@ -260,24 +260,22 @@ class DecoderConfig:
 
         sizes = {name: value(key, name) for key, name in _SIZE_KEYS.items()}
         theta, rope = _rope_of(config, value)
+        others = {name: value(key, name) for key, name in _OTHER_KEYS.items()}
         bias = value("attention_bias", "qkv_bias", False)
         window, first = _window_of(config, value)
         read = {
+            "num_kv_heads": config["num_attention_heads"],
+            "tie_embeddings": False,
             **sizes,
-            "num_kv_heads": value("num_key_value_heads", "num_kv_heads", config["num_attention_heads"]),
-            "head_dim": value("head_dim", "head_dim"),
+            **{name: content for name, content in others.items() if content is not None},
             "rope_theta": theta,
             "rope_scaling": rope,
-            "rms_norm_eps": value("rms_norm_eps", "rms_norm_eps", 1e-6),
-            "tie_embeddings": value("tie_word_embeddings", "tie_embeddings", False),
             "qkv_bias": True if family == "qwen2" else bias,
             "output_bias": False if family == "qwen2" else bias,
             "mlp_bias": value("mlp_bias", "mlp_bias", False),
             "qk_norm": family == "qwen3",
             "sliding_window": window,
             "first_sliding_layer": first,
-            "max_positions": value("max_position_embeddings", "max_positions", 2048),
-            "initializer_range": value("initializer_range", "initializer_range", 0.02),
         }
         return cls(**{**read, **changes})
 
@@ -312,16 +310,10 @@ class DecoderConfig:
         written = {
             "architectures": [_ARCHITECTURES[family]],
             "model_type": family,
-            **{key: getattr(self, name) for key, name in _SIZE_KEYS.items()},
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
+            **{key: getattr(self, name) for key, name in (_SIZE_KEYS | _OTHER_KEYS).items()},
             "hidden_act": "silu",
             "rope_theta": self.rope_theta,
             "rope_scaling": self.rope or None,
-            "rms_norm_eps": self.rms_norm_eps,
-            "tie_word_embeddings": self.tie_embeddings,
-            "max_position_embeddings": self.max_positions,
-            "initializer_range": self.initializer_range,
             "attention_dropout": 0.0,
             "torch_dtype": "float32",
             "use_cache": True,
@@ -340,12 +332,26 @@ class DecoderConfig:
     @property
     def num_parameters(self) -> int:
         """The number of parameters, without adapters."""
-        d, queries, keys = self.hidden_size, self.num_heads * self.width, self.num_kv_heads * self.width
-        attention = d * (2 * queries + 2 * keys) + self.qkv_bias * (queries + 2 * keys) + self.output_bias * d
-        mlp = 3 * d * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + d)
+        d = self.hidden_size
+        linear = sum(outputs * (inputs + bias) for _, inputs, outputs, bias in self.linear_layers.values())
         norms = 2 * d + self.qk_norm * 2 * self.width
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        return embeddings + d + self.num_layers * (attention + mlp + norms)
+        return embeddings + d + self.num_layers * (linear + norms)
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[str, int, int, bool]]:
+        """The layers of `LINEAR`: part of the block, widths of input and output, whether there is a bias."""
+        d, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.width, self.num_kv_heads * self.width
+        return {
+            "query": ("attention", d, queries, self.qkv_bias),
+            "key": ("attention", d, keys, self.qkv_bias),
+            "value": ("attention", d, keys, self.qkv_bias),
+            "output": ("attention", queries, d, self.output_bias),
+            "gate": ("mlp", d, inner, self.mlp_bias),
+            "up": ("mlp", d, inner, self.mlp_bias),
+            "down": ("mlp", inner, d, self.mlp_bias),
+        }
 
 
 _Value = Callable[..., Any]  # reads and checks a key: (key, field, default) -> value
@@ -409,10 +415,17 @@ _SIZE_KEYS = {
     "num_attention_heads": "num_heads",
 }
 
-_READ = _SIZE_KEYS.keys() | {
-    "model_type", "hidden_act", "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling",
-    "rope_parameters", _TRAINED, "rms_norm_eps", "tie_word_embeddings", _CONTEXT,
-    "initializer_range",
+_OTHER_KEYS = {
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "rms_norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+    _CONTEXT: "max_positions",
+    "initializer_range": "initializer_range",
+}
+_READ = {
+    *_SIZE_KEYS, *_OTHER_KEYS, "model_type", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters",
+    _TRAINED,
 }  # fmt: skip
 # Further keys that Transformers 5.24 reads for a family, with each family's defaults.
 _DEFAULTS = {"hidden_act": "silu", _CONTEXT: 2048}

@@ -68,35 +68,20 @@ class Decoder:
         def normal(key: jax.Array, *shape: int) -> jax.Array:
             return c.initializer_range * jax.random.normal(key, shape)
 
-        def kernels(index: int, rows: int, columns: int) -> jax.Array:
-            """Kernels of all layers, `[L, rows, columns]`: XLA compiles one random operation, not L."""
-            return jax.vmap(lambda key: normal(key, rows, columns))(keys[index : 7 * c.num_layers : 7])
-
-        def linear(kernel: jax.Array, bias: bool) -> Weights:
-            return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])} if bias else {"kernel": kernel}
-
-        query_width, key_width = c.num_heads * c.width, c.num_kv_heads * c.width
-        query, output = kernels(0, c.hidden_size, query_width), kernels(3, query_width, c.hidden_size)
-        key_, value = kernels(1, c.hidden_size, key_width), kernels(2, c.hidden_size, key_width)
-        gate, up = (kernels(index, c.hidden_size, c.intermediate_size) for index in (4, 5))
-        down = kernels(6, c.intermediate_size, c.hidden_size)
-        blocks = {}
+        kernels = {  # of all blocks, `[L, in, out]`: XLA compiles one random operation, not L
+            name: jax.vmap(lambda key, shape=shape: normal(key, *shape))(keys[index:-2:7])
+            for index, (name, (_, *shape, _)) in enumerate(c.linear_layers.items())
+        }
+        blocks: Weights = {}
         for i in range(c.num_layers):
-            attention: Weights = {
-                "query": linear(query[i], c.qkv_bias),
-                "key": linear(key_[i], c.qkv_bias),
-                "value": linear(value[i], c.qkv_bias),
-                "output": linear(output[i], c.output_bias),
-            }
-            if c.qk_norm:
-                attention |= {"query_norm": jnp.ones(c.width), "key_norm": jnp.ones(c.width)}
-            mlp = {
-                "gate": linear(gate[i], c.mlp_bias),
-                "up": linear(up[i], c.mlp_bias),
-                "down": linear(down[i], c.mlp_bias),
-            }
             norms = {"attention_norm": jnp.ones(c.hidden_size), "mlp_norm": jnp.ones(c.hidden_size)}
-            blocks[str(i)] = {"attention": attention, "mlp": mlp, **norms}
+            block: Weights = {"attention": {}, "mlp": {}, **norms}
+            for name, (part, _, outputs, has_bias) in c.linear_layers.items():
+                bias = {"bias": jnp.zeros(outputs)} if has_bias else {}
+                block[part][name] = {"kernel": kernels[name][i], **bias}
+            if c.qk_norm:
+                block["attention"] |= {"query_norm": jnp.ones(c.width), "key_norm": jnp.ones(c.width)}
+            blocks[str(i)] = block
         base: Weights = {
             "embedding": normal(keys[-2], c.vocab_size, c.hidden_size),
             "layers": blocks,

@@ -29,6 +29,10 @@ _LANGUAGE_MODEL, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"  # end
 _SHARD_BYTES = 5 << 30  # largest file, as in Hugging Face's checkpoints
 _MAX_INDEX_BYTES = 32 << 20
 _MAX_LAYERS = 1024
+_LINEAR_NAMES = {  # Hugging Face's names of linear layers
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+}  # fmt: skip
 
 
 def tensor_table(
@@ -50,16 +54,6 @@ def tensor_table(
         table["score.weight"] = ("score",), (1, c.hidden_size), True
     elif not c.tie_embeddings:
         table["lm_head.weight"] = ("head",), (c.vocab_size, c.hidden_size), True
-    queries, keys = c.num_heads * c.width, c.num_kv_heads * c.width
-    linear = {  # Hugging Face's name: path in a block, columns, rows, whether there is a bias
-        "self_attn.q_proj": (("attention", "query"), queries, c.hidden_size, c.qkv_bias),
-        "self_attn.k_proj": (("attention", "key"), keys, c.hidden_size, c.qkv_bias),
-        "self_attn.v_proj": (("attention", "value"), keys, c.hidden_size, c.qkv_bias),
-        "self_attn.o_proj": (("attention", "output"), c.hidden_size, queries, c.output_bias),
-        "mlp.gate_proj": (("mlp", "gate"), c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.up_proj": (("mlp", "up"), c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.down_proj": (("mlp", "down"), c.hidden_size, c.intermediate_size, c.mlp_bias),
-    }
     norms: dict[str, tuple[tuple[str, ...], int]] = {
         "input_layernorm": (("attention_norm",), c.hidden_size),
         "post_attention_layernorm": (("mlp_norm",), c.hidden_size),
@@ -69,10 +63,11 @@ def tensor_table(
         norms["self_attn.k_norm"] = ("attention", "key_norm"), c.width
     for i in range(c.num_layers):
         block, prefix = ("layers", str(i)), f"model.layers.{i}"
-        for name, (path, columns, rows, bias) in linear.items():
-            table[f"{prefix}.{name}.weight"] = (*block, *path, "kernel"), (columns, rows), True
-            if bias:
-                table[f"{prefix}.{name}.bias"] = (*block, *path, "bias"), (columns,), False
+        for name, (part, inputs, outputs, has_bias) in c.linear_layers.items():
+            path, key = (*block, part, name), f"{prefix}.{_LINEAR_NAMES[name]}"
+            table[f"{key}.weight"] = (*path, "kernel"), (outputs, inputs), True
+            if has_bias:
+                table[f"{key}.bias"] = (*path, "bias"), (outputs,), False
         for name, (norm_path, size) in norms.items():
             table[f"{prefix}.{name}.weight"] = (*block, *norm_path), (size,), False
     return table

@@ -26,20 +26,14 @@ _DEFAULT_RESPONSE = 64  # tokens of a response, if the checkpoint's tokens are n
 
 
 @functools.lru_cache(maxsize=16)
-def config_of(path: str, scores: bool = False) -> DecoderConfig:
-    """The configuration of the checkpoint, or the reward model, in a folder.
+def config_of(path: str, scores: bool = False, adapters: str | None = None) -> DecoderConfig:
+    """The configuration of the checkpoint, or the reward model, in a folder, with adapters in another folder.
 
-    If the folder has no weights, its `config.json` is enough: plans do not read weights.
+    If the folder has no weights, its `config.json` is enough: plans do not read weights. Warns if the
+    adapters name another base.
     """
-    return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
-
-
-@functools.lru_cache(maxsize=16)
-def adapted_config_of(path: str, adapters: str) -> DecoderConfig:
-    """Like `config_of`, for a checkpoint with the adapters in another folder.
-
-    Warns if the adapters name another base.
-    """
+    if adapters is None:
+        return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
     adapted = peft.read_config(adapters, config_of(path))
     adapters_base = peft.base_name(adapters)
     base = read_json(Path(path) / "config.json", any_number=True).get("_name_or_path")
@@ -62,14 +56,12 @@ def initial_parameters(network: Decoder, path: str, adapters: str | None, key: j
     If the network has adapters, they are those in the folder `adapters`, or new ones from `key`.
     """
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
-    # A host callback reads the files when the program runs, so arrays are not constants of the program.
-    shapes = jax.eval_shape(plain.init, key)
-    base = jax.pure_callback(functools.partial(_read, path, shapes["embedding"].dtype), shapes)
+    base = _read_on_host(jax.eval_shape(plain.init, key), lambda: weights.load(path)[1])
     if adapters is None:
         return network.with_adapters(base, key) if network.config.lora_rank else base
     adapter_shapes = jax.eval_shape(network.init, key)["adapters"]
-    read = functools.partial(_read_adapters, adapters, plain.config, shapes["embedding"].dtype)
-    return {"base": base, "adapters": jax.pure_callback(read, adapter_shapes)}
+    read_adapters = _read_on_host(adapter_shapes, lambda: peft.load(adapters, plain.config)[1])
+    return {"base": base, "adapters": read_adapters}
 
 
 def check_weights_exist(path: str, scores: bool = False) -> None:
@@ -82,8 +74,12 @@ def initial_reward_model(network: Decoder, path: str, key: jax.Array) -> Any:
     """The reward model in a folder: `{"network": a decoder's parameters without a head, "score": [D, 1]}`."""
     shapes = jax.eval_shape(lambda: with_head(network, network.init(key)))
     shapes["network"].pop("head", None)  # in its place, a reward model has `score`
-    dtype = shapes["network"]["embedding"].dtype
-    return jax.pure_callback(functools.partial(_read_reward, path, dtype), shapes)
+
+    def read() -> Any:
+        network = weights.load(path, scores=True)[1]
+        return {"score": network.pop("score"), "network": network}
+
+    return _read_on_host(shapes, read)
 
 
 def with_checkpoint_tokenizer(
@@ -145,22 +141,13 @@ def save_adapters(path: Path, network: Decoder, parameters: Any, tokenizer: Any,
         peft.save(path, network, parameters, model, files)
 
 
-def _read(path: str, dtype: Any, scores: bool = False) -> Any:
-    return _on_host(dtype, lambda: weights.load(path, scores=scores)[1])
+def _read_on_host(shapes: Any, read: Callable[[], Any]) -> Any:
+    """Reads parameters when the program runs, so that they are not constants of the program."""
 
+    def callback() -> Any:
+        try:
+            return jax.tree.map(lambda shape, x: x.astype(shape.dtype, copy=False), shapes, read())
+        except FdgError as error:
+            raise HostError(str(error)) from error  # which passes through XLA unchanged
 
-def _read_adapters(path: str, config: DecoderConfig, dtype: Any) -> Any:
-    return _on_host(dtype, lambda: peft.load(path, config)[1])
-
-
-def _read_reward(path: str, dtype: Any) -> Any:
-    network = _read(path, dtype, scores=True)
-    return {"score": network.pop("score"), "network": network}
-
-
-def _on_host(dtype: Any, read: Callable[[], Any]) -> Any:
-    """Reads parameters in a host callback, in this dtype; an `FdgError` passes through XLA unchanged."""
-    try:
-        return jax.tree.map(lambda x: x.astype(dtype, copy=False), read())
-    except FdgError as error:
-        raise HostError(str(error)) from error
+    return jax.pure_callback(callback, shapes)

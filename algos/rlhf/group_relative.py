@@ -24,7 +24,6 @@ from algos.rlhf.objective import (
     divergence,
     informative,
     log_ratio,
-    masked_mean,
     token_weights,
     undivided_weights,
 )
@@ -51,8 +50,8 @@ class Minibatch(NamedTuple):
     batch: Batch
     old_log_prob: jax.Array  # [n, R] float32, the learner's before its first update
     advantage: jax.Array  # [n, R] float32
-    weight: jax.Array  # [n, R] float32, of each token in the loss
-    share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+    weight: Any = ()  # [n, R] float32, of each token in the loss; () until the minibatch is known
+    share: Any = ()  # [n, R] float32, of each token in means over the minibatch's tokens; likewise
     age: Any = ()  # [n, R] int32, iterations since a token was sampled; () if not needed
 
 
@@ -164,9 +163,12 @@ class GRPO(LanguageAgent, presets="GRPO"):
             return minibatch._replace(weight=self._weights(mask), share=self._shares(mask))
 
         trained, optimizer_state, update_metrics = run_updates(
-            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts
+            self, add_weights, parameters, optimizer_state, samples, key
         )
-        return trained, optimizer_state, {**metrics, **self._log_prob_differences(samples), **update_metrics}
+        if self._needs_old:
+            sampled, mask = samples.batch.sampled_log_prob, samples.batch.responses.policy_mask
+            metrics |= self._log_prob_differences(samples.old_log_prob, sampled, mask)
+        return trained, optimizer_state, {**metrics, **update_metrics}
 
     @fdg.fragment("learner", in_axes=(None, None, None, 0), out_axes=None)
     def learn_part(self, parameters, iteration, sums, batch):
@@ -225,7 +227,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
             "ratio_max": ratio,
             "first_ratio_error_max": jnp.where(is_first, jnp.abs(ratio - 1.0), 0.0),
         }
-        if not self._needs_old:  # else `_log_prob_differences` computes this metric before the updates
+        if not self._needs_old:  # else `learn` computes this metric before the updates
             difference = jnp.where(mask & is_first, jnp.abs(current - batch.sampled_log_prob), 0.0)
             # Only the first update has a difference, but metrics are means over all updates.
             token_means["log_prob_difference"] = difference * self.updates_per_iteration
@@ -254,11 +256,10 @@ class GRPO(LanguageAgent, presets="GRPO"):
         advantage = objective.advantage(
             reward, old, batch.reference_log_prob, mask, self.group_size, rewarded
         )
-        zeros = jnp.zeros_like(advantage)
         age: Any = ()
         if self.proximal == "interpolate":
             age = jnp.broadcast_to((iteration - batch.version).reshape(len(mask), -1), mask.shape)
-        return Minibatch(batch, old, advantage, zeros, zeros, age)
+        return Minibatch(batch, old, advantage, age=age)
 
     def _select_responses(self, batch: Batch) -> Batch:
         """Masks the responses that the objective excludes; with oversampling, keeps `num_prompts` groups."""
@@ -283,17 +284,6 @@ class GRPO(LanguageAgent, presets="GRPO"):
             **self._response_metrics(batch.responses, reward, rewarded),
             "informative": jnp.mean(is_informative, dtype=jnp.float32),
             **staleness(batch.version, iteration, batch.responses.policy_mask),
-        }
-
-    def _log_prob_differences(self, samples: Minibatch) -> dict[str, jax.Array]:
-        """Metrics of the differences between log-probabilities at sampling and the learner's old ones."""
-        if not self._needs_old:
-            return {}
-        mask = samples.batch.responses.policy_mask
-        difference = jnp.where(mask, jnp.abs(samples.old_log_prob - samples.batch.sampled_log_prob), 0.0)
-        return {
-            "log_prob_difference": masked_mean(difference, mask),
-            "log_prob_difference_max": jnp.max(difference),
         }
 
     def _weights(self, mask: jax.Array) -> jax.Array:

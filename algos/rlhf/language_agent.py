@@ -21,7 +21,7 @@ from algos.rlhf.objective import masked_mean, token_weights
 from algos.rlhf.responses import Responses, Rollout, lengths, repeat_rows, scores
 from algos.rlhf.updates import Rows, map_micro_batches
 from envs.text import Problem, Reward, is_game
-from envs.text.game import checked_sample
+from envs.text.game import checked_reply, checked_sample
 from fdg.settings.fields import hyperparameter
 from fdg.settings.presets import HasPresets
 
@@ -169,8 +169,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def respond(self, parameters, version, prompts, keys):
         """`prompts [N]`, `keys [N]` -> `Samples [N]`, and the `version [N]` of the parameters."""
-        samples = self._speaker.say(parameters, prompts, keys)
+        generate = registry.option("speaker").generate
+        samples = generate(self.network, parameters, prompts, keys, self._sampling, self.slots)
         return samples, jnp.full(keys.shape, version, jnp.int32)
+
+    @fdg.fragment("environment")
+    def hear(self, state, tokens, mask):
+        """A game's replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
+        return checked_reply(self.env, state, tokens, mask)
 
     @fdg.fragment("reward")
     def score(self, answer, tokens, mask):
@@ -263,8 +269,8 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         return self.optimizer_settings.of(self.num_iterations * self.updates_per_iteration)
 
     @property
-    def _speaker(self) -> Any:
-        return registry.option("speaker").Speaker.of(self)
+    def _sampling(self) -> Any:
+        return registry.option("speaker").sampling_of(self)
 
     @property
     def _stops(self) -> tuple[int, ...]:
@@ -299,15 +305,9 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
             versions.append(version)
             return samples
 
-        if is_game(self.env):
-            responses, log_prob, reward = registry.option("speaker").converse_in_fragments(
-                self.env, problem, keys, respond
-            )
-        else:
-            sampled = respond(problem.prompts, keys)
-            reward = self.score(problem.answer, sampled.tokens, sampled.mask)
-            responses = Responses(problem.prompts, sampled.tokens, sampled.mask, sampled.mask)
-            log_prob = sampled.tempered_log_probs
+        responses, log_prob, reward = registry.option("speaker").responses_to(
+            self.env, problem, keys, respond, self.score, self.hear
+        )
         return self._with_rewards(state, Rollout(responses, log_prob, versions[0], reward, None))
 
     def _with_rewards(self, state: Any, rollout: Rollout) -> Rollout:
@@ -327,6 +327,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def _shares(self, mask: jax.Array) -> jax.Array:
         return token_weights(mask, "token_mean", self.longest)
+
+    def _log_prob_differences(self, old: Any, sampled: Any, mask: Any) -> dict[str, jax.Array]:
+        """Metrics of the learner's log-probabilities `[N, R]` before its updates, and those at sampling."""
+        difference = jnp.where(mask, jnp.abs(old - sampled), 0.0)
+        return {
+            "log_prob_difference": masked_mean(difference, mask),
+            "log_prob_difference_max": jnp.max(difference),
+        }
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
         return lengths(responses, self._stops, judged=not self._needs_answers)

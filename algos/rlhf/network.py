@@ -59,12 +59,10 @@ class NetworkSettings(Part):
             config = dataclasses.replace(self.decoder.config, packed_rows=packed_rows)
             return self.decoder if packed_rows is None else dataclasses.replace(self.decoder, config=config)
         options: dict[str, Any] = {"dtype": self.dtype, "remat": self.remat, "packed_rows": packed_rows}
-        if self.model is not None and self.adapters is not None:
-            checkpoint = registry.option("model").adapted_config_of(self.model, self.adapters)
-            return Decoder(dataclasses.replace(checkpoint, **options))
-        options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        if self.adapters is None:  # else they have a rank of their own
+            options |= {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
         if self.model is not None:
-            checkpoint = registry.option("model").config_of(self.model)
+            checkpoint = registry.option("model").config_of(self.model, adapters=self.adapters)
             return Decoder(dataclasses.replace(checkpoint, **options))
         return Decoder(
             DecoderConfig(

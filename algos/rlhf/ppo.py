@@ -57,10 +57,10 @@ class Minibatch(NamedTuple):
     """Responses for an update of the policy or the critic."""
 
     responses: Responses  # [n]
-    old_log_prob: jax.Array  # [n, R] float32, of the learner before its first update
-    reference_log_prob: jax.Array  # [n, R] float32
+    old_log_prob: Any  # [n, R] float32, of the learner before its first update; () for the critic
+    reference_log_prob: Any  # [n, R] float32; () for the critic
     judgement: Judgement  # [n]; advantages whitened, for the policy
-    share: jax.Array  # [n, R] float32, of each token in means over the minibatch's tokens
+    share: Any = ()  # [n, R] float32, of each token in means over the minibatch's tokens
     counted: Any = ()  # [n, R] bool, the tokens that count in the policy's loss
     weight: Any = ()  # [n, R] float32, importance weight; () without a correction
 
@@ -105,21 +105,11 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
 
     def init(self, key: jax.Array) -> State:
         """The initial state; the critic starts from the policy's weights, with value zero."""
-        parameter_key, key = jax.random.split(key)
-        parameters = self._initial_parameters(parameter_key)
-        network = jax.tree.map(jnp.copy, parameters.get("base", parameters))
+        state = self._initial_state(key, self.num_prompts)
+        network = jax.tree.map(jnp.copy, state.parameters.get("base", state.parameters))
         critic = {"network": network, "value": jnp.zeros(self.network.config.hidden_size)}
-        return State(
-            parameters=parameters,
-            reference=jax.tree.map(jnp.copy, self._frozen(parameters)),
-            reward_model=self.reward_settings.initial_parameters(self, parameter_key),
-            critic=critic,
-            optimizer_state=self._optimizer.init(self._trained(parameters)),
-            critic_optimizer_state=self._critic_optimizer.init(critic),
-            key=key,
-            iteration=jnp.int32(0),
-            stream=registry.option("stream").first_stream(self, self.num_prompts, parameters, key),
-        )
+        critic_optimizer_state = self._critic_optimizer.init(critic)
+        return State(**state._asdict(), critic=critic, critic_optimizer_state=critic_optimizer_state)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Samples responses to new prompts with rewards, and makes all updates of policy and critic."""
@@ -143,12 +133,10 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
         critic, critic_optimizer_state, critic_metrics = self.fit(
             state.critic, state.critic_optimizer_state, (responses, judgement), self._iteration_key(state, 3)
         )
-        difference = jnp.where(responses.policy_mask, jnp.abs(old - sampled), 0.0)
         metrics = {
             **self._response_metrics(responses, reward, has_reward(responses)),
             **staleness(version, state.iteration, responses.policy_mask),
-            "log_prob_difference": masked_mean(difference, responses.policy_mask),
-            "log_prob_difference_max": jnp.max(difference),
+            **self._log_prob_differences(old, sampled, responses.policy_mask),
             **metrics,
             **critic_metrics,
             **registry.option("stream").metrics(self, state.stream, stream),
@@ -187,21 +175,18 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             weight = registry.option("losses").correction(
                 sampled, old, counted, self.correction, self.correction_cap
             )
-        samples = Minibatch(responses, old, reference, judgement, jnp.zeros_like(old), counted, weight)
+        samples = Minibatch(responses, old, reference, judgement, counted=counted, weight=weight)
 
         def add_shares(minibatch):
             return minibatch._replace(share=self._shares(minibatch.counted))
 
-        return updates.run_updates(
-            self, add_shares, parameters, optimizer_state, samples, key, self.num_prompts
-        )
+        return updates.run_updates(self, add_shares, parameters, optimizer_state, samples, key)
 
     @fdg.fragment("critic", in_axes=(None, None, 0, None), out_axes=None)
     def fit(self, critic, optimizer_state, batch, key):
         """All updates of the critic: its parameters, optimiser state, metrics."""
         responses, judgement = batch
         mask = responses.policy_mask
-        unused = jnp.zeros(mask.shape)
 
         def step(carry, minibatch, is_first):
             critic, optimizer_state = carry
@@ -211,7 +196,7 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
             gradient, measures = updates.accumulate_gradient(gradient_of, minibatch, size)
             return self.value_update(gradient, optimizer_state, critic), measures
 
-        samples = Minibatch(responses, unused, unused, judgement, unused)
+        samples = Minibatch(responses, (), (), judgement)
         sizes = self.num_epochs, self.num_minibatches, self.num_prompts
         carry, metrics = updates.epochs(step, (critic, optimizer_state), samples, key, *sizes)
         critic, optimizer_state = carry

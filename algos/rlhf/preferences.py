@@ -34,7 +34,7 @@ class Minibatch(NamedTuple):
 
     pairs: Pairs  # [n]
     other_inputs: Any  # of the loss, such as the reference's log-probabilities: a pytree of [n, ...]
-    weight: jax.Array  # [n] float32
+    weight: Any = ()  # [n] float32; () until the minibatch is known
 
 
 def best_and_worst(responses: Responses, reward: jax.Array, group: int) -> Pairs:
@@ -115,9 +115,9 @@ class PreferenceAgent(LanguageAgent):
             counts = minibatch.pairs.differ.astype(jnp.float32)
             return minibatch._replace(weight=counts / jnp.maximum(jnp.sum(counts), 1))
 
-        samples = Minibatch(pairs, other_inputs, jnp.zeros(pairs.differ.shape))
+        samples = Minibatch(pairs, other_inputs)
         trained, optimizer_state, metrics = run_updates(
-            self, add_weights, parameters, optimizer_state, samples, key, self.num_prompts, marks_first=False
+            self, add_weights, parameters, optimizer_state, samples, key, marks_first=False
         )
         metrics["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, metrics

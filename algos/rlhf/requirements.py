@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from algos.language.config import DecoderConfig
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.arguments import quoted
@@ -105,10 +104,10 @@ def check_fields(algorithm: Any) -> None:
 
 def check_together(algorithm: Any) -> None:
     """Checks the fields, the task and the network against each other."""
-    check_capacity(algorithm, algorithm.network.config, context_length(algorithm.env))
-    check_answers(algorithm, algorithm._needs_answers, algorithm._imitates)
-    _ = algorithm._speaker  # its construction checks the settings of sampling
-    check_sizes(algorithm, algorithm.rows_of)
+    check_capacity(algorithm)
+    check_answers(algorithm)
+    _ = algorithm._sampling  # its construction checks the settings of sampling
+    check_sizes(algorithm)
     for part in ("stream_settings", "reward_settings"):
         if hasattr(algorithm, part):
             getattr(algorithm, part).check_fits(algorithm)
@@ -126,7 +125,7 @@ def check_task(algorithm: Any) -> None:
     require(algorithm, False, f"'{name}' is {what}: use envs.make({task!r}) or another text:NAME")
 
 
-def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) -> None:
+def check_sizes(algorithm: Any) -> None:
     """Checks that the rows of an iteration divide into minibatches, and these into micro-batches."""
     size, number = algorithm.dataset_size, algorithm.num_minibatches
     require(
@@ -134,7 +133,7 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
         size is None or size >= algorithm.num_prompts,
         f"dataset_size={size} is less than the num_prompts={algorithm.num_prompts} of an iteration",
     )
-    count, groups, what = rows_of(vars(algorithm))
+    count, groups, what = algorithm.rows_of(vars(algorithm))
     require(
         algorithm,
         count % number == 0 and divides(count, groups, number),
@@ -143,7 +142,7 @@ def check_sizes(algorithm: Any, rows_of: Callable[[Mapping[str, Any]], Rows]) ->
     )
     require(
         algorithm,
-        fits({**vars(algorithm), "dataset_size": None}, rows_of, 1),
+        fits({**vars(algorithm), "dataset_size": None}, algorithm.rows_of, 1),
         f"micro_batch={algorithm.micro_batch} does not divide the {count // number} {what} of a minibatch",
     )
 
@@ -159,14 +158,14 @@ def check_initial_network(algorithm: Any) -> None:
     require(algorithm, adapters is None or not rank, message)
 
 
-def check_answers(algorithm: Any, needed: bool, imitated: bool) -> None:
-    """Checks that the rows of a file have answers, if they are `needed`; `imitated` if for imitation."""
+def check_answers(algorithm: Any) -> None:
+    """Checks that the rows of a file have answers, if they are needed for rewards or to imitate them."""
     unanswered = getattr(getattr(algorithm.env, "problem", None), "unanswered", None)
     require(
         algorithm,
-        unanswered is None or not needed,
+        unanswered is None or not algorithm._needs_answers,
         f"{unanswered}: has no answer, and there is no other reward: give one in each row"
-        + ("" if imitated else ", or a reward (task.with_reward)"),
+        + ("" if algorithm._imitates else ", or a reward (task.with_reward)"),
     )
 
 
@@ -201,15 +200,16 @@ def other_tokens(env: Any, earlier: Any) -> str | None:
     return f"'{env.name}' and the run number characters in other orders: give it the run's tokenizer"
 
 
-def check_capacity(algorithm: Any, config: DecoderConfig, longest: int) -> None:
-    """Checks that a network has the tokens of its task, and a context of at least `longest` tokens."""
-    env = algorithm.env
+def check_capacity(algorithm: Any) -> None:
+    """Checks that the network has the tokens of its task, and a context of the task's length."""
+    env, config = algorithm.env, algorithm.network.config
     require(
         algorithm,
         env.tokenizer.vocab_size <= config.vocab_size,
         f"task '{env.name}' has a vocabulary of {env.tokenizer.vocab_size} tokens, and the network one of"
         f" {config.vocab_size}: give the network's own tokenizer (tokenizer=, or env.with_tokenizer)",
     )
+    longest = context_length(env)
     fitting = config.max_positions - longest + env.response_length
     require(
         algorithm,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from algos import registry
 from algos.language.layers import merge_adapters
 from algos.rlhf.checkpoints import save
 from algos.rlhf.preferences import GroupSize, PreferenceAgent, best_and_worst, ranking_accuracy
@@ -112,8 +113,9 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         if self._reads_pairs:
             pairs = self._held_out_pairs(key, episodes)
         else:
-            responses, reward = self._speaker.held_out(
-                self._responding_parameters(state), key, episodes, greedy=False, per_problem=self.group_size
+            parameters = self._responding_parameters(state)
+            responses, reward = registry.option("speaker").held_out(
+                self, parameters, key, episodes, greedy=False, per_problem=self.group_size
             )
             pairs = best_and_worst(responses, reward.total, self.group_size)
         return {"return": ranking_accuracy(pairs, self._margin(state.parameters, pairs))}

@@ -74,9 +74,7 @@ class Judge(Part):
     def with_scores(
         self, algorithm: Any, parameters: Any, responses: Responses, reward: Reward
     ) -> tuple[Responses, Reward]:
-        """Responses `[N]` with the task's rewards, and the reward model's if there is one."""
-        if self.reward_model is None:
-            return responses, reward
+        """Responses `[N]` with the reward model's rewards in place of the task's."""
         if reward.given is not None:  # the task rewards only some responses, the model rewards all
             responses = responses._replace(policy_mask=responses.mask)
         network = self.network(algorithm)

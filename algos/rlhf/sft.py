@@ -33,8 +33,8 @@ class Minibatch(NamedTuple):
     """Demonstrations and the weights of their tokens."""
 
     text: Responses  # [n]
-    weight: jax.Array  # [n, R] float32, in the loss
-    share: jax.Array  # [n, R] float32, in means over tokens
+    weight: Any = ()  # [n, R] float32, in the loss; () until the minibatch is known
+    share: Any = ()  # [n, R] float32, in means over tokens; likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class SFT(LanguageAgent, presets="SFT"):
     @fdg.fragment("learner", in_axes=(None, None, 0, None), out_axes=None)
     def learn(self, parameters, optimizer_state, responses, key):
         """All updates on demonstrations `[B]`: trained parameters, optimiser state, metrics."""
-        longest, zeros = self.env.response_length, jnp.zeros(responses.policy_mask.shape)
+        longest = self.env.response_length
 
         def add_weights(minibatch):
             imitated = minibatch.text.policy_mask
@@ -121,10 +121,8 @@ class SFT(LanguageAgent, presets="SFT"):
                 share=token_weights(imitated, "token_mean", longest),
             )
 
-        groups = self.rows_of(vars(self)).groups
-        samples = Minibatch(responses, zeros, zeros)
         trained, optimizer_state, metrics = run_updates(
-            self, add_weights, parameters, optimizer_state, samples, key, groups, marks_first=False
+            self, add_weights, parameters, optimizer_state, Minibatch(responses), key, marks_first=False
         )
         return trained, optimizer_state, {**self._lengths(responses), **metrics}
 

@@ -9,21 +9,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fdg
 from algos import registry
-from algos.language.decoder import Decoder
 from algos.language.generation import Samples, Sampling, generate
 from algos.rlhf import requirements
 from algos.rlhf.objective import masked_mean
 from algos.rlhf.responses import Responses, repeat_rows
-from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reward, Transcript, is_game, play
-from envs.text.game import checked_reply
+from envs.text import CharacterTokenizer, Message, Problem, Prompts, Reply, Reward, Transcript, is_game, play
+from envs.text.task import decode_rows
 from fdg.arguments import check_arguments, quoted
 from fdg.errors import FdgError
 
@@ -51,103 +49,70 @@ def prompt_up_to_policy(responses: Responses) -> Responses:
     return responses._replace(prompts=prompts, mask=responses.mask & ~opening)
 
 
-def converse(game: Any, problem: Problem, keys: jax.Array, respond: Respond) -> tuple[Responses, Any, Reward]:
-    """Plays a game to its end.
+def responses_to(
+    env: Any,
+    problem: Problem,
+    keys: jax.Array,
+    respond: Respond,
+    score: Callable[..., Reward] | None = None,
+    hear: Callable[..., Reply] | None = None,
+) -> tuple[Responses, jax.Array, Reward]:
+    """Responses to problems `[N]`, their log-probabilities `[N, R]` at sampling, and their rewards.
 
-    `game` has the attributes `tokenizer`, `turns` and `reply` of an `envs.text.TextGame`; `respond` generates
-    the model's turns, with a new key for each turn of a problem `[N]`. Returns the conversations as
-    responses, log-probabilities `[N, T]` of the model's tokens at sampling (before top-k and top-p), and
-    rewards.
+    `respond` generates responses, or the model's turns of a game, with a new key for each turn.
+    Log-probabilities are those before top-k and top-p. `score` computes the rewards of a task, and `hear` the
+    replies of a game; None: `env` itself.
     """
+    if not is_game(env):
+        samples = respond(problem.prompts, keys)
+        reward = (score or env.reward)(problem.answer, samples.tokens, samples.mask)
+        responses = Responses(problem.prompts, samples.tokens, samples.mask, samples.mask)
+        return responses, samples.tempered_log_probs, reward
 
     def speak(prompts: Prompts, turn: int) -> Message:
         samples = respond(prompts, jax.vmap(jax.random.fold_in, (0, None))(keys, turn))
         return Message(samples.tokens, samples.mask, samples.tempered_log_probs)
 
-    transcript = play(game, problem, speak)
+    transcript = play(env, problem, speak, reply=hear)
     parts = {name.replace(" ", "_"): part for name, part in transcript.reward.parts.items()}
     return *responses_of_transcript(transcript), transcript.reward._replace(parts=parts)
 
 
-class GameOfFragment(NamedTuple):
-    """A game for `converse`; a fragment computes its replies."""
-
-    tokenizer: Any
-    turns: int
-    reply: Callable[..., Any]
-
-
-def converse_in_fragments(
-    game: Any, problem: Problem, keys: jax.Array, respond: Respond
-) -> tuple[Responses, Any, Reward]:
-    """`converse` for training programs: a fragment computes the game's replies."""
-
-    @fdg.fragment("environment")
-    def hear(state, tokens, mask):
-        """A game's replies to `tokens [N, R]` of its turn: a `Reply [N]`."""
-        return checked_reply(game, state, tokens, mask)
-
-    return converse(GameOfFragment(game.tokenizer, game.turns, hear), problem, keys, respond)
+def sampling_of(algorithm: Any, temperature: float | None = None) -> Sampling:
+    """How an algorithm samples at a temperature; 0: the most likely tokens; None: as in training."""
+    env, is_greedy = algorithm.env, temperature == 0
+    return Sampling(
+        max_new_tokens=env.response_length,
+        temperature=algorithm.temperature if temperature is None else temperature,
+        top_k=0 if is_greedy else algorithm.top_k,
+        top_p=1.0 if is_greedy else algorithm.top_p,
+        stop_tokens=algorithm._stops,
+        pad_token=env.tokenizer.pad,
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Speaker:
-    """Samples responses of a network to a `TextTask` or `TextGame`."""
+def held_out(
+    algorithm: Any, parameters: Any, key: jax.Array, count: int, greedy: bool, per_problem: int = 1
+) -> tuple[Responses, Reward]:
+    """Responses to `count` held-out problems, `per_problem` responses to each, with their rewards.
 
-    network: Decoder
-    env: Any
-    sampling: Sampling
-    slots: int | None  # responses generated at once; None: all
+    Problems of a file are its first `count` held-out rows; other problems are sampled by the key.
+    Responses to the same problem are contiguous.
+    """
+    env, sampling = algorithm.env, sampling_of(algorithm, 0.0 if greedy else None)
+    problem_key, key = jax.random.split(key)
+    problem = env.sample(jax.random.split(problem_key, count), "test", *held_out_numbers(env, count))
+    problem = jax.tree.map(lambda x: repeat_rows(x, per_problem), problem)
+    keys = jax.random.split(key, count * per_problem)
 
-    @classmethod
-    def of(cls, algorithm: Any) -> "Speaker":
-        """A speaker that samples as the algorithm does in training."""
-        env = algorithm.env
-        sampling = Sampling(
-            max_new_tokens=env.response_length,
-            temperature=algorithm.temperature,
-            top_k=algorithm.top_k,
-            top_p=algorithm.top_p,
-            stop_tokens=algorithm._stops,
-            pad_token=env.tokenizer.pad,
-        )
-        return cls(algorithm.network, env, sampling, algorithm.slots)
+    def respond(prompts: Prompts, keys: jax.Array) -> Samples:
+        return generate(algorithm.network, parameters, prompts, keys, sampling, algorithm.slots)
 
-    def say(self, parameters: Any, prompts: Prompts, keys: jax.Array, greedy: bool = False) -> Samples:
-        """Responses to `prompts [N]` by `keys [N]`: sampled as in training, or if `greedy` the likeliest."""
-        sampling = self.sampling
-        if greedy:
-            sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-        return generate(self.network, parameters, prompts, keys, sampling, self.slots)
+    def play_rows(rows: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
+        responses, _, reward = responses_to(env, *rows, respond)
+        return responses, reward
 
-    def held_out(
-        self, parameters: Any, key: jax.Array, count: int, greedy: bool, per_problem: int = 1
-    ) -> tuple[Responses, Reward]:
-        """Responses to `count` held-out problems, `per_problem` responses to each, with their rewards.
-
-        Problems of a file are its first `count` held-out rows; other problems are sampled by the key.
-        Responses to the same problem are contiguous.
-        """
-        problem_key, key = jax.random.split(key)
-        problem = self.env.sample(
-            jax.random.split(problem_key, count), "test", *held_out_numbers(self.env, count)
-        )
-        problem = jax.tree.map(lambda x: repeat_rows(x, per_problem), problem)
-        keys = jax.random.split(key, count * per_problem)
-
-        def respond(prompts: Prompts, keys: jax.Array) -> Samples:
-            return self.say(parameters, prompts, keys, greedy)
-
-        def play_rows(rows: tuple[Problem, jax.Array]) -> tuple[Responses, Reward]:
-            problem, keys = rows
-            if is_game(self.env):
-                responses, _, reward = converse(self.env, problem, keys, respond)
-                return responses, reward
-            samples = respond(problem.prompts, keys)
-            reward = self.env.reward(problem.answer, samples.tokens, samples.mask)
-            return Responses(problem.prompts, samples.tokens, samples.mask, samples.mask), reward
-
-        return _in_parts(play_rows, (problem, keys))
+    return _in_parts(play_rows, (problem, keys))
 
 
 def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
@@ -227,12 +192,12 @@ def evaluate(
     Returns:
       `return` `[]`, the mean reward; `returns` and `lengths` (in tokens) `[episodes]`.
     """
-    return return_metrics(*self._speaker.held_out(self._responding_parameters(state), key, episodes, greedy))
+    return return_metrics(*held_out(self, self._responding_parameters(state), key, episodes, greedy))
 
 
 def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax.Array]:
     """Held-out problems and sampled responses, for `example_rows`: arrays with leading axis `count`."""
-    responses, reward = self._speaker.held_out(self._responding_parameters(state), key, count, greedy=False)
+    responses, reward = held_out(self, self._responding_parameters(state), key, count, greedy=False)
     responses = prompt_up_to_policy(responses) if is_game(self.env) else responses
     return {
         "prompt": responses.prompts.tokens,
@@ -246,16 +211,10 @@ def examples(self: Any, state: Any, key: jax.Array, count: int) -> dict[str, jax
 
 def example_rows(self: Any, examples: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of `examples` as rows of a table: texts `prompt` and `response`, and rewards."""
-
-    tokenizer = self.env.tokenizer
-
-    def texts(what: str) -> list[str]:
-        tokens = np.asarray(examples[what])
-        # a model's vocabulary may be larger than the tokenizer's
-        is_shown = np.asarray(examples[f"{what}_mask"]) & (tokens < tokenizer.vocab_size)
-        return [tokenizer.decode(row[shown].tolist()) for row, shown in zip(tokens, is_shown, strict=True)]
-
-    prompts, responses = texts("prompt"), texts("response")
+    prompts, responses = (
+        decode_rows(self.env.tokenizer, examples[what], examples[f"{what}_mask"])
+        for what in ("prompt", "response")
+    )
     numbers = {name: examples[name] for name in examples if name.startswith("reward")}
     return [
         {
@@ -294,16 +253,15 @@ def answer(
     """
     settings = {"temperature": temperature, "max_new_tokens": max_new_tokens, "system": system, "seed": seed}
     check_arguments(answer, settings)
-    sampling, env, context = self._speaker.sampling, self.env, self.network.config.max_positions
+    env, context = self.env, self.network.config.max_positions
     if is_game(env):
         raise FdgError(f"'{env.name}' is a game, which asks its own prompts: use evaluate, or examples")
     temperature = 0.0 if temperature is None and greedy else temperature
     if temperature is not None:
         if not 0 <= temperature < math.inf:
             raise FdgError(f"temperature={temperature}: it must be 0 or more, and finite")
-        sampling = dataclasses.replace(sampling, temperature=float(temperature))
-    if temperature == 0:
-        sampling = dataclasses.replace(sampling, top_k=0, top_p=1.0)
+        temperature = float(temperature)
+    sampling = sampling_of(self, temperature)
     if max_new_tokens is not None:
         if not 0 < max_new_tokens < context:
             raise FdgError(
@@ -320,8 +278,8 @@ def answer(
     is_many = np.iterable(prompts) and not isinstance(prompts, str | Mapping)
     encoded = env.prompts_of([*prompts] if is_many else prompts, longest=context - sampling.max_new_tokens)
     keys = jax.random.split(jax.random.key(seed), len(encoded.tokens))
-    speaker = dataclasses.replace(self._speaker, sampling=sampling)
-    samples = speaker.say(self._responding_parameters(state), encoded, keys)
+    parameters = self._responding_parameters(state)
+    samples = generate(self.network, parameters, encoded, keys, sampling, self.slots)
     return env.texts(samples.tokens, samples.mask)
 
 

@@ -105,7 +105,7 @@ def stream_of(agent: Any, count: int, problem: Problem, keys: Any, first: Any, p
     group = agent.responses_per_prompt
     source = Answers(
         agent.network,
-        agent._speaker.sampling,
+        agent._sampling,
         problem.prompts,
         keys,
         extra=problem.answer,
@@ -164,10 +164,8 @@ def problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.
         future = state._replace(iteration=state.iteration + offset) if offset else state
         problem_arguments.append(agent._problem_keys(future, count))
         keys.append(jax.random.split(agent._iteration_key(future, 1), count * agent.responses_per_prompt))
-    if not agent.ahead:
-        return agent.problems(*problem_arguments[0]), keys[0]
-    problem_keys, numbers = jax.tree.map(lambda *x: jnp.concatenate(x), *problem_arguments)
-    return agent.problems(problem_keys, numbers), jnp.concatenate(keys)
+    arguments = jax.tree.map(lambda *x: jnp.concatenate(x), *problem_arguments)
+    return agent.problems(*arguments), jnp.concatenate(keys)
 
 
 def next_micro_batch(

@@ -126,12 +126,11 @@ def run_updates(
     optimizer_state: Any,
     samples: Any,
     key: jax.Array,
-    groups: int,
     marks_first: bool = True,
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """All updates of a `LanguageAgent` on some samples: trained parameters, optimiser state, measures.
 
-    `add_weights` sets the weights of a minibatch. `samples`, `key` and `groups` are as for `epochs`.
+    `add_weights` sets the weights of a minibatch. `samples` and `key` are as for `epochs`.
     If not `marks_first`, the loss gets `()` for `is_first`.
     """
 
@@ -144,7 +143,7 @@ def run_updates(
         trained, optimizer_state = agent.update(gradient, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
-    carry = agent._trained(parameters), optimizer_state
+    carry, groups = (agent._trained(parameters), optimizer_state), agent.rows_of(vars(agent)).groups
     (trained, optimizer_state), measures = epochs(
         step, carry, samples, key, agent.num_epochs, agent.num_minibatches, groups
     )

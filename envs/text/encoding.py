@@ -50,6 +50,11 @@ class Ragged(NamedTuple):
         tokens = values[jnp.clip(start + position, 0, len(self.values) - 1)]
         return jnp.where(mask, tokens, filler).astype(jnp.int32), mask
 
+    def text(self, i: jax.Array) -> Text:
+        """One list, of bytes, as a text in traced code."""
+        codes, is_used = self.row(i, max(1, self.longest), 0)
+        return Text(codes, jnp.sum(is_used, dtype=jnp.int32))
+
 
 class EncodedProblems(NamedTuple):
     """A task's problems in a tokenizer's tokens."""

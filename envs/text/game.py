@@ -173,7 +173,11 @@ def missing_members(env: Any) -> str | None:
 
 
 def play(
-    game: TextGame, problem: Problem, speak: Callable[[Prompts, int], Message], pad: int | None = None
+    game: TextGame,
+    problem: Problem,
+    speak: Callable[[Prompts, int], Message],
+    pad: int | None = None,
+    reply: Callable[..., Reply] | None = None,
 ) -> Transcript:
     """Plays conversations to their end.
 
@@ -182,12 +186,14 @@ def play(
       problem: from `game.sample`.
       speak: the model: maps the conversation so far, `[N, T']` left-padded with `T' = P + turn (R + L)`, and
         the turn's number to a message.
-      pad: the padding token of the tokenizer.
+      pad: the padding token; None: the tokenizer's.
+      reply: computes the game's replies; None: `game.reply`, checked.
 
     Returns:
       See `Transcript`. Finished conversations get no more tokens.
     """
     pad = game.tokenizer.pad if pad is None else pad
+    reply = reply or functools.partial(checked_reply, game)
     context, state = problem.prompts, problem.answer
     count = context.tokens.shape[0]
     over, turns = jnp.zeros(count, jnp.bool_), jnp.zeros(count, jnp.int32)
@@ -196,7 +202,6 @@ def play(
     for turn in range(game.turns):
         message = speak(context, turn)
         mask = message.mask & ~over[:, None]
-        reply = functools.partial(checked_reply, game) if is_game(game) else game.reply
         answer = reply(state, jnp.where(mask, message.tokens, pad), mask)
         reply_mask = answer.mask & ~(over | answer.done)[:, None]
         rewards[f"turn {turn + 1}"] = jnp.where(over, 0.0, answer.reward)

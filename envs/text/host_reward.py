@@ -130,9 +130,7 @@ class HostReward:
         Raises:
           FdgError: a function needs columns that the rows do not have.
         """
-        available = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
-        for function_and_name in zip(self.functions, self.names, strict=True):
-            _NamedFunction(*function_and_name, task).arguments(available)
+        self._named_functions(task)
 
     def try_out(self, task: Any) -> None:
         """Calls the functions once, on right answers and an empty answer, so that errors are found before
@@ -156,8 +154,12 @@ class HostReward:
         _Callback(self._named_functions(task))(prompts, (tokens, mask & ~is_empty), content)
 
     def _named_functions(self, task: Any) -> tuple["_NamedFunction", ...]:
-        self.check(task)
-        return tuple(_NamedFunction(*pair, task) for pair in zip(self.functions, self.names, strict=True))
+        pairs = zip(self.functions, self.names, strict=True)
+        functions = tuple(_NamedFunction(*pair, task) for pair in pairs)
+        available = dict.fromkeys((*_ARGUMENTS, *_columns(task.problem)), ())
+        for function in functions:
+            function.arguments(available)  # raises if a column is missing
+        return functions
 
 
 @dataclasses.dataclass(frozen=True)

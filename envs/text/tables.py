@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import os
 import zlib
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,11 +72,11 @@ class Table:
 
     def prompt(self, content: jax.Array) -> Text:
         """The problem."""
-        return _text_at(self.rows, content, is_answer=False)
+        return _texts_of(self.rows, is_answer=False).text(content[0])
 
     def solution(self, content: jax.Array) -> Text:
         """Its answer; empty if there is none."""
-        return _text_at(self.rows, content, is_answer=True)
+        return _texts_of(self.rows, is_answer=True).text(content[0])
 
     def identity(self, content: jax.Array) -> jax.Array:
         """A hash of the problem's text, so that duplicates are in one split."""
@@ -86,12 +86,6 @@ class Table:
         """1 for exactly the answer."""
         answered = jnp.asarray(np.array([row.answer is not None for row in self.rows]))[content[0]]
         return {name: part * answered for name, part in exact(self, content, response).items()}
-
-
-def _text_at(rows: tuple[Row, ...], content: jax.Array, is_answer: bool) -> Text:
-    texts = _texts_of(rows, is_answer)
-    codes, is_used = texts.row(content[0], max(1, texts.longest), 0)
-    return Text(codes, jnp.sum(is_used, dtype=jnp.int32))
 
 
 @functools.lru_cache(maxsize=16)
@@ -122,6 +116,8 @@ class _FileTable(Table):
 
     path: str = ""
     test_path: str = ""
+    _kind: ClassVar[Literal["row", "chosen", "rejected"]]  # what is read of each row
+    _columns: ClassVar[tuple[str, ...]] = ()  # fields that name columns
     _too_few_fix: ClassVar[str] = "give more of them, or a file of others (test_path=)"
     # A hash of each file's bytes: tasks with other rows, or another split of them, are not equal.
     digest: str = dataclasses.field(init=False, repr=False, default="")
@@ -170,10 +166,9 @@ class _FileTable(Table):
     @functools.cached_property
     def _contents(self) -> "_FileContents":
         """The contents of the files when the task was made. `digest` identifies them, so this is no field."""
-        return self._read_files()
-
-    def _read_files(self) -> "_FileContents":
-        raise NotImplementedError
+        names = [getattr(self, column) for column in self._columns]
+        stamps = _file_stamp(self.path), _file_stamp(self.test_path)
+        return _load(self._kind, self.path, self.test_path, *names, stamps=stamps)
 
 
 class _FileContents(NamedTuple):
@@ -201,9 +196,8 @@ class File(_FileTable):
     prompt_column: str = ""
     answer_column: str = ""
     name: ClassVar[str] = "file"
-
-    def _read_files(self) -> _FileContents:
-        return _read_if_changed("row", self.path, self.test_path, self.prompt_column, self.answer_column)
+    _kind: ClassVar[Literal["row"]] = "row"
+    _columns: ClassVar[tuple[str, ...]] = ("prompt_column", "answer_column")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +211,7 @@ class Preferences(_FileTable):
     """
 
     name: ClassVar[str] = "preferences"
+    _kind: ClassVar[Literal["chosen", "rejected"]] = "chosen"
 
     @property
     def sides(self) -> tuple["Preferences", "Preferences"]:
@@ -224,19 +219,11 @@ class Preferences(_FileTable):
         files = self.instruction, self.path, self.test_path
         return Preferences(*files), _Rejected(*files)
 
-    def _read_files(self) -> _FileContents:
-        return _read_if_changed("chosen", self.path, self.test_path)
-
 
 class _Rejected(Preferences):
     """The prompts with their rejected answers."""
 
-    def _read_files(self) -> _FileContents:
-        return _read_if_changed("rejected", self.path, self.test_path)
-
-
-def _read_if_changed(kind: str, *paths_and_names: str) -> _FileContents:
-    return _load(kind, *paths_and_names, stamps=tuple(map(_file_stamp, paths_and_names[:2])))
+    _kind = "rejected"
 
 
 def _file_stamp(path: str) -> tuple[int, int]:
@@ -250,7 +237,7 @@ def _file_stamp(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, ...]) -> _FileContents:
-    """The rows of files; `kind` is "row", "chosen" or "rejected". A changed file has another stamp."""
+    """The rows of files; `kind` is that of `_FileTable`. A changed file has another stamp."""
     answers = '"answer": "2"' if kind == "row" else '"chosen": "2", "rejected": "3"'
     example = f'{{"prompt": "1+1=", {answers}}}'
     records = [files.read(file, example) if file else [] for file in (path, test_path)]

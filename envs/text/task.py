@@ -347,10 +347,7 @@ class TextTask:
 
     def texts(self, tokens: Any, mask: Any) -> list[str]:
         """Decodes concrete rows of tokens, for reports and functions on the host."""
-        rows, is_shown = np.asarray(tokens), np.asarray(mask)
-        # a model's vocabulary may be larger than the tokenizer's
-        is_shown = is_shown & (rows < self.tokenizer.vocab_size)
-        return [self.tokenizer.decode(row[shown].tolist()) for row, shown in zip(rows, is_shown, strict=True)]
+        return decode_rows(self.tokenizer, tokens, mask)
 
     def prompts_of(self, problems: Sequence[str | Sequence[Message]], longest: int | None = None) -> Prompts:
         """Prompts from your own problems, texts or messages, as wide as those of `sample`.
@@ -455,9 +452,7 @@ class TextTask:
         table = self._encoded_table
         if table is not None and table.decoded is not None:
             # An answer's tokens may decode to another text. A response with that text counts as the answer.
-            codes, is_used = table.decoded.row(content, table.decoded.longest, 0)
-            decoded_answer = Text(codes, jnp.sum(is_used, dtype=jnp.int32))
-            right = equal(stripped(response), stripped(decoded_answer))
+            right = equal(stripped(response), stripped(table.decoded.text(content)))
             response = concatenate(when(right, self.problem.solution(problem)), when(~right, response))
         scores = self.problem.score(problem, response)
         return {name: jnp.where(finished, part, 0).astype(jnp.float32) for name, part in scores.items()}
@@ -470,6 +465,14 @@ class TextTask:
             if table is None
             else jax.tree.map(lambda leaf: jnp.asarray(leaf)[content], table.contents)
         )
+
+
+def decode_rows(tokenizer: Tokenizer, tokens: Any, mask: Any) -> list[str]:
+    """The texts of concrete rows of tokens `[N, R]`, where the mask is True."""
+    rows = np.asarray(tokens)
+    # a model's vocabulary may be larger than the tokenizer's
+    is_shown = np.asarray(mask) & (rows < tokenizer.vocab_size)
+    return [tokenizer.decode(row[shown].tolist()) for row, shown in zip(rows, is_shown, strict=True)]
 
 
 def _is_problem(value: Any) -> bool:
