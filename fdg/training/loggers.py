@@ -64,7 +64,7 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     if not uri:
         # Plain files need no database; without this variable, MLflow demands one of its newer stores.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        uri = f"file:{path.absolute() / 'mlruns'}"
+        uri = (path.absolute() / "mlruns").as_uri()  # escapes characters such as `#` and `?`
     client, entities, name = package.MlflowClient(tracking_uri=uri), package.entities, target or "fdg"
     existing = client.get_experiment_by_name(name)
     experiment = existing.experiment_id if existing else client.create_experiment(name)

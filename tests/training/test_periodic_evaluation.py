@@ -235,7 +235,7 @@ def test_wandb_runs_of_folders_with_the_same_name(tmp_path, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="fdg[mlflow] is not installed")
 def test_mlflow_in_a_file(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = fitted(tmp_path / "run", small(), mlflow="experiment")
+    run = fitted(tmp_path / "run 1?#%41", small(), mlflow="experiment")
     (losses,) = run.path.glob("mlruns/*/*/metrics/loss")
     steps = [int(line.split()[2]) for line in losses.read_text().splitlines()]
     assert steps == [row["env_steps"] for row in rows(run.path)]
