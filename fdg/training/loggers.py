@@ -1,13 +1,14 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow; each is an extra."""
 
+import contextlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, RunError, one_line
 from fdg.training.run_directory import read_config
 from fdg.training.settings import flatten_config
 
@@ -27,12 +28,23 @@ def open_loggers(
     for kind, target in targets.items():
         package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
         try:
-            loggers.append(opener(package, path, target, flatten_config(config), steps))
-        except Exception as error:  # an error of the network, the service, or its settings
+            with _reporting(kind):
+                log, close = opener(package, path, target, flatten_config(config), steps)
+        except RunError:
             for logger in loggers:
                 logger.close()
-            raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
+            raise
+        loggers.append(Logger(_reporting(kind)(log), _reporting(kind)(close)))
     return loggers
+
+
+@contextlib.contextmanager
+def _reporting(kind: str) -> Iterator[None]:
+    """Raises `RunError` for an error of a tracker: of the network, the service, or its settings."""
+    try:
+        yield
+    except Exception as error:
+        raise RunError(f"--{kind}: cannot log there: {one_line(error)}") from error
 
 
 def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:

@@ -281,6 +281,21 @@ def test_mlflow_resumes_the_run_of_the_same_id(tmp_path, monkeypatch):
     assert found == ["bo's run-0", "bo's run-1"] and FakeMlflow.logged[-1][0] == "bo's run-0"
 
 
+def test_failure_of_a_tracker_is_one_line(tmp_path, monkeypatch):
+    def fail(*values, **options):
+        raise ConnectionError("the server\nis gone")
+
+    monkeypatch.setattr(FakeMlflow, "runs", [])
+    monkeypatch.setattr(FakeMlflow, "log_batch", fail)
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
+    monkeypatch.setattr(loggers, "read_config", lambda path: {})
+    with pytest.raises(RunError, match="--mlflow: cannot log there: ConnectionError: the server is gone"):
+        loggers.open_loggers({"mlflow": "project"}, tmp_path, {"lr": 1}, 0)
+    (logger,) = loggers.open_loggers({"mlflow": "project"}, tmp_path, {"lr": 1}, 8)
+    with pytest.raises(RunError, match="--mlflow: cannot log there: ConnectionError: the server is gone"):
+        logger.log(8, {"loss": 0.5})
+
+
 def test_tensorboard_drops_all_entries_at_a_restart(tmp_path, monkeypatch):
     """A run that was killed before its first checkpoint logs again from its first step."""
     calls = []
