@@ -8,7 +8,7 @@ truncation. `vectorize` makes truncations, batches, resets and statistics, so Pl
 used.
 - Every episode of an environment starts in its first start state (`repeat_start`), as with Playground's
 training wrapper: a reset takes as long as a step.
-- `action_repeat` repeats each action and adds up the rewards; a step is one action.
+- `action_repeat` is that of `envs.make` (`ActionRepeat`): it adds up the rewards; a step is one action.
 - Observations are unbounded; actions are in [-1, 1].
 
 Playground's robots (locomotion, manipulation) are not supported: they need models that Playground downloads,
@@ -73,7 +73,7 @@ class PlaygroundEnvironment:
 
     @property
     def max_episode_steps(self) -> int:
-        """Actions in an episode: `episode_length` divided by `action_repeat`."""
+        """`episode_length`."""
         return _facts(self).max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -86,22 +86,12 @@ class PlaygroundEnvironment:
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Takes one action, `action_repeat` times, without reset."""
-        env, repeat = _playground_environment(self), _facts(self).action_repeat
-
-        def apply_action(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-            new = jax.tree.map(jnp.asarray, env.step(state, action))
-            new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state)
-            return new, (new.reward, new.done)
-
-        state = jax.tree.map(jnp.asarray, state)
+        """Takes one step, without reset."""
+        env, state = _playground_environment(self), jax.tree.map(jnp.asarray, state)
         with _relaxed_for_playground(), as_arrays(env):
-            if repeat == 1:
-                state, (reward, done) = apply_action(state, None)
-            else:
-                state, (rewards, dones) = jax.lax.scan(apply_action, state, None, repeat)
-                reward, done = rewards.sum(), dones.max()
-        return state, state.obs, reward, done != 0, jnp.bool_(False)
+            new = env.step(state, action)
+            new = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), new, state)
+        return new, new.obs, new.reward, new.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
@@ -132,13 +122,13 @@ def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
     where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
     defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
-    for unused in ("vision", "naconmax", "njmax"):  # images, and sizes of another implementation
+    # Images, a parameter of `envs.make`, and sizes of another implementation.
+    for unused in ("vision", "action_repeat", "naconmax", "njmax"):
         defaults.pop(unused, None)
     check_names(where, overrides, sorted((*defaults, "repeat_start")))
     for name, value in overrides.items():
         check_type(where, name, value, type(defaults[name]))
-    for name in ("episode_length", "action_repeat"):
-        check_count(where, name, overrides.get(name, 1))
+    check_count(where, "episode_length", overrides.get("episode_length", 1))
 
 
 @contextlib.contextmanager
@@ -176,7 +166,6 @@ class _Facts:
     observation_shape: tuple[int, ...]
     action_size: int
     max_episode_steps: int
-    action_repeat: int
 
 
 @functools.cache
@@ -186,7 +175,4 @@ def _facts(single: PlaygroundEnvironment) -> _Facts:
     config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
     with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    repeat = int(config["action_repeat"])
-    return _Facts(
-        tuple(state.obs.shape), int(env.action_size), max(1, int(config["episode_length"]) // repeat), repeat
-    )
+    return _Facts(tuple(state.obs.shape), int(env.action_size), int(config["episode_length"]))
