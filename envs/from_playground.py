@@ -64,17 +64,17 @@ class PlaygroundEnvironment:
     @property
     def observation_space(self) -> Box:
         """Unbounded vectors."""
-        return Box(float("-inf"), float("inf"), _facts(self).observation_shape)
+        return Box(float("-inf"), float("inf"), _observation_shape(self))
 
     @property
     def action_space(self) -> Box:
         """From -1 to 1, one component per actuator."""
-        return Box(-1.0, 1.0, (_facts(self).action_size,))
+        return Box(-1.0, 1.0, (int(_playground_environment(self).action_size),))
 
     @property
     def max_episode_steps(self) -> int:
         """`episode_length`."""
-        return _facts(self).max_episode_steps
+        return int(_playground_environment(self)._config.episode_length)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts an episode."""
@@ -159,20 +159,9 @@ def _playground_environment(single: PlaygroundEnvironment) -> Any:
     return env
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """Properties of an environment, known before it runs."""
-
-    observation_shape: tuple[int, ...]
-    action_size: int
-    max_episode_steps: int
-
-
 @functools.cache
-def _facts(single: PlaygroundEnvironment) -> _Facts:
-    """Facts about an environment, from Playground's configuration and a trace of its reset."""
+def _observation_shape(single: PlaygroundEnvironment) -> tuple[int, ...]:
+    """The shape of observations, from a trace of the environment's reset."""
     env = _playground_environment(single)
-    config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
     with _relaxed_for_playground(), as_arrays(env):
-        state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    return _Facts(tuple(state.obs.shape), int(env.action_size), int(config["episode_length"]))
+        return tuple(jax.eval_shape(lambda: env.reset(jax.random.key(0))).obs.shape)

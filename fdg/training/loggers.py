@@ -82,11 +82,8 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     experiment = existing.experiment_id if existing else client.create_experiment(name)
     # The run's id is a tag, since another run's folder may have the same name.
     tags = {"fdg_run": read_config(path).get("id") or path.name}
-    earlier_runs = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
-    if earlier_runs and steps:
-        run = earlier_runs[0]
-    else:
-        run = client.create_run(experiment, run_name=path.name, tags=tags)
+    earlier = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
+    run = earlier[0] if earlier and steps else client.create_run(experiment, run_name=path.name, tags=tags)
     if not steps:
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
         client.log_batch(run.info.run_id, params=parameters)
