@@ -118,12 +118,14 @@ class BraxEnvironment(LibraryEnvironment):
 
 
 def adapt(env: Any, **parameters: Any) -> BraxEnvironment:
-    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`; it takes `episode_length`."""
+    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`; it takes `episode_length`, by
+    default that of Playground's configuration."""
     where = f"environment '{type(env).__name__}'"
     check_names(where, parameters, ("episode_length",))
-    for name, value in parameters.items():
-        check_count(where, name, value)
-    return BraxEnvironment(env, **parameters)
+    default = getattr(getattr(env, "_config", None), "episode_length", 1000)
+    length = parameters.get("episode_length", default)
+    check_count(where, "episode_length", length)
+    return BraxEnvironment(env, episode_length=length)
 
 
 def _pipeline_states(states: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ truncation. `vectorize` makes truncations, batches, resets and statistics, so Pl
 used.
 - Every episode of an environment starts in its first start state (`repeat_start`), as with Playground's
 training wrapper: a reset takes as long as a step.
-- `action_repeat` repeats each action and adds up the rewards; a step is one action.
+- `action_repeat` is that of `envs.make` (`ActionRepeat`): it adds up the rewards; a step is one action.
 - Observations are unbounded; actions are in [-1, 1].
 
 Playground's robots (locomotion, manipulation) are not supported: they need models that Playground downloads,
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from envs.adapters import check_count, check_names, check_type, converting_errors, importing
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
-from envs.library import Facts, LibraryEnvironment
+from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import as_arrays, replace_pytree_arrays
 from envs.quiet import mujoco_quietly, quietly, relaxed_checks
 from envs.spaces import Box
@@ -63,7 +63,7 @@ class PlaygroundEnvironment(LibraryEnvironment):
         return PREFIX + self.task
 
     @property
-    def facts(self) -> "_Facts":
+    def facts(self) -> Facts:
         """From Playground's configuration and a trace of its reset."""
         return _facts(self)
 
@@ -77,22 +77,11 @@ class PlaygroundEnvironment(LibraryEnvironment):
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Takes one action, `action_repeat` times, without reset."""
-        env, repeat = _playground_environment(self), self.facts.action_repeat
-
-        def apply_action(state: Any, _: None) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-            new = jax.tree.map(jnp.asarray, env.step(state, action))
-            new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state)
-            return new, (new.reward, new.done)
-
-        state = jax.tree.map(jnp.asarray, state)
+        """Takes one step, without reset."""
+        env, state = _playground_environment(self), jax.tree.map(jnp.asarray, state)
         with _relaxed_for_playground(), as_arrays(env):
-            if repeat == 1:
-                state, (reward, done) = apply_action(state, None)
-            else:
-                state, (rewards, dones) = jax.lax.scan(apply_action, state, None, repeat)
-                reward, done = rewards.sum(), dones.max()
-        return state, state.obs, reward, done != 0, jnp.bool_(False)
+            new = with_dtypes_of(env.step(state, action), state)
+        return new, new.obs, new.reward, new.done != 0, jnp.bool_(False)
 
     def frames(self, states: Sequence[Any]) -> Any:
         """Images of states, `[H, W, 3]` uint8 each, by MuJoCo's renderer, which needs OpenGL."""
@@ -123,13 +112,13 @@ def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
     where = f"environment '{PREFIX}{task}'"
     config = _suite().get_default_config(task)
     defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
-    for unused in ("vision", "naconmax", "njmax"):  # images, and sizes of another implementation
+    # Images, a parameter of `envs.make`, and sizes of another implementation.
+    for unused in ("vision", "action_repeat", "naconmax", "njmax"):
         defaults.pop(unused, None)
     check_names(where, overrides, sorted((*defaults, "repeat_start")))
     for name, value in overrides.items():
         check_type(where, name, value, type(defaults[name]))
-    for name in ("episode_length", "action_repeat"):
-        check_count(where, name, overrides.get(name, 1))
+    check_count(where, "episode_length", overrides.get("episode_length", 1))
 
 
 @contextlib.contextmanager
@@ -160,18 +149,11 @@ def _playground_environment(single: PlaygroundEnvironment) -> Any:
     return env
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts(Facts):
-    action_repeat: int
-
-
 @functools.cache
-def _facts(single: PlaygroundEnvironment) -> _Facts:
+def _facts(single: PlaygroundEnvironment) -> Facts:
     env = _playground_environment(single)
-    config = {**_suite().get_default_config(single.task), **dict(single.overrides)}
     with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))
-    repeat = int(config["action_repeat"])
     observations = Box(float("-inf"), float("inf"), tuple(state.obs.shape))
     actions = Box(-1.0, 1.0, (int(env.action_size),))  # one component per actuator
-    return _Facts(observations, actions, max(1, int(config["episode_length"]) // repeat), repeat)
+    return Facts(observations, actions, int(env._config.episode_length))

@@ -10,9 +10,9 @@ import io
 import json
 import math
 import os
-import pathlib
 import re
 import sys
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from algos.language.decoder import Decoder
 from algos.language.layers import Weights
 from algos.language.tensor_files import StoredTensor
 from envs.text.tokenizer_files import library_errors
+from envs.text.tokenizer_folders import replacing_files
 from fdg.arguments import quoted
 from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular
@@ -79,10 +80,10 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     """
     tokenizer, settings = read_tokenizer(file)
     decoder, parameters = load(file)
-    weights.save(directory, decoder, parameters)
-    folder = pathlib.Path(directory)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    texts = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2)}
+    written = types.SimpleNamespace(files=lambda: {name: text.encode() for name, text in texts.items()})
+    with replacing_files(directory, written) as files:
+        weights.save(directory, decoder, parameters, files=files)
 
 
 class _Header(NamedTuple):
@@ -202,7 +203,13 @@ def _open(file: str | os.PathLike[str]) -> _Header:
         tensors[name] = StoredTensor(where, tuple(shape), start + offset, length, decode)
     if tensors and sum(tensor.size for tensor in tensors.values()) > reader.size - start:
         raise reader.error("that tensors overlap")
-    return _Header(values, tensors)
+    header = _Header(values, tensors)
+    if (parts := header.of_kind("split.count", int, where, 1)) > 1:
+        number = header.of_kind("split.no", int, where, 0) + 1
+        raise FdgError(
+            f"{where}: is part {number} of {parts}: merge them, llama-gguf-split --merge PART_1 FILE"
+        )
+    return header
 
 
 def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.ndarray:
@@ -222,7 +229,8 @@ def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfi
             f"{file}: architecture {quoted(family)} is not a supported decoder: supported are"
             f" {', '.join(_FAMILIES)}"
         )
-    if header.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
+    scaling = header.of_kind(f"{family}.rope.scaling.type", str, file, "none")
+    if scaling not in ("none", "") or "rope_freqs.weight" in tensors:  # Llama 3.1 has only this tensor
         raise FdgError(f"{file}: it scales rotary positions, which is not supported in GGUF files")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -365,8 +373,16 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
         with library_errors(f"{file}: its tokenizer"):
             processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], special_tokens)
         tokenizer.post_processor = processor
-    template = header.of_kind("tokenizer.chat_template", str, file)
-    return tokenizer, settings | ({"chat_template": template} if template else {})
+    key = "tokenizer.chat_template"  # further templates have a name after it
+    templates = [
+        {"name": name[len(key) + 1 :] or "default", "template": text}
+        for name in header.values
+        if (name == key or name.startswith(f"{key}.")) and (text := header.of_kind(name, str, file))
+    ]
+    if templates:
+        is_plain = [template["name"] for template in templates] == ["default"]
+        settings["chat_template"] = templates[0]["template"] if is_plain else templates
+    return tokenizer, settings
 
 
 if __name__ == "__main__":

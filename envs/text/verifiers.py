@@ -98,9 +98,11 @@ class _Scorer:
     async def _score(self, task: Any, text: str) -> float:
         trace = _completed_trace(task, text)
         try:
-            await task.score(trace)
+            async with asyncio.timeout(task.data.timeout.scoring):
+                await task.score(trace)
         except (Exception, SystemExit) as error:
-            cause = error.__cause__ or error  # `verifiers` wraps what a reward raises
+            # `verifiers` wraps what a reward raises, and asyncio its cancellation.
+            cause = error if isinstance(error, TimeoutError) else error.__cause__ or error
             raise HostError(
                 f"reward of environment '{self.environment}' raised {raised(cause)} for the response"
                 f" {text!r:.60} to the prompt {task.data.prompt_text!r:.60}"
@@ -109,12 +111,11 @@ class _Scorer:
 
 
 async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
-    rewards = []
-    for result in await asyncio.gather(*coroutines, return_exceptions=True):
+    results: list[Any] = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):  # the first in the order of the batch, not of time
             raise result
-        rewards.append(result)
-    return rewards
+    return results
 
 
 @functools.cache
@@ -181,12 +182,11 @@ def _tasks(environment: str, arguments: str, size: int | None) -> tuple[Any, ...
 
 def _hint_for_old_modules(error: BaseException) -> str:
     """The fix for a module that was written for `verifiers` before 0.4; empty for other errors."""
-    is_old = isinstance(error, AttributeError) and ("__all__" in str(error) or "'verifiers'" in str(error))
-    return (
-        ": environments for verifiers before 0.4 (load_environment) are not supported: export a Taskset"
-        if is_old
-        else ""
-    )
+    if isinstance(error, AttributeError) and ("__all__" in str(error) or "'verifiers'" in str(error)):
+        return (
+            ": environments for verifiers before 0.4 (load_environment) are not supported: export a Taskset"
+        )
+    return ""
 
 
 def _reason_not_supported(vf: Any, environment: str, taskset: Any, tasks: Sequence[Any]) -> str | None:
@@ -199,6 +199,10 @@ def _reason_not_supported(vf: Any, environment: str, taskset: Any, tasks: Sequen
             f"plays several turns or agents ({env_class.__name__}.run), which call a model over HTTP: use"
             " an environment in which the model answers once"
         )
+    if vf.default_harness_id(environment) == environment:
+        return "has a harness of its own, which runs a program around the model: use one without"
+    if any(hasattr(x, "intercept") for kind in task_class.__mro__ for x in vars(kind).values()):
+        return "rewrites prompts or responses (@intercept): use an environment that only scores responses"
     if task_class.toolsets(first.config) or type(taskset).toolsets(taskset.config):
         return "gives the model tools: use an environment in which the model answers once, by text"
     if task_class.NEEDS_CONTAINER or first.data.image:
@@ -240,17 +244,11 @@ def _prompt(data: Any, where: str) -> str | tuple[Mapping[str, Any], ...]:
     if isinstance(data.prompt, str) and not data.system_prompt:
         return data.prompt
     text = data.prompt
-    prompt_messages = (
-        [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
-    )
-    if any(
-        part["type"] != "text" for m in prompt_messages for part in m["content"] if isinstance(part, dict)
-    ):
+    messages = [{"role": "user", "content": text}] if isinstance(text, str) else [_message(m) for m in text]
+    if any(part["type"] != "text" for m in messages for part in m["content"] if isinstance(part, dict)):
         raise FdgError(f"{where}: its prompt has images, but only text is supported")
-    return (
-        *([{"role": "system", "content": data.system_prompt}] if data.system_prompt else []),
-        *prompt_messages,
-    )
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    return (*system, *messages)
 
 
 def _message(message: Any) -> dict[str, Any]:

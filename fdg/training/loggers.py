@@ -1,13 +1,14 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow; each is an extra."""
 
+import contextlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg.errors import FdgError, one_line
+from fdg.errors import FdgError, RunError, one_line
 from fdg.training.run_directory import read_config
 from fdg.training.settings import flatten_config
 
@@ -27,12 +28,23 @@ def open_loggers(
     for kind, target in targets.items():
         package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
         try:
-            loggers.append(opener(package, path, target, flatten_config(config), steps))
-        except Exception as error:  # an error of the network, the service, or its settings
+            with _reporting(kind):
+                log, close = opener(package, path, target, flatten_config(config), steps)
+        except RunError:
             for logger in loggers:
                 logger.close()
-            raise FdgError(f"--{kind}: cannot log there: {one_line(error)}") from error
+            raise
+        loggers.append(Logger(_reporting(kind)(log), _reporting(kind)(close)))
     return loggers
+
+
+@contextlib.contextmanager
+def _reporting(kind: str) -> Iterator[None]:
+    """Raises `RunError` for an error of a tracker: of the network, the service, or its settings."""
+    try:
+        yield
+    except Exception as error:
+        raise RunError(f"--{kind}: cannot log there: {one_line(error)}") from error
 
 
 def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
@@ -64,17 +76,14 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     if not uri:
         # Plain files need no database; without this variable, MLflow demands one of its newer stores.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        uri = f"file:{path.absolute() / 'mlruns'}"
+        uri = (path.absolute() / "mlruns").as_uri()  # escapes characters such as `#` and `?`
     client, entities, name = package.MlflowClient(tracking_uri=uri), package.entities, target or "fdg"
     existing = client.get_experiment_by_name(name)
     experiment = existing.experiment_id if existing else client.create_experiment(name)
     # The run's id is a tag, since another run's folder may have the same name.
     tags = {"fdg_run": read_config(path).get("id") or path.name}
-    earlier_runs = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
-    if earlier_runs and steps:
-        run = earlier_runs[0]
-    else:
-        run = client.create_run(experiment, run_name=path.name, tags=tags)
+    earlier = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
+    run = earlier[0] if earlier and steps else client.create_run(experiment, run_name=path.name, tags=tags)
     if not steps:
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
         client.log_batch(run.info.run_id, params=parameters)

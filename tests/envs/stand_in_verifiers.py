@@ -17,11 +17,16 @@ class TaskConfig:
     pass
 
 
+class TaskTimeout:
+    def __init__(self, scoring=None):
+        self.scoring = scoring
+
+
 class TaskData:
-    model_fields = dict.fromkeys(("idx", "prompt", "system_prompt", "image"))
+    model_fields = dict.fromkeys(("idx", "prompt", "system_prompt", "image", "timeout"))
 
     def __init__(self, **given):
-        self.__dict__.update(dict.fromkeys(self.model_fields), **given)
+        self.__dict__.update({**dict.fromkeys(self.model_fields), "timeout": TaskTimeout(), **given})
 
     @property
     def prompt_text(self):
@@ -108,6 +113,14 @@ class EnvConfig:
     pass
 
 
+class HarnessConfig:
+    pass
+
+
+class Harness:
+    __class_getitem__ = classmethod(lambda cls, _: cls)
+
+
 class SingleAgentEnv:
     pass
 
@@ -127,6 +140,15 @@ def taskset_config_type(name):
 
 def load_taskset(config):
     return _exported(config.id, Taskset)(config)
+
+
+def intercept(function):
+    function.intercept = True
+    return function
+
+
+def default_harness_id(name):
+    return name if _exported(name, Harness) else "bash"
 
 
 def environment_class(name):

@@ -1,5 +1,7 @@
 """User environments with the interfaces of gymnax, brax, Jumanji and Gymnasium; errors for others."""
 
+import types
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,12 @@ def repeat_action(env, action, steps=4):
 
 
 EXPECTED = [(1.0, False, False), (2.0, False, False), (3.0, True, False), (1.0, False, False)]
+
+
+def test_playground_class_keeps_its_time_limit():
+    base = type("MjxEnv", (), {"__module__": "mujoco_playground._src.mjx_env"})
+    kind = type("Mine", (base, theirs.BraxLine), {"_config": types.SimpleNamespace(episode_length=33)})
+    assert envs.vectorize(kind()).max_episode_steps == 33
 
 
 @pytest.mark.parametrize("name", ["Line", "BraxLine", "JumanjiLine"])

@@ -54,6 +54,8 @@ __all__ = ["Sums"]
 
 REFUSED = {
     "of_turns": ("class Own(vf.Env[vf.EnvConfig]):\n    async def run(self, task, agents): ...\n", "Own.run"),
+    "harnessed": ("class Own(vf.Harness[vf.HarnessConfig]): ...\n", "has a harness of its own"),
+    "rewritten": ("@vf.intercept\ndef f(self, response): ...\nSum.f = f\n", "rewrites prompts or responses"),
     "of_tools": ("Sum.toolsets = classmethod(lambda cls, config: [1])\n", "gives the model tools"),
     "in_a_box": ("Sum.NEEDS_CONTAINER = True\n", "needs a container"),
     "prepared": ("async def f(self, trace, runtime): ...\nSum.setup = f\n", r"runs programs \(setup"),
@@ -77,7 +79,7 @@ def folder(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "sums.py").write_text(SUMS)
     yield tmp_path
-    for name in [name for name in sys.modules if name in ("sums", *REFUSED)]:
+    for name in [name for name in sys.modules if name in ("sums", "slow", *REFUSED)]:
         del sys.modules[name]
     for name in [name for name in sys.modules if name.partition(".")[0] == "verifiers"]:
         if request.param == "stand-in":
@@ -150,10 +152,19 @@ def test_failing_reward_is_named(folder, response, message):
 @pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_environments_are_refused(folder, name):
     change, message = REFUSED[name]
-    names = "\n__all__ = ['Sums', 'Own']\n" if name == "of_turns" else ""
+    names = "\n__all__ = ['Sums', 'Own']\n" if "class Own" in change else ""
     (folder / f"{name}.py").write_text(SUMS + change + names)
     with refuses(f"environment '{name}'", match=message):
         envs.make(f"verifiers:{name}")
+
+
+def test_slow_reward_ends_at_the_timeout_of_its_task(folder):
+    slow = SUMS.replace("asyncio.sleep(0)", "asyncio.sleep(60)").replace(
+        "system_prompt=system)", "system_prompt=system, timeout=vf.TaskTimeout(scoring=0.01))"
+    )
+    (folder / "slow.py").write_text(slow)
+    with pytest.raises(fdg.FdgError, match=r"reward of environment 'slow' raised TimeoutError: .* '1\+1='"):
+        rewards_of(envs.make("verifiers:slow"), "2")
 
 
 def test_name_imports_a_module():

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf, weights
 from algos.language.weights import tensor_table
+from envs.text.tokenizer_folders import tokenizer_of as tokenizer_of_folder
 from fdg.errors import FdgError
 from tests.language.test_generation import TINY
 
@@ -50,6 +51,49 @@ def test_smollm2_answers_a_question():
     assert "Paris" in tokenizer.decode([int(token) for token in found.tokens[0]])
 
 
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "model.layers.": "blk.",
+}  # fmt: skip
+
+
+def add_network(writer, family, arrays):
+    """Adds a network of `TINY` with these arrays, by Hugging Face's names."""
+    writer.add_vocab_size(len(arrays["model.embed_tokens.weight"]))
+    writer.add_rope_dimension_count(4)
+    writer.add_block_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(16)
+    writer.add_feed_forward_length(24)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(5e4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, array in arrays.items():
+        # Rotary pairs (i, i + h / 2) of a head become adjacent.
+        if family == "llama" and ("q_proj" in key or "k_proj" in key):
+            array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
+        for name, gguf_name in GGUF_NAMES.items():
+            key = key.replace(name, gguf_name)
+        writer.add_tensor(key, array)
+
+
+def close(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def zeros(vocab_size):
+    """The arrays of a Qwen2 network."""
+    config = DecoderConfig.tiny(vocab_size, **TINY, qkv_bias=True)
+    return {key: np.zeros(shape, np.float32) for key, (_, shape, _) in tensor_table(config).items()}
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_reads_files_as_llama_cpp_writes_them(tmp_path, family):
     """llama.cpp has its own tensor names; for Llama only, it permutes the rows of queries and keys."""
@@ -63,34 +107,8 @@ def test_reads_files_as_llama_cpp_writes_them(tmp_path, family):
     }
     file = tmp_path / "tiny.gguf"
     writer = library.GGUFWriter(file, family)
-    writer.add_vocab_size(11)
-    writer.add_rope_dimension_count(4)
-    writer.add_block_count(2)
-    writer.add_context_length(512)
-    writer.add_embedding_length(16)
-    writer.add_feed_forward_length(24)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(5e4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    gguf_names = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        "model.layers.": "blk.",
-    }  # fmt: skip
-    for key, array in arrays.items():
-        # Rotary pairs (i, i + h / 2) of a head become adjacent.
-        if family == "llama" and ("q_proj" in key or "k_proj" in key):
-            array = array.reshape(-1, 2, 2, 16).swapaxes(1, 2).reshape(array.shape)
-        for name, gguf_name in gguf_names.items():
-            key = key.replace(name, gguf_name)
-        writer.add_tensor(key, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    add_network(writer, family, arrays)
+    close(writer)
     decoder, parameters = gguf.load(file)
     assert decoder.config == config
     save_file(arrays, tmp_path / "model.safetensors")
@@ -112,10 +130,14 @@ TEXT = "It'S 12345 a's\n\nx"
 
 def tokenizer_of(tmp_path, words, **options):
     """The tokenizer of a file with byte-level tokens; `<s>` is a control token, `<think>` is user-defined."""
+    return gguf.read_tokenizer(file_with_tokenizer(tmp_path, words, **options))[0]
+
+
+def file_with_tokenizer(tmp_path, words, arrays=None, **options):
     library = pytest.importorskip("gguf")
     byte_level = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
     file = tmp_path / "tiny.gguf"
-    writer = library.GGUFWriter(file, "llama")
+    writer = library.GGUFWriter(file, "qwen2")
     writer.add_tokenizer_model("gpt2")
     words = ["<s>", "<think>", *sorted(byte_level.alphabet()), *words]
     writer.add_token_list(words)
@@ -124,10 +146,10 @@ def tokenizer_of(tmp_path, words, **options):
     writer.add_bos_token_id(0)
     for name, value in options.items():
         getattr(writer, f"add_{name}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return gguf.read_tokenizer(file)[0]
+    if arrays:
+        add_network(writer, "qwen2", arrays)
+    close(writer)
+    return file
 
 
 @pytest.mark.parametrize("pattern", PIECES)
@@ -163,6 +185,38 @@ def test_llama_3_ignores_merges_for_known_words(tmp_path):
     ]
 
 
+def test_named_chat_templates(tmp_path):
+    default, tools = {"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}
+    for given, expected in (("A", "A"), ([default], "A"), ([default, tools], None), ([tools], [tools])):
+        file = file_with_tokenizer(tmp_path, ["aa"], tokenizer_pre="qwen2", chat_template=given)
+        found = gguf.read_tokenizer(file)[1]["chat_template"]
+        assert found == expected or sorted(found, key=lambda x: x["name"]) == given
+
+
+def test_convert_replaces_an_earlier_tokenizer(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (folder / name).write_text("{}")
+    options = {"tokenizer_pre": "qwen2", "chat_template": "new", "eos_token_id": 0}
+    gguf.convert(file_with_tokenizer(tmp_path, ["aa"], zeros(259), **options), folder)
+    assert tokenizer_of_folder(folder).chat_template == "new"
+    assert weights.load(folder)[0].config.vocab_size == 259
+
+
+def test_unsupported_files_are_named(tmp_path):
+    library = pytest.importorskip("gguf")
+    arrays = {**zeros(8), "rope_freqs.weight": np.ones(2, np.float32)}
+    with pytest.raises(FdgError, match="it scales rotary positions, which is not supported in GGUF files"):
+        gguf.load(file_with_tokenizer(tmp_path, [], arrays))
+    writer = library.GGUFWriter(tmp_path / "parts.gguf", "qwen2", split_max_tensors=20)
+    add_network(writer, "qwen2", zeros(8))
+    close(writer)
+    for number in (1, 2):
+        with pytest.raises(FdgError, match=f"is part {number} of 2: merge them, llama-gguf-split --merge"):
+            gguf.load(tmp_path / f"parts-0000{number}-of-00002.gguf")
+
+
 def test_unknown_pre_tokenizer_is_refused(tmp_path):
     with pytest.raises(FdgError, match=r"tokenizer.ggml.pre=.*tekken.*, and only gpt-2, .* are converted"):
         tokenizer_of(tmp_path, [], tokenizer_pre="tekken")
@@ -183,9 +237,6 @@ def test_unsupported_keys_are_refused(tmp_path, name, value):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_uint32(f"qwen2.{name}", value)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
     with pytest.raises(FdgError, match=f"qwen2.{name}={value} is not supported"):
         gguf.load(file)

@@ -235,7 +235,7 @@ def test_wandb_runs_of_folders_with_the_same_name(tmp_path, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="fdg[mlflow] is not installed")
 def test_mlflow_in_a_file(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = fitted(tmp_path / "run", small(), mlflow="experiment")
+    run = fitted(tmp_path / "run 1?#%41", small(), mlflow="experiment")
     (losses,) = run.path.glob("mlruns/*/*/metrics/loss")
     steps = [int(line.split()[2]) for line in losses.read_text().splitlines()]
     assert steps == [row["env_steps"] for row in rows(run.path)]
@@ -279,6 +279,21 @@ def test_mlflow_resumes_the_run_of_the_same_id(tmp_path, monkeypatch):
     fitted(tmp_path / "a" / "bo's run", Counter(), iterations=2, mlflow="project", resume=True)
     found = list(dict.fromkeys(run for run, _, metrics in FakeMlflow.logged if metrics))
     assert found == ["bo's run-0", "bo's run-1"] and FakeMlflow.logged[-1][0] == "bo's run-0"
+
+
+def test_failure_of_a_tracker_is_one_line(tmp_path, monkeypatch):
+    def fail(*values, **options):
+        raise ConnectionError("the server\nis gone")
+
+    monkeypatch.setattr(FakeMlflow, "runs", [])
+    monkeypatch.setattr(FakeMlflow, "log_batch", fail)
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
+    monkeypatch.setattr(loggers, "read_config", lambda path: {})
+    with pytest.raises(RunError, match="--mlflow: cannot log there: ConnectionError: the server is gone"):
+        loggers.open_loggers({"mlflow": "project"}, tmp_path, {"lr": 1}, 0)
+    (logger,) = loggers.open_loggers({"mlflow": "project"}, tmp_path, {"lr": 1}, 8)
+    with pytest.raises(RunError, match="--mlflow: cannot log there: ConnectionError: the server is gone"):
+        logger.log(8, {"loss": 0.5})
 
 
 def test_tensorboard_drops_all_entries_at_a_restart(tmp_path, monkeypatch):
