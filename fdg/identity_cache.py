@@ -1,8 +1,7 @@
 """Caches results by the identity of an argument, such as a jaxpr that is called from many places.
 
-So when fdg compares hundreds of plans of a graph, it opens the iteration once per placement of fragments. The
-key need not have all that the result is made with; a function whose arguments are the key needs only
-`functools.lru_cache`, since jaxprs are hashed by identity.
+So when fdg compares hundreds of plans of a graph, it opens the iteration once per placement of fragments.
+Use `functools.lru_cache` if the key would be all arguments of a function: it compares jaxprs by identity too.
 """
 
 import collections
