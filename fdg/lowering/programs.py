@@ -154,7 +154,7 @@ def setting_on(
     devices: int = 1,
     sharded: bool = False,
 ) -> Setting:
-    """The setting of a program whose batch `devices` devices of a mesh split; 1 if the mesh splits agents."""
+    """The setting of a program on a mesh; `devices` split its batch (1 if the mesh splits agents)."""
     return Setting(axes, devices, output_axes, is_of_cpus(mesh), uses_all_cores(mesh), sharded)
 
 
