@@ -34,7 +34,8 @@ CLASSES: Mapping[str, frozenset[str]] = {
 }
 """Classes of operations by primitive name; other primitives are "elementwise".
 
-"special" operations are scalar on a CPU; "transcendental" operations are vectorised.
+"special" operations are scalar on a CPU; "transcendental" operations are vectorised. The names of
+both, of "elementwise" and of "linear algebra" also give operations their batch rule (`fdg.batch.rules`).
 """
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
