@@ -28,23 +28,24 @@ def open_loggers(
     for kind, target in targets.items():
         package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
         try:
-            with _reporting(kind):
+            with _reporting(kind, FdgError):
                 log, close = opener(package, path, target, flatten_config(config), steps)
-        except RunError:
+        except FdgError:
             for logger in loggers:
                 logger.close()
             raise
-        loggers.append(Logger(_reporting(kind)(log), _reporting(kind)(close)))
+        reporting = _reporting(kind, RunError)
+        loggers.append(Logger(reporting(log), reporting(close)))
     return loggers
 
 
 @contextlib.contextmanager
-def _reporting(kind: str) -> Iterator[None]:
-    """Raises `RunError` for an error of a tracker: of the network, the service, or its settings."""
+def _reporting(kind: str, error_type: type[FdgError]) -> Iterator[None]:
+    """Raises `error_type` for an error of a tracker: of the network, the service, or its settings."""
     try:
         yield
     except Exception as error:
-        raise RunError(f"--{kind}: cannot log there: {one_line(error)}") from error
+        raise error_type(f"--{kind}: cannot log there: {one_line(error)}") from error
 
 
 def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:

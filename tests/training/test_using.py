@@ -46,6 +46,8 @@ def test_load_with_another_algorithm_is_refused(run):
             fdg.load(run.path, algorithm=small(**{name: value}))
         assert f"contradicts the {stored} of the run in {run.path}: leave algorithm out" in str(refused.value)
         assert str(refused.value).startswith(f"algorithm: {name}=")
+    with pytest.raises(FdgError, match=r"algorithm: algo='fdg\.agents:Agents' contradicts the 'ppo'"):
+        fdg.load(run.path, algorithm=fdg.agents(small(), 2))
     assert fdg.load(run.path, algorithm=small(learning_rate=1e-2)).iteration == 4
 
 
