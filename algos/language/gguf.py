@@ -80,7 +80,10 @@ def convert(file: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     """
     tokenizer, settings = read_tokenizer(file)
     decoder, parameters = load(file)
-    texts = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2)}
+    texts = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
+    }
     written = types.SimpleNamespace(files=lambda: {name: text.encode() for name, text in texts.items()})
     with replacing_files(directory, written) as files:
         weights.save(directory, decoder, parameters, files=files)

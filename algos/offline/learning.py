@@ -147,7 +147,8 @@ def init(self: Any, key: jax.Array) -> State:
         observation = composite.zeros(self.env.observation_space, (self.num_envs,))
         action = replaying.zero_actions(self, self.num_envs)
         learned = self._init_learned(actor_key, critics_key, observation, action)
-        state = replaying.initial_state(self, learned, None, observation, key)._replace(observation=())
+        state = replaying.initial_state(self, learned, None, observation, key)
+        state = state._replace(observation=(), recollection=None)
     steps = stored_steps(self)
     return state._replace(
         replay=self.buffer.add(state.replay, steps),

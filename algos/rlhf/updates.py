@@ -143,7 +143,8 @@ def run_updates(
         trained, optimizer_state = agent.update(gradient, optimizer_state, trained)
         return (trained, optimizer_state), {**measures, "gradient_norm": optax.tree.norm(gradient)}
 
-    carry, groups = (agent._trained(parameters), optimizer_state), agent.rows_of(vars(agent)).groups
+    carry = agent._trained(parameters), optimizer_state
+    groups = agent.rows_of(vars(agent)).groups
     (trained, optimizer_state), measures = epochs(
         step, carry, samples, key, agent.num_epochs, agent.num_minibatches, groups
     )

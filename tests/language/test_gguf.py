@@ -201,6 +201,7 @@ def test_convert_replaces_an_earlier_tokenizer(tmp_path):
     options = {"tokenizer_pre": "qwen2", "chat_template": "new", "eos_token_id": 0}
     gguf.convert(file_with_tokenizer(tmp_path, ["aa"], zeros(259), **options), folder)
     assert tokenizer_of_folder(folder).chat_template == "new"
+    assert (folder / "tokenizer.json").read_text().startswith("{\n  ")
     assert weights.load(folder)[0].config.vocab_size == 259
 
 

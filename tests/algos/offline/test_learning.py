@@ -54,6 +54,13 @@ def test_statistics_of_data(tmp_path):
     np.testing.assert_allclose(state.observation_statistics.var, [35 / 12] * 3, rtol=1e-5)
 
 
+def test_no_explorer_acts_on_data_alone(tmp_path):
+    env, path = numbered_steps(tmp_path)
+    explore = algos.explorers.correlated_noise()
+    algorithm = algos.IQL(env=env, dataset=path, explore=explore, **SMALL)
+    assert jax.eval_shape(algorithm.init, jax.random.key(0)).recollection is None
+
+
 def test_online_steps_are_added(tmp_path):
     env, path = numbered_steps(tmp_path)
     algorithm = algos.IQL(env=env, dataset=path, online=True, total_steps=8, **SMALL)
