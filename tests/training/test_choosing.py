@@ -108,10 +108,10 @@ def test_default_is_kept_within_the_prediction_error():
 
 def test_one_device_is_chosen_and_cached(folder, searches):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
-    settled = prepare(dataclasses.replace(few, cores=2))
+    settled = prepare(dataclasses.replace(few, max_host_devices=2))
     assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(searches) == 1
     assert settled.message.startswith("policy: GPUOnly() on 1 device: ")
-    assert prepare(dataclasses.replace(few, cores=2)).job.devices_chosen == 1
+    assert prepare(dataclasses.replace(few, max_host_devices=2)).job.devices_chosen == 1
     assert len(searches) == 1  # from the cache
 
 
@@ -134,7 +134,7 @@ def test_cores_limit_only_host_devices(monkeypatch):
     monkeypatch.setattr(settling, "available_devices", lambda count: gpus[:count])
     monkeypatch.setattr(settling.policies, "auto", auto)
     with pytest.raises(FdgError, match="among 4 devices"):
-        prepare(dataclasses.replace(parse(f"{PUPIL} --policy auto"), cores=2))
+        prepare(dataclasses.replace(parse(f"{PUPIL} --policy auto"), max_host_devices=2))
 
 
 def test_devices_of_an_earlier_resume_are_kept(tmp_path):
