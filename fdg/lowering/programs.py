@@ -137,7 +137,7 @@ def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
-    """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
+    """Prepares the program of `init`: keeps NaN in max, min; constrains shardings if there is one group."""
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
     # JAX accepts only the mesh of the state's shardings.
@@ -154,7 +154,7 @@ def setting_on(
     devices: int = 1,
     sharded: bool = False,
 ) -> Setting:
-    """The setting of a program whose batch `devices` devices of a mesh split; 1 if the mesh splits agents."""
+    """The setting of a program on a mesh; `devices` split its batch (1 if the mesh splits agents instead)."""
     return Setting(axes, devices, output_axes, is_of_cpus(mesh), uses_all_cores(mesh), sharded)
 
 
@@ -249,9 +249,9 @@ def on_mesh(
 
     If parameters are sharded, `specs` are the shardings of inputs without a batch axis.
     """
-    rows = mesh.shape[BATCH]
-    jaxpr = rewrite_all(jaxpr, setting_on(mesh, input_axes, output_axes, rows, specs is not None))
-    if rows == 1 and specs is None:
+    devices = mesh.shape[BATCH]  # that split the batch
+    jaxpr = rewrite_all(jaxpr, setting_on(mesh, input_axes, output_axes, devices, specs is not None))
+    if devices == 1 and specs is None:
         return jaxpr
     return sharding.constrain(jaxpr, mesh, input_axes, output_axes, specs)
 
