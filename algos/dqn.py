@@ -300,7 +300,7 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("gradient", in_axes=(None, None, 0, 0), out_axes=(None, 0, None))
     def gradient(self, parameters, target_parameters, minibatch, weight):
-        """Gradient of the loss over a minibatch `[N]`, the errors `[N]`, and the terms of the loss."""
+        """Gradient of the loss over a minibatch `[N]`, new priorities `[N]`, and the terms of the loss."""
         gradient, (error, losses) = jax.grad(self._loss, has_aux=True)(
             parameters, target_parameters, minibatch, weight
         )

@@ -4,7 +4,7 @@ Actors record the log-probability of their actions. The learner's policy is newe
 difference with importance weights. The distribution policy's `staleness` is the age of the actors' parameters
 in iterations. With `staleness=0` both policies are equal, and V-trace targets are lambda-returns.
 
-Shapes: `T` steps of a rollout, `B` environments, `N` rows.
+Shapes: `T` steps of a rollout, `B` environments.
 """
 
 import dataclasses

@@ -360,7 +360,7 @@ def project_kernels(parameters: Any) -> Any:
 
 
 class UnitDense(nn.Module):
-    """A matrix product with unit-length columns: `[N, F]` to `[N, width]`, without a bias."""
+    """A dense layer without bias, `[N, F]` to `[N, width]`; initially, kernel columns have unit length."""
 
     width: int
 

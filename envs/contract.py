@@ -182,10 +182,13 @@ def random_rollouts(
     forward = program(reset_keys[:-1], step_keys[:, :-1], action_keys[:, :-1])
     order = jnp.array([*range(num_envs - 1, 0, -1), num_envs])
     backward = program(reset_keys[order], step_keys[:, order], action_keys[:, order])
-    if types["reset"] != types["step"]:
+    at_reset, at_step = jax.tree_util.tree_leaves_with_path(types["reset"]), jax.tree.leaves(types["step"])
+    changed = [(path, a, b) for (path, a), b in zip(at_reset, at_step, strict=True) if a != b]
+    if changed:
+        path, old, new = changed[0]
         raise FdgError(
-            f"environment '{env.name}': step changes a shape, dtype or weak type of the state"
-            ": return the same as reset"
+            f"environment '{env.name}': step changes a shape, dtype or weak type of the state: state"
+            f"{jax.tree_util.keystr(path)} is {old!r} after reset, and {new!r} after step: return the same"
         )
     return Rollout(*jax.tree.map(np.asarray, forward)), Rollout(*jax.tree.map(np.asarray, backward))
 

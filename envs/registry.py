@@ -138,7 +138,7 @@ def make(name: str, **overrides: Any) -> Any:
     if not isinstance(name, str):
         reason = foreign.reason_not_adapted(name)
         fix = (
-            f": it {reason}"
+            f"; this value {reason}"
             if reason
             else "; use an Environment object as it is, and give a SingleEnvironment to envs.vectorize"
         )

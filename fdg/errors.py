@@ -150,9 +150,9 @@ def host_error(error: BaseException) -> HostError | None:
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Context manager that replaces JAX's long errors of a running program by one-line errors.
+    """Context manager that replaces two long errors of JAX, raised by a running program, by one-line errors.
 
-    They are the `HostError` of a failed host callback, and NaN that `JAX_DEBUG_NANS` found.
+    One is the failure of a host callback (`HostError`), the other a NaN that `JAX_DEBUG_NANS` found.
 
     >>> with host_errors():
     ...     raise RuntimeError("INTERNAL: Traceback ...\\nfdg.errors.HostError: the judge is asleep")
@@ -202,10 +202,10 @@ def text_of(error: BaseException) -> str:
 
 
 def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The innermost frame of user code in an error's traceback, and its line; None if all are fdg's or JAX's.
+    """The innermost frame of user code in an error's traceback, and its line.
 
-    Without a frame of user code, returns the innermost frame of another library, or of fdg's algorithms or
-    policies. Other frames of fdg, and those of JAX, do not count.
+    If the user has no frame in it, returns the innermost frame of any other code, such as a library or
+    `algos`, but not of JAX, Flax, Optax, Chex, `fdg` or `envs`. None if there is no such frame either.
     """
     fdg_folders = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
     outside = [

@@ -71,16 +71,18 @@ class Auto:
         is_whole = isinstance(self.max_staleness, int) and not isinstance(self.max_staleness, bool)
         if not is_whole or not 0 <= self.max_staleness <= MAX_STALENESS:
             raise FdgError(
-                f"max_staleness={quoted(self.max_staleness)}: give a whole number of iterations, 0 to"
-                f" {MAX_STALENESS}"
+                f"policy auto: max_staleness={quoted(self.max_staleness)}: give a whole number of"
+                f" iterations, 0 to {MAX_STALENESS}"
             )
         if not isinstance(self.measure, bool):
-            raise FdgError(f"measure={quoted(self.measure)}: give True or False")
+            raise FdgError(f"policy auto: measure={quoted(self.measure)}: give True or False")
         if not isinstance(self.may_change, str | None):
-            raise FdgError(f"may_change={quoted(self.may_change)}: give a string of names, or None")
+            raise FdgError(
+                f"policy auto: may_change={quoted(self.may_change)}: give a string of names, or None"
+            )
         unknown = [name for name in self.changeable if name not in _CHANGEABLE]
         if unknown:
-            raise FdgError(f"may_change: '{unknown[0]}' must be one of {', '.join(_CHANGEABLE)}")
+            raise FdgError(f"policy auto: may_change: '{unknown[0]}' must be one of {', '.join(_CHANGEABLE)}")
 
     @property
     def changeable(self) -> tuple[str, ...]:

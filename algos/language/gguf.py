@@ -169,7 +169,9 @@ def _open(file: str | os.PathLike[str]) -> _Header:
     try:
         import gguf
     except ImportError:
-        raise FdgError("GGUF files need gguf: pip install 'fdg[gguf]'") from None
+        raise FdgError(
+            f"{file}: GGUF files need the package gguf, which is not installed: pip install 'fdg[gguf]'"
+        ) from None
     values: dict[str, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     where = str(file)

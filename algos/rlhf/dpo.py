@@ -15,7 +15,7 @@ from algos import registry
 from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.objective import Preference
 from algos.rlhf.preferences import GroupSize, PreferenceAgent, ranking_accuracy
-from algos.rlhf.responses import has_reward, rollouts, scores, staleness
+from algos.rlhf.responses import has_reward, response_log_probs, rollouts, staleness
 from algos.rlhf.updates import map_micro_batches
 from fdg.settings.fields import hyperparameter, require, require_positive
 
@@ -157,6 +157,6 @@ class DPO(PreferenceAgent, presets="DPO"):
     def _log_probs_of_pairs(self, parameters, pairs):
         """Log-probabilities `[n, R]` of the chosen and of the rejected responses."""
         return tuple(
-            scores(self.network, parameters, responses, self.temperature)[0]
+            response_log_probs(self.network, parameters, responses, self.temperature)[0]
             for responses in (pairs.chosen, pairs.rejected)
         )

@@ -27,7 +27,15 @@ from algos.rlhf.objective import (
     token_weights,
     undivided_weights,
 )
-from algos.rlhf.responses import Responses, finished, has_reward, loss_mask, rollouts, scores, staleness
+from algos.rlhf.responses import (
+    Responses,
+    finished,
+    has_reward,
+    loss_mask,
+    response_log_probs,
+    rollouts,
+    staleness,
+)
 from algos.rlhf.updates import accumulate_gradient, combine_measures, run_updates
 from envs.text import Reward
 from fdg.settings.fields import hyperparameter
@@ -202,7 +210,7 @@ class GRPO(LanguageAgent, presets="GRPO"):
         """
         objective, batch, mask = self.objective, minibatch.batch, minibatch.batch.weight_mask
         losses = registry.option("losses")
-        log_prob, entropy = scores(self.network, parameters, batch.responses, self.temperature)
+        log_prob, entropy = response_log_probs(self.network, parameters, batch.responses, self.temperature)
         # Before the first update, both policies of the ratio are equal. This makes the ratio exactly 1.
         current = jax.lax.stop_gradient(log_prob)
         old = jnp.where(is_first, current, minibatch.old_log_prob)

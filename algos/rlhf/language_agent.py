@@ -18,7 +18,7 @@ import optax
 import fdg
 from algos import presets, registry
 from algos.rlhf.objective import masked_mean, token_weights
-from algos.rlhf.responses import Responses, Rollout, lengths, repeat_rows, scores
+from algos.rlhf.responses import Responses, Rollout, length_metrics, repeat_rows, response_log_probs
 from algos.rlhf.updates import Rows, map_micro_batches
 from envs.text import Problem, Reward, is_game
 from envs.text.game import checked_reply, checked_sample
@@ -321,7 +321,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def _log_probs(self, parameters: Any, responses: Responses) -> jax.Array:
         def log_probs(part: Responses) -> jax.Array:
-            return scores(self.network, parameters, part, self.temperature)[0]
+            return response_log_probs(self.network, parameters, part, self.temperature)[0]
 
         return map_micro_batches(log_probs, responses, self.rows_per_micro_batch)
 
@@ -337,7 +337,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         }
 
     def _lengths(self, responses: Responses) -> dict[str, jax.Array]:
-        return lengths(responses, self._stops, judged=not self._needs_answers)
+        return length_metrics(responses, self._stops, judged=not self._needs_answers)
 
     def _response_metrics(
         self, responses: Responses, reward: Reward, is_rewarded: jax.Array

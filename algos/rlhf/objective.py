@@ -1,8 +1,8 @@
 """The objective of group-relative algorithms: advantages, ratios, clipping, KL, means over tokens.
 
-Every mean over tokens or responses is a sum with weights (`token_weights`) that are computed for a whole
+Every mean over tokens or responses is a weighted sum. Its weights (`token_weights`) are computed for a whole
 minibatch, so losses and gradients of micro-batches add up. Components that only some papers have are in
-`variants.py` (tables, advantages) and `losses.py` (other surrogates, importance weights).
+`variants.py` (tables, advantages) and `losses.py` (other surrogates, importance weights, losses of pairs).
 
 Shapes: `N` responses, contiguous for each prompt (a group of `G`); `R` tokens. `mask [N, R]` is true at
 tokens that the policy chose. `log_prob`, `log_ratio`, `advantage` and losses are `[N, R]` float32.
@@ -34,7 +34,7 @@ Correction = Literal[
 Preference = Literal["sigmoid", "hinge", "ipo", "robust"]
 Baseline = Literal["group", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "tokens", "none"]
-Penalised = Literal["loss", "reward", "reward_to_go"]
+KLPlace = Literal["loss", "reward", "reward_to_go"]
 
 # Logarithms are clipped to this before `exp`: exp(20) is half a billion, and its square fits in float32.
 _MAX_LOG = 20.0
@@ -67,7 +67,7 @@ class Objective:
     )
     kl_coefficient: float = hyperparameter(0.04, "beta: weight of the KL to the reference; 0: no reference")
     kl_estimator: Estimator = hyperparameter("k3", "estimator of the KL")
-    kl_in: Penalised = hyperparameter("loss", "KL as a loss term, or in the reward")
+    kl_in: KLPlace = hyperparameter("loss", "KL as a loss term, or in the reward")
     overlong_buffer: float = hyperparameter(
         0.0, "share of the longest response, at its end, over which a length penalty grows"
     )

@@ -20,7 +20,15 @@ from algos import registry
 from algos.rlhf import updates
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.objective import Correction, Estimator, clipped, divergence, log_ratio, masked_mean, surrogate
-from algos.rlhf.responses import Responses, has_reward, loss_mask, rollouts, scores, sequences, staleness
+from algos.rlhf.responses import (
+    Responses,
+    has_reward,
+    loss_mask,
+    response_log_probs,
+    rollouts,
+    sequences,
+    staleness,
+)
 from algos.values import Discount
 from fdg.settings.fields import (
     hyperparameter,
@@ -226,7 +234,9 @@ class PPORLHF(LanguageAgent, presets="PPORLHF"):
 
     def _loss(self, parameters, is_first, minibatch):
         mask, share = minibatch.counted, minibatch.share
-        log_prob, entropy = scores(self.network, parameters, minibatch.responses, self.temperature)
+        log_prob, entropy = response_log_probs(
+            self.network, parameters, minibatch.responses, self.temperature
+        )
         # Before the first update, both policies of the ratio are equal. This makes the ratio exactly 1.
         old = jnp.where(is_first, jax.lax.stop_gradient(log_prob), minibatch.old_log_prob)
         ratios = log_ratio(log_prob, old, mask, "token")

@@ -1,6 +1,6 @@
 """Responses to prompts, their log-probabilities, and the rollout of an iteration in micro-batches.
 
-A micro-batch is scored as soon as it is generated; generation of later batches may start early (`ahead`).
+Each micro-batch gets its rewards as soon as it is generated; later batches may start early (`agent.ahead`).
 Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is sharded over devices stays sharded
 in every micro-batch.
 
@@ -46,7 +46,7 @@ def sequences(responses: Responses) -> tuple[jax.Array, jax.Array]:
     return tokens, mask.astype(jnp.int32)
 
 
-def scores(
+def response_log_probs(
     decoder: Any, parameters: Any, responses: Responses, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token of the responses, and the entropy of its distribution.
@@ -79,7 +79,9 @@ def finished(responses: Responses, stop_tokens: tuple[int, ...]) -> jax.Array:
     return jnp.any(responses.policy_mask & stops, axis=1)
 
 
-def lengths(responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False) -> dict[str, jax.Array]:
+def length_metrics(
+    responses: Responses, stop_tokens: tuple[int, ...], judged: bool = False
+) -> dict[str, jax.Array]:
     """Metrics of response lengths; `tokens` counts all tokens but padding, prompts included.
 
     `judged`: a function or a model gives rewards, so responses may have none; adds their `no_reward_rate`.
@@ -114,10 +116,11 @@ def rollouts(
 ) -> tuple[Any, Any, Any]:
     """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
 
-    `then`: `Rollout [b * G] -> rows`, a pytree whose leaves have `b` or `b * G` rows. `learn`: `(sums, rows)
-    -> (sums, measures)`, called after each micro-batch if there are several; the first call gets the argument
-    `sums`. Returns the rows of all micro-batches (`B` or `B * G`), the stream's state, and a pair: the last
-    sums, and measures `[M]`.
+    `then` maps a `Rollout [b * G]` to a pytree whose leaves have `b` or `b * G` rows. `learn` maps `(sums,
+    rows)` to `(sums, measures)`; the first call gets the argument `sums`.
+
+    Returns the rows of all micro-batches (`B` or `B * G`), the stream's state, and a pair: the last sums, and
+    measures `[M]`. With one micro-batch and no `ahead`, `learn` is not called, and the last two are `()`.
     """
     if agent.micro_batches == 1 and not agent.ahead:
         return then(agent._rollout(state, count)), (), ()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import fdg
 from algos.rlhf.language_agent import LanguageAgent
 from algos.rlhf.objective import Aggregation, token_weights
-from algos.rlhf.responses import Responses, scores
+from algos.rlhf.responses import Responses, response_log_probs
 from algos.rlhf.updates import run_updates
 from envs.text import Prompts
 from fdg.arguments import quoted
@@ -127,7 +127,7 @@ class SFT(LanguageAgent, presets="SFT"):
         return trained, optimizer_state, {**self._lengths(responses), **metrics}
 
     def _loss(self, parameters, is_first, minibatch):
-        log_prob, entropy = scores(self.network, parameters, minibatch.text, 1.0)
+        log_prob, entropy = response_log_probs(self.network, parameters, minibatch.text, 1.0)
         loss = -jnp.sum(minibatch.weight * log_prob)
         return loss, {
             "loss": loss,

@@ -49,7 +49,7 @@ class Rounds:
     """Divides a training that is one call into rounds: its thread waits after each round."""
 
     def __init__(self) -> None:
-        self._seeds: queue.Queue[int] = queue.Queue()
+        self._starts: queue.Queue[None] = queue.Queue()
         self._results: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
 
     def start(self, train: Callable[[], Any]) -> dict[str, Any]:
@@ -65,8 +65,11 @@ class Rounds:
         return self._figures()
 
     def next(self, seed: int) -> dict[str, Any]:
-        """Continues the training; returns the figures of the round, or raises the training's error."""
-        self._seeds.put(seed)
+        """Continues the training; returns the figures of the round, or raises the training's error.
+
+        `seed` has no effect: the training keeps the seed that it started with.
+        """
+        self._starts.put(None)
         return self._figures()
 
     def end(self, figures: dict[str, Any]) -> None:
@@ -75,7 +78,7 @@ class Rounds:
 
     def wait(self) -> None:
         """Waits until the next round starts; the training's thread calls this."""
-        self._seeds.get()
+        self._starts.get()
 
     def _figures(self) -> dict[str, Any]:
         figures = self._results.get()

@@ -170,11 +170,16 @@ def _read_npz(path: Path) -> Images:
         scaled = images.astype(np.float32) / (255 if images.dtype == np.uint8 else 1)
         if not np.isfinite(scaled).all() or labels.min() < 0:
             raise FdgError(
-                f"{path}: {what}_images or {what}_labels has numbers that are infinite, or below 0"
+                f"{path}: {what}_images has NaN or infinity, or {what}_labels has numbers below 0:"
+                " remove them"
             )
         parts += [scaled[..., None] if len(shape) == 3 else scaled, labels.astype(np.int32)]
-    if parts[0].shape[1:] != parts[2].shape[1:] or parts[1].shape[1:] != parts[3].shape[1:]:
-        raise FdgError(f"{path}: images or labels of training and test have different shapes")
+    for kind, train_part, test_part in zip(("images", "labels"), parts[:2], parts[2:], strict=True):
+        if train_part.shape[1:] != test_part.shape[1:]:
+            raise FdgError(
+                f"{path}: train_{kind} has items of shape {list(train_part.shape[1:])}, and test_{kind} of"
+                f" {list(test_part.shape[1:])}: give both the same shape"
+            )
     if parts[1].ndim == 3 and max(parts[1].max(), parts[3].max()) > 1:
-        raise FdgError(f"{path}: masks hold other numbers than 0 and 1")
+        raise FdgError(f"{path}: masks have labels above 1: give 0 and 1")
     return Images(*parts)

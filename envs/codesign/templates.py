@@ -135,10 +135,12 @@ _FILTERS, _WINDOW_WORDS = 16, 12  # capacity of a PE's scratch pads: filters, wo
 def row_stationary_cycles(
     layer: Layers, rows: jax.Array, columns: jax.Array, fill: tuple[int, int] = FILL
 ) -> jax.Array:
-    """A PE convolves a kernel row with an input row; a column of R PEs computes a row of outputs.
+    """Cycles of a layer, int32. A PE convolves a row of the kernel with a row of the input.
 
-    A larger array is filled with sets of R x P PEs for further kernels and channels; on a smaller one, strips
-    of rows run in sequence. `fill` is a ratio, applied last and rounded up; (1, 1) is compute only.
+    A column of R PEs, one per kernel row, computes a row of outputs; a set of R x P PEs computes P rows. On a
+    larger array, further sets compute further kernels and channels; on a smaller one, strips of rows run
+    in sequence. `fill` is a ratio (numerator, denominator), applied last and rounded up; with (1, 1) only
+    compute cycles count.
     """
     strip = _at_least_1(jnp.minimum(layer.out_rows, columns))
     sets = _row_stationary_sets(layer, rows, columns)

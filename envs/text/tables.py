@@ -329,7 +329,9 @@ def _dataset(name: str, size: int, seed: int) -> Any:
     try:
         package = importlib.import_module("reasoning_gym")
     except ImportError as error:
-        raise FdgError(f"task 'text:reasoning_gym': pip install reasoning-gym ({one_line(error)})") from error
+        raise FdgError(
+            f"task 'text:reasoning_gym' needs reasoning-gym: pip install reasoning-gym ({one_line(error)})"
+        ) from error
     try:
         return package.create_dataset(name, size=size, seed=seed)
     except Exception as error:  # the package may raise anything

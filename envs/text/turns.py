@@ -11,7 +11,10 @@ _PRIVATE_USE = range(0xE000, 0xF8FF)  # Unicode's private-use characters
 
 
 def mask_from_characters(row: Row) -> list[bool]:
-    """The mask for a `CharacterTokenizer`: a begin token, then one line per message."""
+    """The mask of a prompt's tokens (True: the assistant's) for a `CharacterTokenizer`, one per character.
+
+    The tokens are a begin token and one line per message.
+    """
     if isinstance(row.prompt, str):
         return [False] * (1 + len(row.prompt))
     lines = [[message["role"] == "assistant"] * len(content_of(message)) for message in row.prompt]
@@ -77,8 +80,9 @@ def _spans_between_marks(marked: str, marks: str, text: str, checkpoint: str) ->
     if (unmarked := marked.replace(marks[0], "").replace(marks[1], "")) != text:
         at = next(i for i, (a, b) in enumerate(itertools.zip_longest(text, unmarked)) if a != b)
         raise FdgError(
-            f"checkpoint '{checkpoint}': its chat template has a filter on what {{% generation %}} encloses:"
-            f" {text[at:][:60]!r} becomes {unmarked[at:][:60]!r} when this is marked: leave the filter out"
+            f"checkpoint '{checkpoint}': its chat template filters the text inside {{% generation %}}:"
+            f" {text[at:][:60]!r} becomes {unmarked[at:][:60]!r} when fdg puts marks around that text:"
+            " remove the filter from the template"
         )
     return spans
 

@@ -60,7 +60,7 @@ class Verifiers(Table):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All prompts; a row's columns are its task's own data, and `idx`, its index in the environment."""
+        """A row per task: its prompt, and as columns its data and `idx`, its index in the environment."""
         return _rows(*self._key)
 
     @property

@@ -67,7 +67,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
     if result.is_disturbed and not flags["disturbed"]:
         raise FdgError(
             f"calibrate: other programs used this machine at the same time: repeats of a measurement differ"
-            f" by {result.unrest:.0%}, at most {machine.MAX_UNREST:.0%} is allowed; nothing was saved: repeat"
+            f" by {result.noise:.0%}, at most {machine.MAX_NOISE:.0%} is allowed; nothing was saved: repeat"
             f" the command once the machine is idle, or with --disturbed true"
         )
     text = json.dumps(result.as_json(), indent=1) + "\n"

@@ -48,8 +48,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             name, preset, follows = record["preset_name"], record["preset"], record.get("follows")
             steps = getattr(job.algorithm, "total_steps", None)
             loop.say(preset_flags.preset_line(name, preset, algo, env_name, follows, steps))
-        if job.rounded is not None:
-            loop.say(job.rounded)
+        if job.rounding_message is not None:
+            loop.say(job.rounding_message)
         for line in job.unused_setting_messages if distributed.is_first() else ():
             warnings.warn(line, FdgWarning, stacklevel=2)
         if job.optuna is not None:

@@ -85,7 +85,7 @@ class Words:
         return vars(namespace)
 
     def drop(self, *options: str) -> bool:
-        """Removes flags that take no value; returns whether there were any."""
+        """Removes these options, which take no value; returns whether there were any of them."""
         previous, self._flags = self._flags, [words for words in self._flags if words[0] not in options]
         return len(previous) > len(self._flags)
 

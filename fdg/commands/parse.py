@@ -68,7 +68,7 @@ class CommandLine:
         flags = self.flags
         file, base = earlier.base_of(flags)
         stored = settings.read_settings(file, base)  # settings of the starting configuration
-        cores = self._make_devices(stored, may_choose=not base)
+        max_host_devices = self._make_devices(stored, may_choose=not base)
         # The devices are configured above, since these imports may start JAX's backends and compile.
         from fdg.settings.fields import absolute_folder
         from fdg.settings.presets import HasPresets
@@ -152,7 +152,7 @@ class CommandLine:
             {**config, "hyperparameters": hyperparameters},
             run_settings,
             runs,
-            cores=cores,
+            max_host_devices=max_host_devices,
             resumes=resumes,
             start_from=start,
             explains=merged.get("policy") is not None,

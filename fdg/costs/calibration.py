@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from fdg.cores import usable_cores
 from fdg.costs import links, published
 from fdg.costs.hardware import TIMES, DeviceKind, Figure
-from fdg.costs.machine import MEASURED, REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
+from fdg.costs.machine import MEASURED, SHARED_MEMORY, SOCKETS, UNCALIBRATED_CPU, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
 from fdg.jaxprs.count import Product
 from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
@@ -281,7 +281,9 @@ def _dispatch_seconds(num_arrays: int) -> list[float]:
 def _transfer_figure(devices: Sequence[jax.Device]) -> dict[str, Figure]:
     """Host seconds to start a transfer, without its cost per array (see `overheads.OVERHEADS`)."""
     if len(devices) < 2:
-        return {"transfer": Figure(REFERENCE.rate("transfer"), 0.5, "assumed: there is only one device")}
+        return {
+            "transfer": Figure(UNCALIBRATED_CPU.rate("transfer"), 0.5, "assumed: there is only one device")
+        }
     single, many = _transfer_seconds(devices, 1), _transfer_seconds(devices, 16)
     per_array = max(0.0, (min(many) - min(single)) / 15)  # 15 more arrays
     return {"transfer": Figure(max(1e-7, min(single) - per_array), round(_spread(single), 3), MEASURED)}

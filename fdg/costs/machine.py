@@ -27,13 +27,13 @@ from fdg.running import program_cache
 
 VERSION = 4  # of the format of calibration files
 MEASURED = "measured here"  # `Figure.source` of measured figures
-MAX_UNREST = 0.25  # the largest `Calibration.unrest` of a reliable calibration
+MAX_NOISE = 0.25  # the largest `Calibration.noise` of a reliable calibration
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# Figures of a core without calibration: measured on a server of 2026 (`bench/machines/intel-xeon-*`).
-# The figures of float64, linear algebra and host calls are assumed.
+# Figures of a core of a machine without calibration (`hardware.DeviceKind` has their units): measured on a
+# server of 2026 (`bench/machines/intel-xeon-*`). Those of float64, linear algebra and host calls are assumed.
 _ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
-REFERENCE = DeviceKind(
+UNCALIBRATED_CPU = DeviceKind(
     "cpu",
     "cpu",
     {
@@ -97,7 +97,7 @@ class Calibration:
         )
 
     @property
-    def unrest(self) -> float:
+    def noise(self) -> float:
         """The noise of the measurements: the median of all spreads; a few percent on an idle machine.
 
         The spread of a figure is the relative difference between its median and its fastest timing.
@@ -108,7 +108,7 @@ class Calibration:
     @property
     def is_disturbed(self) -> bool:
         """Whether other programs used the machine during the measurement, which makes it unreliable."""
-        return self.unrest > MAX_UNREST
+        return self.noise > MAX_NOISE
 
     def as_json(self) -> dict[str, Any]:
         """This calibration as JSON types."""
@@ -183,7 +183,7 @@ def read(path: Path) -> Calibration:
 
 
 def _matches_types(value: Any, kind: Any) -> bool | None:
-    """A `kinds.Leaf`: whether a part of a calibration matches the annotation `kind`; None for other types."""
+    """Whether a mapping or a part of a calibration matches an annotation; None for others (`kinds.Leaf`)."""
     if isinstance(value, Mapping) and typing.get_origin(kind) is Mapping:
         _, value_type = typing.get_args(kind)
         return all(matches(item, value_type, _matches_types) for item in value.values())
@@ -246,17 +246,17 @@ def busy_cores() -> float:
         return 0.0
 
 
-def cluster_of(devices: Sequence[jax.Device]) -> Cluster:
-    """The cluster of a job's devices; each process counts as a host, because processes use sockets."""
+def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
+    """The cluster of these devices. An integer is a number of CPU devices of this machine.
+
+    Each process counts as a host, because processes communicate through sockets, even on one machine.
+    """
+    if isinstance(devices, int):
+        return host_cluster("cpu", "cpu", devices)
     main = next((device for device in devices if device.platform != "cpu"), devices[0])
     processes = len({device.process_index for device in devices})
     cluster = host_cluster(main.device_kind, main.platform, math.ceil(len(devices) / processes), processes)
     return dataclasses.replace(cluster, hosts_per_machine=min(processes, processes_sharing_cores()))
-
-
-def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
-    """The cluster of these devices. An integer is a number of CPU devices of this machine."""
-    return host_cluster("cpu", "cpu", devices) if isinstance(devices, int) else cluster_of(list(devices))
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
@@ -266,10 +266,10 @@ def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, ho
         kind, links, cores = calibration.kind, (calibration.inside, calibration.between), calibration.cores
         note = f"this machine's, measured {calibration.date}"
         if calibration.is_disturbed:
-            repeats = f"repeats differ by {calibration.unrest:.0%}"
+            repeats = f"repeats differ by {calibration.noise:.0%}"
             note += f" while other programs used it ({repeats}): {FIX} once it is idle"
     elif platform_name == "cpu":
-        kind, links = REFERENCE, (SHARED_MEMORY, SOCKETS)
+        kind, links = UNCALIBRATED_CPU, (SHARED_MEMORY, SOCKETS)
         note = f"of another machine's processor, since this one has no calibration: {FIX}"
     else:
         try:

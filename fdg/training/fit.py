@@ -140,8 +140,8 @@ def fit(
     job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
     for line in job.unused_setting_messages:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
-    if progress and job.rounded is not None:
-        say(job.rounded)
+    if progress and job.rounding_message is not None:
+        say(job.rounding_message)
     for callback in callbacks:
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
     job_devices = None if devices is None else checked_devices(devices)

@@ -29,7 +29,7 @@ class Job(Settings):
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
     start_from: StoredRun | None = None  # a run whose weights initialise this one
-    cores: int | None = None  # the most host devices that may be chosen; None: their number is not chosen
+    max_host_devices: int | None = None  # limit of a choice of their number; None: there is no choice
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -59,7 +59,7 @@ class Job(Settings):
         described: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> "Job":
-        """The job with another algorithm or policy (None or the same: unchanged), and with its description.
+        """The job with another algorithm or policy, and with its description; None keeps the present one.
 
         `described` has further entries of the description, and `fields` further fields to replace.
         """
@@ -109,7 +109,7 @@ class Job(Settings):
         return {name: value for name, value in values.items() if value not in (None, False)}
 
     @property
-    def rounded(self) -> str | None:
+    def rounding_message(self) -> str | None:
         """A message if `total_steps` is not a multiple of an iteration and is rounded down; else None."""
         requested = flatten_config(self.config).get("total_steps")
         completed = self.num_iterations * self.steps_per_iteration
@@ -147,7 +147,7 @@ def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> l
 
     >>> import algos, envs
     >>> ineffective_field_messages(algos.PPO(envs.make("CartPole-v1"), rnd_features=8))
-    ['--rnd-features 8 has no effect, for rnd is False: give that too, or leave it out']
+    ['--rnd-features 8 has no effect, for rnd is False: set rnd too, or leave this out']
     """
     fields = {field.name: field for field in dataclass_fields(algorithm)}
 
@@ -168,8 +168,8 @@ def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> l
         return f"--{name.replace('_', '-')} {shown(value)}" if value != default else ""
 
     return [
-        f"{given} has no effect, for {switch} is {getattr(algorithm, switch)!r}: give that too, or leave it"
-        " out"
+        f"{given} has no effect, for {switch} is {getattr(algorithm, switch)!r}: set {switch} too, or leave"
+        " this out"
         for name, field in fields.items()
         if (switch := disabling_field(name)) and (given := flag(name, field.default))
     ]

@@ -68,8 +68,9 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     on_host = calls_host(jaxprs.open_jaxpr(graph.jaxpr).eqns)  # the time of host functions is not predicted
     is_alone = distributed.count() == 1
     takes_all = job.devices is not None or not is_alone
-    cores = job.cores if on_cpu and not takes_all else None  # None: the number of host devices is not open
-    candidates = target if cores is None else target[:cores]
+    # None: the number of host devices is fixed
+    max_host_devices = job.max_host_devices if on_cpu and not takes_all else None
+    candidates = target if max_host_devices is None else target[:max_host_devices]
     described, chosen, message, reason = dict[str, Any](), job.devices_chosen, "", ""
 
     if isinstance(policy, policies.Auto):
@@ -79,7 +80,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
         elif on_host:
             choice = _choice_json(policies.GPUOnly(), None, "")
         else:
-            choice = _default_choice(policy, search, graph, agents, candidates, cores is not None)
+            choice = _default_choice(policy, search, graph, agents, candidates, max_host_devices is not None)
         choice = distributed.exchange(choice)[0]  # the choice of process 0
         policy, message = _chosen_policy(choice), choice["reason"]
         if any(getattr(algorithm, name) != value for name, value in choice["changes"].items()):
@@ -89,7 +90,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
 
     # The chosen number counts devices of one process: several processes use all of their devices.
     count = job.devices or (chosen if is_alone else None)
-    if count is None and cores is not None:
+    if count is None and max_host_devices is not None:
         if on_host:
             count, reason = 1, "1: a program that calls Python functions on the host runs on one device"
         else:

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 import fdg
-from fdg.costs.machine import cluster_of
+from fdg.costs.machine import cluster_for
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError
 from fdg.processes import distributed
@@ -51,7 +51,7 @@ def groups_summary(engine: fdg.Engine, wall_s: float) -> dict[str, Any]:
 def predicted_seconds(engine: fdg.Engine) -> float | None:
     """Predicted seconds per iteration on this machine (`fdg.costs`); None if its rates are unknown."""
     try:
-        return predict(engine.plan, cluster_of(engine.devices)).seconds
+        return predict(engine.plan, cluster_for(engine.devices)).seconds
     except FdgError:
         return None
 

@@ -307,7 +307,10 @@ def wrapper_entries(algorithm: Any) -> dict[str, Any]:
 
 
 def restore_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
-    """The sweep of an algorithm that a run's configuration describes (`Sweep.said`), else the algorithm."""
+    """Wraps an algorithm in the sweep of a run's configuration (`Sweep.said`), if it has one.
+
+    Raises an `FdgError` for `exploit_every` without a sweep.
+    """
     text, period = config.get("sweep"), config.get("exploit_every")
     if text is None and period is not None:
         raise FdgError(f"--exploit-every {period}: a population needs values to try: give them with --sweep")

@@ -170,9 +170,12 @@ def test_images_from_a_file(tmp_path):
         ({"train_labels": None}, "has no array train_labels"),
         ({"train_labels": np.arange(5)}, "train_labels is int64.5. for 6 images"),
         ({"train_images": np.zeros((6, 8))}, "train_images is float64.6, 8.; give numbers"),
-        ({"test_images": np.full((3, 8, 8), np.nan)}, "infinite, or below 0"),
+        ({"test_images": np.full((3, 8, 8), np.nan)}, "test_images has NaN or infinity"),
         ({"train_labels": np.asarray(["a"] * 6)}, "train_labels is <U1"),
-        ({"test_images": np.zeros((3, 9, 9))}, "different shapes"),
+        (
+            {"test_images": np.zeros((3, 9, 9))},
+            "train_images has items of shape .8, 8, 1., and test_images of .9, 9, 1.",
+        ),
         ({"train_labels": np.asarray([{}] * 6, object)}, "is not an .npz file of arrays"),
     ):
         with refuses(match=message):

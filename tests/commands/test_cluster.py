@@ -126,7 +126,7 @@ def test_show_without_calibration(capsys):
 def test_calibration_is_written_into_pipes_and_links(kind, tmp_path, monkeypatch):
     """Writes into a pipe and through a link: replacing the path would, as root, destroy /dev/null."""
     here = machine.fingerprint("cpu")
-    found = machine.Calibration(here, machine.REFERENCE, machine.SHARED_MEMORY, machine.SOCKETS, 2)
+    found = machine.Calibration(here, machine.UNCALIBRATED_CPU, machine.SHARED_MEMORY, machine.SOCKETS, 2)
     monkeypatch.setattr("fdg.commands.calibrate_machine.calibrate", lambda *_: found)
     out, target = tmp_path / "out", tmp_path / "target"
     target.write_text("before")

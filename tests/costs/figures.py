@@ -22,7 +22,7 @@ PRODUCTS = ("product/float32", "product/bfloat16", "product/float64", "product/i
 
 def figures() -> dict[str, Any]:
     """All figures, as JSON values."""
-    kinds = {**published.KINDS, machine.REFERENCE.name: machine.REFERENCE}
+    kinds = {**published.KINDS, machine.UNCALIBRATED_CPU.name: machine.UNCALIBRATED_CPU}
     links = {**published.LINKS, "shared memory": machine.SHARED_MEMORY, "sockets": machine.SOCKETS}
     found = {
         "kinds": {name: _kind_figures(kind) for name, kind in kinds.items()},

@@ -10,7 +10,7 @@ from bench import costs
 from fdg.costs import calibration, fitting
 from fdg.costs.fitting import JobSample, fit_overheads
 from fdg.costs.hardware import Figure
-from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration, fingerprint
+from fdg.costs.machine import SHARED_MEMORY, SOCKETS, UNCALIBRATED_CPU, Calibration, fingerprint
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import SHARES_AFTER_FUSION
@@ -37,7 +37,7 @@ def plans():
 
 
 def calibrated():
-    return Calibration(fingerprint("cpu"), REFERENCE, SHARED_MEMORY, SOCKETS, 2)
+    return Calibration(fingerprint("cpu"), UNCALIBRATED_CPU, SHARED_MEMORY, SOCKETS, 2)
 
 
 def samples(plans, some=SMALL, scale=1.0):

@@ -9,7 +9,7 @@ import pytest
 from fdg.__main__ import main
 from fdg.costs import machine, published
 from fdg.costs.hardware import RATES, SHARES, TIMES, DeviceKind, Figure
-from fdg.costs.machine import REFERENCE, SHARED_MEMORY, SOCKETS, Calibration
+from fdg.costs.machine import SHARED_MEMORY, SOCKETS, UNCALIBRATED_CPU, Calibration
 from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError
 from tests.costs.figures import FILE, figures
@@ -23,8 +23,8 @@ def cache_home(tmp_path, monkeypatch):
 
 
 def calibration(**changes):
-    figures = {**REFERENCE.figures, "memory": Figure(123.0, 0.1, "measured here")}
-    kind = dataclasses.replace(REFERENCE, figures=figures)
+    figures = {**UNCALIBRATED_CPU.figures, "memory": Figure(123.0, 0.1, "measured here")}
+    kind = dataclasses.replace(UNCALIBRATED_CPU, figures=figures)
     this_machine = {**machine.fingerprint("cpu"), **changes}
     return Calibration(this_machine, kind, SHARED_MEMORY, SOCKETS, 2, "2026-11-22", 60.0)
 
@@ -140,7 +140,7 @@ def test_note_about_a_busy_machine(cache_home, monkeypatch, median, disturbed):
     known = {name: Figure(1e9, spread, machine.MEASURED) for name, spread in spreads.items()}
     known["sort"] = Figure(1e9, 5.0, "taken")
     found = dataclasses.replace(calibration(), kind=DeviceKind("cpu", "cpu", known))
-    assert found.is_disturbed == disturbed and found.unrest == median
+    assert found.is_disturbed == disturbed and found.noise == median
     write(found)
     monkeypatch.setattr(machine, "busy_cores", lambda: 0.0)
     note = machine.host_cluster("cpu", "cpu", 2).note

@@ -197,7 +197,7 @@ def test_hyperparameter_without_effect(name, changed, switch):
 def test_swept_hyperparameter_without_effect():
     algorithm = small("dqn")
     (text,) = ineffective_field_messages(algorithm, swept=["learning_rate", "rnd_share"])
-    assert text == "--sweep rnd_share=... has no effect, for rnd is False: give that too, or leave it out"
+    assert text == "--sweep rnd_share=... has no effect, for rnd is False: set rnd too, or leave this out"
 
 
 # --- environment names of other libraries ---

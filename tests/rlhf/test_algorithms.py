@@ -22,7 +22,7 @@ from algos.rlhf import updates
 from algos.rlhf.group_relative import Batch
 from algos.rlhf.ppo import Judgement
 from algos.rlhf.preferences import best_and_worst
-from algos.rlhf.responses import Responses, finished, scores
+from algos.rlhf.responses import Responses, finished, response_log_probs
 from algos.rlhf.speaker import problem_keys
 from envs.text import CharacterTokenizer, Problem, Prompts, Reply, Reward
 from fdg.errors import FdgError
@@ -168,7 +168,7 @@ def test_explained_variance(monkeypatch):
 def test_scores_do_not_depend_on_other_responses():
     decoder = Decoder(DecoderConfig.tiny(12, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1))
     parameters = jax.jit(decoder.init)(jax.random.key(0))
-    log_prob, entropy = jax.jit(lambda p: scores(decoder, p, RESPONSES, 0.5))(parameters)
+    log_prob, entropy = jax.jit(lambda p: response_log_probs(decoder, p, RESPONSES, 0.5))(parameters)
     row, last = jnp.array([[1, 4, 7, 2]]), jnp.array([[1, 5, 6, 8, 9, 2]])
     logits = jax.jit(lambda p, x: decoder.apply(p, x, jnp.ones_like(x)))
     for i, (tokens, prompt, count) in enumerate(((row, 2, 2), (last, 3, 3))):
@@ -259,7 +259,9 @@ def test_old_log_prob(old_log_prob, ratio):
     """The actor's probability of each token is 1 / 1.1 of the learner's."""
     algorithm = make("grpo", group_size=2, num_minibatches=1, old_log_prob=old_log_prob)
     state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
-    log_prob = scores(algorithm.network, state.parameters, batch.responses, algorithm.temperature)[0]
+    log_prob = response_log_probs(
+        algorithm.network, state.parameters, batch.responses, algorithm.temperature
+    )[0]
     batch = batch._replace(sampled_log_prob=log_prob - jnp.log(1.1))
     *_, measures = jax.jit(algorithm.learn)(state.parameters, state.optimizer_state, 0, batch, state.key)
     assert float(measures["ratio_max"]) == pytest.approx(ratio, abs=1e-5)

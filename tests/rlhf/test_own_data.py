@@ -19,7 +19,7 @@ import fdg
 import policies
 from algos.rlhf.objective import group_advantage, informative
 from algos.rlhf.preferences import Minibatch, best_and_worst
-from algos.rlhf.responses import Responses, scores
+from algos.rlhf.responses import Responses, response_log_probs
 from envs.text import HostReward, Prompts
 from fdg.training import data_copies as data
 from fdg.training.data_copies import copied_env_files, copy_data_files
@@ -252,7 +252,7 @@ def test_dpo_loss_by_hand(tmp_path):
 
     @jax.jit
     def score(parameters, responses):
-        return scores(algorithm.network, parameters, responses, 1.0)[0]
+        return response_log_probs(algorithm.network, parameters, responses, 1.0)[0]
 
     gains = [
         log_prob(policy, *one) - log_prob(reference, *one) for one in ((chosen, "3"), (rejected, "no 3"))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate
-from algos.rlhf.responses import Responses, scores
+from algos.rlhf.responses import Responses, response_log_probs
 
 
 def test_recorded_log_probs_match_the_learners():
@@ -25,7 +25,7 @@ def test_recorded_log_probs_match_the_learners():
             probs /= probs.sum(axis=1, keepdims=True)
             np.testing.assert_allclose(np.exp(log_prob), np.take_along_axis(probs, token, 1), rtol=1e-4)
         responses = Responses(prompts, found.tokens, found.mask, found.mask)
-        expected = jax.jit(lambda rows, t=t: scores(decoder, parameters, rows, t)[0])(responses)
+        expected = jax.jit(lambda rows, t=t: response_log_probs(decoder, parameters, rows, t)[0])(responses)
         np.testing.assert_allclose(found.tempered_log_probs, expected, atol=1e-5)
         gap = np.mean(found.log_probs - expected)  # top-k and top-p raise the probability
         assert gap > 0.02 if k or p < 1 else abs(gap) < 1e-5

@@ -15,7 +15,7 @@ from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
 from algos.rlhf import losses, streaming
 from algos.rlhf.group_relative import Batch, Sums
-from algos.rlhf.responses import loss_mask, rollouts, scores
+from algos.rlhf.responses import loss_mask, response_log_probs, rollouts
 from envs.text import Reward
 from fdg.errors import FdgWarning
 from fdg.stream import Stream
@@ -175,7 +175,7 @@ def test_loss_with_interpolated_policy():
     algorithm = make("grpo", group_size=2, correction="decoupled", proximal="interpolate", kl_coefficient=0.0)
     state = jax.jit(algorithm.init)(jax.random.key(1))
     responses = rollout("grpo").responses
-    now = jax.jit(lambda p: scores(algorithm.network, p, responses, 1.0)[0])(state.parameters)
+    now = jax.jit(lambda p: response_log_probs(algorithm.network, p, responses, 1.0)[0])(state.parameters)
     sampled, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
     reward = Reward(jnp.arange(8.0), {})
     batch = Batch(responses, responses.policy_mask, sampled, version, jnp.zeros(now.shape), reward)

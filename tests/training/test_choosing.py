@@ -10,7 +10,7 @@ import policies
 from bench import costs
 from fdg.commands.parse import parse as parsed
 from fdg.costs.choosing import Candidate
-from fdg.costs.machine import REFERENCE
+from fdg.costs.machine import UNCALIBRATED_CPU
 from fdg.errors import FdgError
 from fdg.training import settling
 from fdg.training.settling import prepare
@@ -108,10 +108,10 @@ def test_default_is_kept_within_the_prediction_error():
 
 def test_one_device_is_chosen_and_cached(folder, searches):
     few = parse("--algo tests.tiny:Pupil --num-envs 4 --total-steps 512")
-    settled = prepare(dataclasses.replace(few, cores=2))
+    settled = prepare(dataclasses.replace(few, max_host_devices=2))
     assert settled.job.policy == policies.GPUOnly() and settled.job.devices_chosen == 1 and len(searches) == 1
     assert settled.message.startswith("policy: GPUOnly() on 1 device: ")
-    assert prepare(dataclasses.replace(few, cores=2)).job.devices_chosen == 1
+    assert prepare(dataclasses.replace(few, max_host_devices=2)).job.devices_chosen == 1
     assert len(searches) == 1  # from the cache
 
 
@@ -134,7 +134,7 @@ def test_cores_limit_only_host_devices(monkeypatch):
     monkeypatch.setattr(settling, "available_devices", lambda count: gpus[:count])
     monkeypatch.setattr(settling.policies, "auto", auto)
     with pytest.raises(FdgError, match="among 4 devices"):
-        prepare(dataclasses.replace(parse(f"{PUPIL} --policy auto"), cores=2))
+        prepare(dataclasses.replace(parse(f"{PUPIL} --policy auto"), max_host_devices=2))
 
 
 def test_devices_of_an_earlier_resume_are_kept(tmp_path):
@@ -164,7 +164,7 @@ def test_reference_rates_match_the_calibration():
     """The rates used without a calibration are within 5% of those of the fitted machine."""
     figures = json.loads(costs.Machine("intel-xeon-6a7678").calibration_file.read_text())["figures"]
     for name, figure in figures.items():
-        assert REFERENCE.rate(name) == pytest.approx(figure["value"], rel=0.05), name
+        assert UNCALIBRATED_CPU.rate(name) == pytest.approx(figure["value"], rel=0.05), name
 
 
 def test_explicit_policy_is_kept():

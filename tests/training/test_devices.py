@@ -23,7 +23,7 @@ PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
 def choose_count(words, cores):
     """The number of devices of a job that may choose it, up to `cores`, and the reason."""
-    settled = prepare(dataclasses.replace(parse(words.split(), "", ""), cores=cores))
+    settled = prepare(dataclasses.replace(parse(words.split(), "", ""), max_host_devices=cores))
     assert settled.job.devices_chosen == len(settled.devices)
     return len(settled.devices), settled.devices_reason
 

@@ -175,7 +175,7 @@ def test_unreadable_summary_is_rewritten(copy):
 
 
 def test_leftover_steps_are_reported(tmp_path, capsys):
-    assert parse(WALK, "", "").rounded is None
+    assert parse(WALK, "", "").rounding_message is None
     assert train_main([*WALK, "--total-steps", "70", "--out", str(tmp_path / "run")]) == 0
     assert (
         "70 steps are 8 iterations of 8, and 6 more, which are left out: 64 will be done"

@@ -107,7 +107,7 @@ class _PlansOnly:
 
 def _fake_calibration(*_: Any) -> machine.Calibration:
     """Replaces a calibration, which takes two minutes."""
-    kind, here = machine.REFERENCE, machine.fingerprint("cpu")
+    kind, here = machine.UNCALIBRATED_CPU, machine.fingerprint("cpu")
     return machine.Calibration(here, kind, machine.SHARED_MEMORY, machine.SOCKETS, 2)
 
 

@@ -1,19 +1,22 @@
-"""Adapts gymnax 1.0 to scripts for older versions, whose `step` returned five values (now six)."""
+"""Adapts gymnax 1.0 to scripts for older versions, whose `step` returned five values (now six).
+
+Drivers replace the `gymnax.make` that a script calls by `make` of this module.
+"""
 
 import contextlib
 import importlib.util
 from typing import Any
 
-plotting_optional: Any = contextlib.nullcontext
-# gymnax imports these libraries only to plot.
+import_context: Any = contextlib.nullcontext
+# gymnax imports these libraries only to plot, so it can be imported without them.
 if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "seaborn")):
-    from envs.lazy_plotting import without_plotting as plotting_optional
+    from envs.lazy_plotting import without_plotting as import_context
 
-with plotting_optional():
+with import_context():
     import gymnax
     from gymnax.wrappers import LegacyStepAPIWrapper
 
-_make = gymnax.make
+_make = gymnax.make  # drivers replace `gymnax.make`
 
 
 class OldStep(LegacyStepAPIWrapper):
