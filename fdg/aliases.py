@@ -235,6 +235,8 @@ clip-range-vf vf-clip-param
 policy
     the network is set by --hidden and --activation, or by --network module:name; a distribution policy is
     an argument of the run: fit(algorithm, policy)
+measure
+    --policy auto:measure compiles and times the best three candidates
 capture-video render
     fdg play RUN writes a video of the trained agent
 verbose

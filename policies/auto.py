@@ -62,9 +62,8 @@ class Auto:
             " (None: no fields)"
         },
     )
-    measure: bool = dataclasses.field(
-        default=False, metadata={"help": "time the best three candidates, as --policy auto:measure does"}
-    )
+    # No flag: `--policy auto:measure` sets it.
+    measure: bool = dataclasses.field(default=False, metadata={"flag": None})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_staleness", as_python(self.max_staleness))

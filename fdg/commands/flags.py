@@ -51,7 +51,7 @@ def flags_of(cls: type) -> list[Flag]:
     hints = annotations_of(cls)
     flags = []
     for field in sorted(dataclass_fields(cls), key=lambda field: bool(field.kw_only)):
-        kind = field.metadata.get("flag", hints[field.name])  # the type on the command line
+        kind = field.metadata.get("flag", hints[field.name])  # the type on the command line; None: no flag
         if not field.init or not fits_one_word(kind):
             continue
         default = field.default
@@ -320,10 +320,9 @@ class JobFlags:
     has_total_steps: bool = False  # whether `total_steps` is a setting of the run, not a hyperparameter
 
     @classmethod
-    def of(cls, algorithm: type, policy: type, is_auto: bool) -> "JobFlags":
+    def of(cls, algorithm: type, policy: type) -> "JobFlags":
         """The flags of a job with these classes of algorithm and policy."""
         names = {option[2:].replace("-", "_") for option in cls().parser().options()}
-        names |= {"measure"} if is_auto else set()  # `--policy auto:measure` sets this field
         policy_flags = [flag for flag in flags_of(policy) if flag.name not in names]
         names |= {flag.name for flag in policy_flags}
         flags = []

@@ -79,7 +79,7 @@ class CommandLine:
 
         resolved = self._resolve(file, base, stored)
         cls, algo = resolved.cls, resolved.algo
-        job_flags = JobFlags.of(cls, resolved.policy_class, resolved.policy in AUTO)
+        job_flags = JobFlags.of(cls, resolved.policy_class)
         parser = job_flags.parser(resolved.title, prog=program, description=description)
         self._refuse_flags_of_others(resolved, parser.options())
         shows_help = self._words.drop("-h", "--help")

@@ -94,6 +94,7 @@ ERRORS = {
     "--policy gpu_only --lag auto": "--lag auto: under gpu_only, actors always have the newest parameters",
     "--policy gpu_only --staleness 1": "under gpu_only, actors always have the newest parameters",
     "--policy central --actors 3": "'--actors' under --policy central, which has --workers, --servers",
+    "--policy auto --measure true": "'--measure': --policy auto:measure compiles and times",
     "--workers 3": "it is a flag of --policy single_learner_fine, environments, central",
     "--policy gpu_only --workers 3": "under --policy gpu_only, which has --model-parallel, --parameters: it",
     "--algo pqn --memory gru": "'--memory' under --algo pqn: it is a flag of --algo recurrent_ppo, ippo",
