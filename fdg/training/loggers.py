@@ -28,9 +28,9 @@ def open_loggers(
     for kind, target in targets.items():
         package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
         try:
-            with _reporting(kind):
+            with _reporting(kind, FdgError):  # the run is refused
                 log, close = opener(package, path, target, flatten_config(config), steps)
-        except RunError:
+        except FdgError:
             for logger in loggers:
                 logger.close()
             raise
@@ -39,12 +39,12 @@ def open_loggers(
 
 
 @contextlib.contextmanager
-def _reporting(kind: str) -> Iterator[None]:
-    """Raises `RunError` for an error of a tracker: of the network, the service, or its settings."""
+def _reporting(kind: str, error_class: type[FdgError] = RunError) -> Iterator[None]:
+    """Raises an `FdgError` for an error of a tracker: of the network, the service, or its settings."""
     try:
         yield
     except Exception as error:
-        raise RunError(f"--{kind}: cannot log there: {one_line(error)}") from error
+        raise error_class(f"--{kind}: cannot log there: {one_line(error)}") from error
 
 
 def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
