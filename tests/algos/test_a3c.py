@@ -4,6 +4,8 @@ The loss is A2C's (by hand in `test_a2c.py`). The schedule is the asynchronous u
 pass of the loop in algorithm S3 of Mnih et al. 2016 (arXiv 1602.01783); the workers take turns.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,11 @@ def small(**fields):
 def recorded(algorithm, state):
     """The state after one iteration, and the arguments of `learn`."""
 
+    return recording_iterate(algorithm)(state)
+
+
+@functools.cache
+def recording_iterate(algorithm):
     class Recording(algos.A3C):
         def learn(self, *arguments):
             record.append(arguments)
@@ -32,7 +39,7 @@ def recorded(algorithm, state):
     def iterate(state):
         return recording.iterate(state)[0], record.pop()
 
-    return iterate(state)
+    return iterate
 
 
 def assert_close(expected, actual):

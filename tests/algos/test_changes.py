@@ -127,7 +127,7 @@ def test_histogram_counts_samples_in_range():
     advantage = jnp.array([-3.0, -1.5, -0.5, 0.5, 0.6, 2.5])  # the first and the last are out of range
     decision = Decision(log_prob=zeros, value=zeros)
     minibatch = Minibatch(jnp.zeros((6, 4)), jnp.zeros(6, jnp.int32), decision, advantage, target=zeros)
-    _, metrics = algorithm.loss(jax.jit(algorithm.init)(jax.random.key(0)).parameters, minibatch)
+    _, metrics = jax.jit(algorithm.loss)(jax.jit(algorithm.init)(jax.random.key(0)).parameters, minibatch)
     assert [float(metrics[f"advantage_{i}"]) for i in range(4)] == [1, 1, 2, 0]
 
 

@@ -14,9 +14,9 @@ import pytest
 
 import algos
 import envs
-import fdg
-import policies
 from algos.replay import Replay, Sample, Transition
+from tests.algos.probes import trained
+from tests.conformance.comparison import plain
 
 # Tabular Q-values for observations 0 and 1 and three actions: the parameters are the values.
 TABLE = algos.Network(
@@ -127,14 +127,13 @@ def test_target_network_update():
     assert int(second.updates) == 2
 
 
-def test_learning_starts_and_epsilon(devices):
+def test_learning_starts_and_epsilon():
     """Eight steps and two updates per iteration; updates start after 16 steps."""
     algorithm = algos.DQN(
         env=envs.make("probe:policy"), num_envs=4, num_steps=2, updates_per_step=0.25, batch_size=8,
         hidden=(8,), learning_starts=16, total_steps=64, exploration_fraction=0.5, epsilon_end=0.0,
     )  # fmt: skip
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
-    _, metrics = engine.run(engine.init(0), 6)
+    _, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 6)
     assert metrics["updates"].tolist() == [0, 2, 4, 6, 8, 10]
     assert metrics["epsilon"].tolist() == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
@@ -197,18 +196,12 @@ QUICK = {
 OPTIONS = {"double": True, "dueling": True, "n_step": 3, "priority_exponent": 0.6}
 
 
-def trained(name, iterations, devices, **fields):
-    algorithm = algos.DQN(env=envs.make(name), **{**QUICK, **fields})
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
-    state, _ = engine.run(engine.init(0), iterations)
-    return algorithm, state
-
-
-def test_masked_actions(devices):
+def test_masked_actions():
     """Each of three observations has actions with reward 1, reward -1, and a masked one.
 
     Replay stores masks; the masked action's reward of 1,000 would show in the return.
     """
-    algorithm, state = trained("probe:masked", 100, devices, **OPTIONS)
+    algorithm = algos.DQN(env=envs.make("probe:masked"), **QUICK, **OPTIONS)
+    state = trained(algorithm, 100)
     score = algorithm.evaluate(state, jax.random.key(1), 16)["return"]
     assert float(score) == algorithm.env.single.optimal_return

@@ -183,9 +183,11 @@ def test_search_in_known_model(discount, allowed, reward_scale, best):
         state = latent[:, 0].astype(jnp.int32)
         return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
 
-    found = latent_search(
-        evaluate, imagine, (), KEY, jnp.zeros(1), jnp.array(allowed), 32, scale=0.0, discount=discount
-    )
+    found = jax.jit(
+        lambda key, latent, allowed: latent_search(
+            evaluate, imagine, (), key, latent, allowed, 32, scale=0.0, discount=discount
+        )
+    )(KEY, jnp.zeros(1), jnp.array(allowed))
     if best is None:
         np.testing.assert_allclose(found.policy, [0.5, 0.5], rtol=1e-5)
         assert found.value == 0

@@ -81,7 +81,7 @@ def test_annealing_of_delayed_updates(cls):
         env=envs.make("probe:continuous"), learning_rate=0.5, anneal_learning_rate=True, policy_delay=4,
         num_envs=1, total_steps=8, learning_starts=0, updates_per_step=1.0, hidden=(1,),
     )  # fmt: skip
-    learned = algorithm.init(jax.random.key(0)).learned
+    learned = jax.jit(algorithm.init)(jax.random.key(0)).learned
     gradient, actors = jax.tree.map(jnp.ones_like, learned.parameters), []
     update = jax.jit(algorithm.update)
     for i in range(8):
@@ -101,7 +101,7 @@ def test_annealing_begins_with_learning(name):
     algorithm = algos.get(name)(
         env=env, hidden=(1,), learning_rate=0.5, anneal_learning_rate=True, **sizes, **updates
     )
-    state, step_sizes = algorithm.init(jax.random.key(0)), []
+    state, step_sizes = jax.jit(algorithm.init)(jax.random.key(0)), []
     iterate = jax.jit(algorithm.iterate)
     schedule = algos.optimizers.step_size_of(algorithm)
     for _ in range(algorithm.num_iterations):

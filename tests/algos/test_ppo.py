@@ -70,18 +70,17 @@ def test_truncation_is_not_termination(devices):
 
 def test_episode_metrics():
     fields = {"num_envs": 4, "num_steps": 64, "num_epochs": 1, "num_minibatches": 1, "hidden": (4,)}
-    algorithm = algos.PPO(env=envs.make("CartPole-v1", max_steps_in_episode=20), **fields)
 
     class Recording(algos.PPO):
         def learn(self, learned, running_return, trajectory, key):
-            return learned, running_return, {"step": trajectory.time_step}
+            *after, metrics = super().learn(learned, running_return, trajectory, key)
+            return *after, {**metrics, "step": trajectory.time_step}
 
-    recording = Recording(env=algorithm.env, **fields)
-    _, record = jax.jit(recording.iterate)(jax.jit(recording.init)(jax.random.key(2)))
-    step = jax.tree.map(np.asarray, record["step"])
+    algorithm = Recording(env=envs.make("CartPole-v1", max_steps_in_episode=20), **fields)
+    _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(2)))
+    step = jax.tree.map(np.asarray, metrics["step"])
     done = step.terminated | step.truncated
     assert done.sum() > 5 and step.terminated.any() and step.truncated.any()
-    _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(2)))
     assert float(metrics["episodes"]) == done.sum()
     assert float(metrics["episode_return"]) == pytest.approx(np.mean(step.episode_return[done]), rel=1e-6)
     assert float(metrics["episode_length"]) == pytest.approx(np.mean(step.episode_length[done]), rel=1e-6)

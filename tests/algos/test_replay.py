@@ -93,9 +93,9 @@ def test_truncated_single_step():
 def test_samples_match_single_samples(exponent):
     buffer, keys = replay(n_step=2, priority_exponent=exponent), jax.random.split(jax.random.key(5), 3)
     state = filled(buffer, 4, 4)
-    batched = jax.jit(buffer.samples)(state, keys)
+    batched, sample = jax.jit(buffer.samples)(state, keys), jax.jit(buffer.sample)
     for u, key in enumerate(keys):
-        one = buffer.sample(state, key)
+        one = sample(state, key)
         jax.tree.map(lambda x, all_of_it, u=u: np.testing.assert_array_equal(x, all_of_it[u]), one, batched)
 
 

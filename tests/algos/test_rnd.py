@@ -123,9 +123,9 @@ def test_bonus_by_hand(agents):
         returns.append(carry)
     np.testing.assert_allclose(reward, 0.5 * novelty / np.std(returns), rtol=1e-4)
     np.testing.assert_allclose(after.running, carry, rtol=1e-4)
-    slope = jax.grad(lambda p: distillation.predictor_loss(
+    slope = jax.jit(jax.grad(lambda p: distillation.predictor_loss(
         p, jnp.asarray(normalized).reshape(-1, size), target, jnp.ones(novelty.size, bool)
-    ))(state.predictor)  # fmt: skip
+    )))(state.predictor)  # fmt: skip
     for old, now, grad in zip(*map(jax.tree.leaves, (state.predictor, after.predictor, slope)), strict=True):
         large = np.abs(grad) > 1e-4
         expected = -algorithm.learning_rate * np.sign(grad)
@@ -135,11 +135,11 @@ def test_bonus_by_hand(agents):
 def test_bonuses_are_summed():
     """The user's bonus and the novelty bonus are summed in one metric; each has its state."""
     count = algos.Bonus(lambda obs: jnp.int32(0), lambda n, step: (n + 1, jnp.full_like(step.reward, 3.0)))
-    fields = {"env": envs.make("probe:continuous"), "num_envs": B, "hidden": (4,), "batch_size": B}
+    fields = {"env": envs.make("probe:policy"), "num_envs": B, "hidden": (4,), "batch_size": B}
     metrics = {}
     for name, given in {"novelty": {"rnd": True}, "both": {"rnd": True, "bonus": count}}.items():
-        algorithm = algos.SAC(**fields, **given)
-        state, metrics[name] = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
+        algorithm = algos.DQN(**fields, **given)
+        state, metrics[name] = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
     assert float(metrics["both"]["bonus"]) == pytest.approx(3 + float(metrics["novelty"]["bonus"]), rel=1e-6)
     assert int(state.bonus[0]) == 1
 
@@ -162,7 +162,8 @@ def test_predictor_share(share, count):
 def test_network_keys_are_unique(kind):
     """No key that an iteration splits off equals a key of the RND networks."""
     env = envs.make({algos.SAC: "probe:continuous", algos.VDN: "probe:agents"}.get(kind, "CartPole-v1"))
-    key = kind(env=env, num_envs=4, rnd=True).init(jax.random.key(0)).key
+    algorithm = kind(env=env, num_envs=4, rnd=True)
+    key = jax.jit(lambda key: algorithm.init(key).key)(jax.random.key(0))
     ours = jax.random.key_data(jax.random.split(jax.random.fold_in(key, rnd._SALT), 3))
     for count in range(2, 6):
         for one in jax.random.split(key, count):

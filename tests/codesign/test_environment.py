@@ -189,7 +189,7 @@ def barely_infeasible():
 
 def test_highest_reward_may_be_infeasible():
     env, each = barely_infeasible()
-    state, _ = env.reset(keys(len(each)))
+    state, _ = jax.jit(env.reset)(keys(len(each)))
     state, step = jax.jit(env.step)(keys(len(each)), state, each)
     evaluated = evaluate(env.problem, each)
     argmax = int(step.reward.argmax())

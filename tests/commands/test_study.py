@@ -91,7 +91,7 @@ def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     file = tmp_path / "host.toml"
     file.write_text(
         """
-        algorithms = ["ppo"]
+        algorithms = ["a2c"]
         environments = ["gymnasium:CartPole-v1"]
         total_steps = 64
         seeds = 2
@@ -100,7 +100,6 @@ def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
         [settings]
         num_envs = 2
         num_steps = 8
-        num_minibatches = 1
         hidden = [4]
         eval_episodes = 2
         devices = 1
@@ -109,7 +108,7 @@ def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     words = ["study", str(file), "--out", str(tmp_path / "out")]
     assert main(words) == 0, capsys.readouterr().err
     runs = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
-    assert runs == [f"gymnasium_CartPole_v1-ppo-seed-{seed}" for seed in (5, 6)]
+    assert runs == [f"gymnasium_CartPole_v1-a2c-seed-{seed}" for seed in (5, 6)]
     assert "of each of" not in capsys.readouterr().out
     (cell,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["cells"]
     assert cell["seeds"] == [5, 6] and len(cell["returns"]) == 2

@@ -25,7 +25,7 @@ def test_probe_step_by_hand():
     assert env.observation_space == envs.Dict(
         {"agent": Box(0.0, 1.0, (2,)), "seen_0": Discrete(3), "seen_1": Box(-1.0, 1.0, (2,))}
     )
-    state, observation = env.reset(jax.random.split(jax.random.key(0), 8))
+    state, observation = jax.jit(env.reset)(jax.random.split(jax.random.key(0), 8))
     category, numbers = state.inner
     np.testing.assert_array_equal(observation.observation["agent"], np.tile(np.eye(2), (8, 1, 1)))
     np.testing.assert_array_equal(observation.observation["seen_0"], np.stack([category, 0 * category], 1))
@@ -33,7 +33,7 @@ def test_probe_step_by_hand():
     np.testing.assert_array_equal(observation.observation["seen_1"][:, 1], numbers)
     assert observation.action_mask[0].tolist() == [[True, True, True], [True, True, False]]
     right = jnp.stack([category, (numbers[:, 0] > 0).astype(jnp.int32)], 1)
-    _, step = env.step(jax.random.split(jax.random.key(1), 8), state, right.at[0, 0].add(1) % 3)
+    _, step = jax.jit(env.step)(jax.random.split(jax.random.key(1), 8), state, right.at[0, 0].add(1) % 3)
     assert step.reward[0].tolist() == [0, 1] and step.reward[1:].min() == 1 and step.terminated.all()
 
 

@@ -355,9 +355,9 @@ def test_non_boolean_termination_flags():
         env = corridor(step=step_returning(1.0, *flags))
         with pytest.warns(FdgWarning, match="of which any number but 0 counts as true: give a bool"):
             fdg.trace(algos.A2C(env=env))
-        for reward in (True, jnp.bool_(False)):
-            env = corridor(step=step_returning(reward, *flags))
-            assert "a bool as reward: return five" in refused(lambda env=env: fdg.trace(algos.A2C(env=env)))
+    for reward in (True, jnp.bool_(False)):
+        env = corridor(step=step_returning(reward, half, False))
+        assert "a bool as reward: return five" in refused(lambda env=env: fdg.trace(algos.A2C(env=env)))
 
 
 @pytest.mark.parametrize(

@@ -186,13 +186,16 @@ def test_scores_do_not_depend_on_other_responses():
 
 
 def _batch(algorithm, count):
+    return _random_batch(count, algorithm.env.prompt_length, algorithm.env.response_length)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _random_batch(count, prompt_length, response_length):
     keys = jax.random.split(jax.random.key(1), 4)
-    env = algorithm.env
-    lengths = jax.random.randint(keys[0], (count,), 1, env.response_length + 1)
-    mask = jnp.arange(env.response_length)[None] < lengths[:, None]
+    lengths = jax.random.randint(keys[0], (count,), 1, response_length + 1)
+    mask = jnp.arange(response_length)[None] < lengths[:, None]
     prompts = Prompts(
-        jax.random.randint(keys[1], (count, env.prompt_length), 3, 50),
-        jnp.ones((count, env.prompt_length), bool),
+        jax.random.randint(keys[1], (count, prompt_length), 3, 50), jnp.ones((count, prompt_length), bool)
     )
     tokens = jax.random.randint(keys[2], mask.shape, 3, 50)
     logp = -jnp.ones(mask.shape)
@@ -206,7 +209,7 @@ def _batch(algorithm, count):
 def test_micro_batches_add_up_and_first_ratio_is_one():
     algorithm = make("grpo", group_size=2, variant="dapo", dynamic_sampling=0, kl_coefficient=0.1)
     parameters = jax.jit(algorithm.network.init)(jax.random.key(0))
-    samples = algorithm._samples(parameters, _batch(algorithm, 8))
+    samples = jax.jit(algorithm._samples)(parameters, _batch(algorithm, 8))
     mask = samples.batch.weight_mask
     minibatch = samples._replace(weight=algorithm._weights(mask), share=algorithm._shares(mask))
     found = {}
@@ -259,9 +262,8 @@ def test_old_log_prob(old_log_prob, ratio):
     """The actor's probability of each token is 1 / 1.1 of the learner's."""
     algorithm = make("grpo", group_size=2, num_minibatches=1, old_log_prob=old_log_prob)
     state, batch = jax.jit(algorithm.init)(jax.random.key(0)), _batch(algorithm, 8)
-    log_prob = response_log_probs(
-        algorithm.network, state.parameters, batch.responses, algorithm.temperature
-    )[0]
+    of_network = jax.jit(response_log_probs, static_argnums=(0, 3))
+    log_prob = of_network(algorithm.network, state.parameters, batch.responses, algorithm.temperature)[0]
     batch = batch._replace(sampled_log_prob=log_prob - jnp.log(1.1))
     *_, measures = jax.jit(algorithm.learn)(state.parameters, state.optimizer_state, 0, batch, state.key)
     assert float(measures["ratio_max"]) == pytest.approx(ratio, abs=1e-5)
@@ -271,7 +273,7 @@ def test_gradient_matches_reinforce_by_hand():
     """-1 / (N R) sum of A log pi over response tokens, where A is the reward minus the mean of its group."""
     algorithm = make("grpo", group_size=4, variant="dr_grpo", temperature=0.7)
     parameters, batch = jax.jit(algorithm.network.init)(jax.random.key(3)), _batch(algorithm, 16)
-    samples = algorithm._samples(parameters, batch)
+    samples = jax.jit(algorithm._samples)(parameters, batch)
     minibatch = samples._replace(
         weight=algorithm._weights(batch.weight_mask), share=algorithm._shares(batch.weight_mask)
     )

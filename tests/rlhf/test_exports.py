@@ -68,7 +68,7 @@ def test_export_copies_the_tokenizer(folder, tmp_path):
     assert again.env.tokenizer == HuggingFaceTokenizer(str(out)) and again._stops == (2, 3)
     assert again.env.tokenizer.encode("the + 1") == algorithm.env.tokenizer.encode("the + 1")
     jax.tree.map(np.testing.assert_array_equal, weights.load(out)[1], weights.load(folder)[1])
-    fdg.Run(again, jax.jit(again.init)(jax.random.key(0)), 0).export(out)  # into its own directory
+    fdg.Run(again, state, 0).export(out)  # into its own directory
     assert make("sft", model=str(out)).env == again.env
 
 

@@ -175,16 +175,16 @@ def test_explicit_policy_is_kept():
 @pytest.mark.parametrize("words", ["", " --policy auto --may-change shuffle"])
 def test_process_0_chooses(folder, monkeypatch, words):
     """Processes exchange JSON, including policies and fields of the algorithm."""
-    coarse = policies.SingleLearnerCoarse(actors=3, learners=1)
+    coarse = policies.SingleLearnerCoarse(actors=1, learners=1)
 
     def exchange(value):
         """The choices of process 0 and of this process."""
         found = json.loads(json.dumps(value))
-        other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 3, "learners": 1}, "devices": 4}
+        other = {"policy": "SingleLearnerCoarse", "fields": {"actors": 1, "learners": 1}, "devices": 2}
         return [{**found, **other, "changes": {"shuffle": "time"} if words else {}}, found]
 
     monkeypatch.setattr(settling.distributed, "exchange", exchange)
-    job = parse(f"--env probe:value --num-envs 12 --devices 4 --total-steps 4096{words}")
+    job = parse(f"--env probe:value --num-envs 12 --devices 2 --total-steps 4096{words}")
     settled = prepare(job).job
     assert settled.policy == coarse and settled.config["policy"] == "single_learner_coarse"
     if words:

@@ -12,7 +12,7 @@ import scipy  # imports `stats` lazily
 import fdg
 from bench import table
 from fdg.__main__ import main
-from fdg.training import curves
+from fdg.training import comparison, curves
 from fdg.training.comparison import TOGETHER
 from fdg.training.difference import Difference
 from fdg.training.run_directory import to_json_types
@@ -285,7 +285,8 @@ def test_labels_are_escaped(tmp_path):
     assert r"\$x" in curves.compare(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
 
 
-def test_terminal_sequences_are_escaped(tmp_path, capsys):
+def test_terminal_sequences_are_escaped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comparison.Comparison, "pictures", lambda self: {})  # drawn in another test
     ends, rows = [1.0, 2.0], [[1.0] * 2] * 3
     for name in "ab":
         write_run(tmp_path / name, "ppo", f"\x1b[2J{name}", ends, rows, clip=f"\x1b[31m{name}")

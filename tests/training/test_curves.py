@@ -238,7 +238,7 @@ def test_statistics_match_scipy():
     for statistic in statistics.STATISTICS.values():
         low, high = statistics.interval(values, statistic)
         expected = scipy.stats.bootstrap(
-            (values,), statistic, n_resamples=9_999, method="percentile", rng=np.random.default_rng(1)
+            (values,), statistic, n_resamples=3_999, method="percentile", rng=np.random.default_rng(1)
         ).confidence_interval
         assert low == pytest.approx(expected.low, abs=0.08) and high == pytest.approx(expected.high, abs=0.08)
         assert statistics.interval(values, statistic) == (low, high)

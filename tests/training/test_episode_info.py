@@ -37,9 +37,9 @@ def test_info_of_the_last_step():
     env = envs.vectorize(Walk(), info=("is_success",))
     assert envs.check(env, steps=8)
     keys = jax.random.split(jax.random.key(0), 2)
-    state, _ = env.reset(keys)
+    (state, _), step_of = jax.jit(env.reset)(keys), jax.jit(env.step)
     for t, action in enumerate(([1, 1], [1, 0], [0, 1])):
-        state, step = env.step(keys, state, jnp.array(action))
+        state, step = step_of(keys, state, jnp.array(action))
         assert step.episode_info["is_success"].tolist() == ([0, 1] if t == 2 else [0, 0])
     algorithm = algos.A2C(env=env, num_envs=2, num_steps=3, hidden=(4,))
     run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
