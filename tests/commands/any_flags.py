@@ -103,7 +103,7 @@ _WITHOUT_FLAG = ("resume", "start_from", "config", "help")  # parser options wit
 @functools.cache
 def job_flags(algorithm: type, policy: type) -> dict[str, Flag]:
     """All flags of an algorithm under a policy, by each of their spellings."""
-    flags = JobFlags.of(algorithm, policy, policy is policies.Auto)
+    flags = JobFlags.of(algorithm, policy)
     known = {name: Flag(name, str, None, "") for name in _WITHOUT_FLAG}
     known |= {flag.name: flag for group in flags.groups.values() for flag in group}
     return {option.lstrip("-"): known[name] for option, name in flags.parser("own").options().items()}

@@ -42,7 +42,7 @@ FIELDS = HYPERPARAMETERS | {field.name for group in GROUPS.values() for field in
 
 
 def parser_of(algo="ppo", env=None):
-    return JobFlags.of(algos.get(algo), policies.GPUOnly, False).parser()
+    return JobFlags.of(algos.get(algo), policies.GPUOnly).parser()
 
 
 def refused(do, kind=FdgError):

@@ -122,7 +122,7 @@ def test_two_parsers_match_one():
         except (FdgError, SystemExit) as error:  # --help exits
             return str(error)
 
-    all_flags = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly, False).parser()
+    all_flags = JobFlags.of(fdg.algos.PPO, fdg.policies.GPUOnly).parser()
     settings_only, agreed = JobFlags().parser(add_help=False), 0
     for seed in range(150):
         argv = draw_words(random.Random(seed))
