@@ -42,7 +42,7 @@ _TOTAL_STEPS = re.compile(r"(?<=\btotal_steps=)[\d_]+")
 # `docs/draw_policies.py` runs the first page; the second needs Transformers and its own runs: run it by hand.
 _NOT_RUN_HERE = {"policies.md", "how-to/language_data.md"}
 # Pages that train in the tests, too, because they read run directories.
-_TRAINED = {"using.md", "coming-from/stable-baselines3.md"}
+_TRAINED = {"using.md", "coming-from/stable-baselines3.md", "how-to/network.md"}
 
 
 @dataclasses.dataclass(frozen=True)

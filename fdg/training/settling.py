@@ -71,7 +71,8 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     # None: the number of host devices is fixed
     max_host_devices = job.max_host_devices if on_cpu and not takes_all else None
     candidates = target if max_host_devices is None else target[:max_host_devices]
-    described, chosen, message, reason = dict[str, Any](), job.devices_chosen, "", ""
+    chosen, message, reason = job.devices_chosen, "", ""
+    described: dict[str, Any] = {}
 
     if isinstance(policy, policies.Auto):
         described["policy_asked"] = job.described["policy"]
