@@ -54,7 +54,7 @@ def measure_calibration(file: Path, fit: bool) -> Figures:
 
     calibration = fit_to_jobs(calibrate(devices, print, time_jobs)) if fit else calibrate(devices, print)
     file.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
-    return {"s": calibration.seconds, "jobs": len(calibration.jobs), "unrest": calibration.noise}
+    return {"s": calibration.seconds, "jobs": len(calibration.jobs), "noise": calibration.noise}
 
 
 def compare_prediction(job: ReferenceJob, file: Path) -> Figures:
