@@ -11,7 +11,7 @@ from fdg import jaxprs
 from fdg.cores import usable_cores
 from fdg.errors import FdgError, listed
 from fdg.processes import distributed
-from fdg.running.host_devices import make_host_devices, threads_for
+from fdg.running.host_devices import threads_for
 from fdg.training.settings import nearest_multiples
 from fdg.training.sweep import unwrap_sweep
 
@@ -19,14 +19,8 @@ ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing fro
 
 
 def available_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices (None: all); with several processes, equally many from each.
-
-    On a CPU, configures `count` host devices, unless JAX has started already.
-    """
-    processes = distributed.count()
-    if count is not None:
-        make_host_devices(count // processes)
-    devices = jax.devices()
+    """The first `count` devices (None: all); with several processes, equally many from each."""
+    processes, devices = distributed.count(), jax.devices()
     if count is None:
         return devices
     if count > len(devices):

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 
 import fdg
-from fdg.agents import checked_name
+from fdg.agents import checked_name, of_seeds
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, one_line
 from fdg.settings.fields import NETWORK_FIELDS
-from fdg.tracing.trace import side_by_side
 from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild_algorithm, rebuild_policy
@@ -112,7 +111,7 @@ class StoredRun:
         """The run at a checkpoint: "last", "best" or an iteration. All arrays are put on the first device."""
         checkpoints, iteration = _select_checkpoint(self.path, checkpoint)
         summary = read_summary(self.path)
-        graph, delayed = side_by_side(fdg.trace(self.algorithm), self.agents), None
+        graph, delayed = fdg.trace(of_seeds(self.algorithm, self.agents)), None
         if self.config.get("staleness") or self.config.get("lag"):  # checkpoints also have older parameters
             plan = fdg.place(graph, self.policy, device_count(self.config, summary) or len(jax.devices()))
             graph, delayed = plan.graph, plan.delayed
