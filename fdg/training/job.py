@@ -10,6 +10,7 @@ from fdg.kinds import dataclass_fields, shown, to_json
 from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
 from fdg.training.loading import StoredRun
+from fdg.training.loggers import import_tracker
 from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
 from fdg.training.sweep import Sweep, agent_count
 
@@ -46,11 +47,14 @@ class Job(Settings):
     ) -> "Job":
         """Makes a job and checks it; `settings` has the fields of `Settings`, and `fields` all other fields.
 
-        With `runs=False` the job is only planned.
+        With `runs=False` the job is only planned, and its experiment trackers need not be installed.
         """
         check_settings({**settings, **described})
         steps = run_length(algorithm, described["algo"], settings.get("total_steps"), runs)
-        return cls(algorithm=algorithm, policy=policy, described=described, **settings, **fields, **steps)
+        job = cls(algorithm=algorithm, policy=policy, described=described, **settings, **fields, **steps)
+        for kind in job.loggers if runs else ():
+            import_tracker(kind)
+        return job
 
     def changed(
         self,

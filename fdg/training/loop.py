@@ -77,8 +77,6 @@ def carry_out(
       HostError: a function on the host failed, such as a reward; checkpoints remain.
     """
     _check_equal_jobs(job.config)
-    for kind in job.loggers:  # before anything slow starts
-        loggers.import_tracker(kind)
     report = (lambda line: None) if quiet else say
     if not brief:
         report("tracing ...")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 
@@ -133,6 +134,14 @@ def test_invalid_trials_are_refused(tmp_path):
     refused = [trial for trial in found.trials if trial.state == "refused"]
     assert refused and all("must not be negative" in trial.refused for trial in refused)
     assert len(found.trials) == 2 and found.best.algorithm.rate == 0.5
+
+
+def test_missing_tracker_refuses_the_search(tmp_path, monkeypatch):
+    """Not each of its trials, of which none could then be trained."""
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with refuses("wandb needs wandb, which is not installed"):
+        search(tmp_path / "run", wandb="project")
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_values_are_tried_twice(tmp_path, capsys):
