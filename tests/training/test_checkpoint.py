@@ -22,7 +22,7 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
 from fdg.errors import FdgError, FdgWarning, RunError
 from fdg.training.checkpoint import KEEP, Checkpoints
-from fdg.training.devices import available_devices
+from fdg.training.settling import available_devices
 from tests.refusing import refused, refuses
 from tests.training.trained import assert_same, untimed_rows
 
