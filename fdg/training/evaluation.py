@@ -24,7 +24,7 @@ from fdg.fragment import uncompared
 from fdg.lowering.host_calls import calls_host
 from fdg.running.xla_options import xla_options
 from fdg.training.statistics import estimate_text, format_numbers, interval
-from fdg.training.sweep import agent_seeds, unwrap_sweep
+from fdg.training.sweep import agent_seeds
 
 # Returns at which Gymnasium's registry calls an environment solved (`reward_threshold`).
 SOLVED = {
@@ -160,7 +160,7 @@ def episode_count(algorithm: Any, requested: int | None) -> int:
 
     For a text task with a file, each episode is a held-out row: at most all rows, which is the default.
     """
-    rows = getattr(getattr(unwrap_sweep(algorithm), "env", None), "num_held_out", None)
+    rows = getattr(getattr(algorithm, "env", None), "num_held_out", None)
     if rows is None:
         return _NUM_EPISODES if requested is None else requested
     return rows if requested is None else min(requested, rows)

@@ -10,7 +10,7 @@ import numpy as np
 import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
-from fdg.training.sweep import agent_names, unwrap_sweep
+from fdg.training.sweep import agent_names
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
 _LARGEST_RETURN = 1e18  # squares of ten times as much exceed float32
@@ -85,7 +85,7 @@ class FiniteCheck:
         good = self._checkpoints.last_finite()
         note = "there is no checkpoint from before" if good is None else f"the last good checkpoint is {good}"
         if stops:
-            cause = _likely_cause(metrics, row, unwrap_sweep(self._algorithm))
+            cause = _likely_cause(metrics, row, self._algorithm)
             raise RunError(
                 f"{message}: training stops, {note}: {cause}, or continue with --on-nan warn"
                 " (in Python, on_nan='warn')"

@@ -1,7 +1,6 @@
 """`fdg.fit`: `python -m fdg.train` as a function."""
 
 import dataclasses
-import functools
 import io
 import os
 import sys
@@ -29,7 +28,7 @@ from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import Settings, changes, contradiction, flatten_config, kept_settings
 from fdg.training.starting import inherit_fields
-from fdg.training.sweep import Sweep, unwrap_sweep, wrapper_entries
+from fdg.training.sweep import Sweep, replace_fields, unwrap_sweep, wrapper_entries
 
 _SECONDS_BETWEEN_PLOTS = 2.0  # drawing a plot takes 0.1 s
 
@@ -193,12 +192,9 @@ def make_job(
     base = unwrap_sweep(algorithm)
     name = checked_name(base)
     is_field = any(field.name == "total_steps" for field in dataclass_fields(base))
-    is_wrapper = not is_field and hasattr(base, "total_steps") and callable(getattr(base, "changed", None))
-    if total_steps is not None and (is_field or is_wrapper):
-        replace = base.changed if is_wrapper else functools.partial(dataclasses.replace, base)
-        changed = replace(total_steps=total_steps)
-        algorithm = dataclasses.replace(algorithm, algorithm=changed) if base is not algorithm else changed
-        total_steps = None
+    is_of_wrapped = hasattr(base, "total_steps") and callable(getattr(base, "changed", None))
+    if total_steps is not None and (is_field or is_of_wrapped):
+        algorithm, total_steps = replace_fields(algorithm, {"total_steps": total_steps}), None
     start: StoredRun | None = None
     if start_from is not None:
         start = StoredRun.open(start_from, flatten_config(describe(algorithm, policy)))

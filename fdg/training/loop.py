@@ -33,7 +33,7 @@ from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, prepare
 from fdg.training.starting import Weights, load_weights_into, open_run, read_weights
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
-from fdg.training.sweep import Sweep, agent_seeds, point_names, unwrap_sweep
+from fdg.training.sweep import Sweep, agent_seeds, point_names
 from fdg.training.sweep_results import write_sweep
 
 _MAX_STEPS_PER_CALL = 65_536  # maximum steps of one agent per call: half a second at 130,000 steps/s
@@ -80,7 +80,7 @@ def carry_out(
     report = (lambda line: None) if quiet else say
     if not brief:
         report("tracing ...")
-    env: Any = getattr(unwrap_sweep(job.algorithm), "env", None)
+    env: Any = getattr(job.algorithm, "env", None)
     rows = getattr(env, "num_rows", None)
     if not job.resumes and callable(getattr(env, "try_out", None)):
         env.try_out()

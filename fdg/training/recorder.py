@@ -25,7 +25,6 @@ from fdg.training.progress import Progress, stream_line
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
 from fdg.training.statistics import format_numbers
-from fdg.training.sweep import unwrap_sweep
 
 _RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _RUN_PARTS of the run
 _MIN_RETURNS = 3  # minimum number of mean returns for this check
@@ -232,7 +231,7 @@ class Recorder:
         self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
         # `eta` of each row: the maximum age in iterations of a trained token; absent if the maximum is 0.
-        stream, delayed = getattr(unwrap_sweep(algorithm), "stream_settings", None), self.engine.plan.delayed
+        stream, delayed = getattr(algorithm, "stream_settings", None), self.engine.plan.delayed
         staleness = 0 if delayed is None else delayed.staleness
         self._eta = {}
         if stream is not None and (stream.ahead or staleness):

@@ -156,8 +156,8 @@ def inherit_fields(algorithm: Any, start: StoredRun) -> Any:
 
     For example, a language model's task inherits the characters for which the model has tokens.
     """
-    fields_from_run = getattr(unwrap_sweep(algorithm), "fields_from_run", None)
-    fields = None if fields_from_run is None else fields_from_run(unwrap_sweep(start.algorithm))
+    fields_from_run = getattr(algorithm, "fields_from_run", None)
+    fields = None if fields_from_run is None else fields_from_run(start.algorithm)
     return replace_fields(algorithm, fields) if fields else algorithm
 
 
