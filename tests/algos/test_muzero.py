@@ -166,6 +166,18 @@ NEXT = jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]])
 REWARD = jnp.array([[0.0, 1.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
 
 
+@jax.jit
+def search_from_first_state(discount, allowed, reward_scale):
+    def evaluate(parameters, latent):
+        return jnp.zeros((latent.shape[0], 2)), jnp.zeros(latent.shape[0])
+
+    def imagine(parameters, latent, action):
+        state = latent[:, 0].astype(jnp.int32)
+        return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
+
+    return latent_search(evaluate, imagine, (), KEY, jnp.zeros(1), allowed, 32, scale=0.0, discount=discount)
+
+
 @pytest.mark.parametrize(
     ("discount", "allowed", "reward_scale", "best"),
     [
@@ -176,18 +188,7 @@ REWARD = jnp.array([[0.0, 1.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     ],
 )
 def test_search_in_known_model(discount, allowed, reward_scale, best):
-    def evaluate(parameters, latent):
-        return jnp.zeros((latent.shape[0], 2)), jnp.zeros(latent.shape[0])
-
-    def imagine(parameters, latent, action):
-        state = latent[:, 0].astype(jnp.int32)
-        return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
-
-    found = jax.jit(
-        lambda key, latent, allowed: latent_search(
-            evaluate, imagine, (), key, latent, allowed, 32, scale=0.0, discount=discount
-        )
-    )(KEY, jnp.zeros(1), jnp.array(allowed))
+    found = search_from_first_state(discount, jnp.array(allowed), reward_scale)
     if best is None:
         np.testing.assert_allclose(found.policy, [0.5, 0.5], rtol=1e-5)
         assert found.value == 0
@@ -214,14 +215,6 @@ def mean_return(algorithm, iterations):
 def test_learns_policy_of_observation():
     env = envs.make("probe:policy_of_observation")
     assert mean_return(algos.MuZero(env=env, total_steps=128 * 60, **SMALL), 60) > 0.9
-
-
-@pytest.mark.parametrize("name", ["probe:masked", "probe:parts?length=4"])
-def test_learns_probes(name):
-    name, options = envs.parse(name)
-    env = envs.make(name, **options)
-    found = mean_return(algos.MuZero(env=env, total_steps=128 * 150, **SMALL), 150)
-    assert found > 0.9 * env.optimal_return
 
 
 def test_no_learning_without_rewards_in_search():
