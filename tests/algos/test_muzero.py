@@ -244,11 +244,3 @@ def test_invalid_settings():
     assert {"muzero"} <= set(algos.able_in(envs.make("game:hex"))) & set(
         algos.able_in(envs.make("Breakout-MinAtar"))
     )
-
-
-def test_iteration_in_64_bits():
-    """With JAX_ENABLE_X64=1 the model and all of the state stay in 32 bits."""
-    algorithm = algos.MuZero(env=envs.make("CartPole-v1"), num_envs=2, num_steps=2, num_minibatches=1)
-    with jax.enable_x64(True):
-        state = jax.eval_shape(algorithm.init, KEY)
-        assert jax.eval_shape(algorithm.iterate, state)[0] == state
