@@ -10,7 +10,7 @@ import pytest
 
 import algos
 import envs
-from algos.replay import Transition
+from tests.algos.by_hand import discrete_transitions as transition
 
 # Two actions, three atoms (-1, 0 and 1), equal for every observation: the parameters are the logits.
 TABLE = algos.Network(
@@ -26,11 +26,6 @@ def algorithm(kind=algos.C51, **fields):
 
 def logits(*probabilities):
     return jnp.log(jnp.array(probabilities)).reshape(-1)
-
-
-def transition(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
 
 
 ONLINE = logits([0.25, 0.25, 0.5], [0.5, 0.25, 0.25])  # values 1/4 and -1/4

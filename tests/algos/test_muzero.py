@@ -14,8 +14,9 @@ from algos.muzero import Sample
 from algos.on_policy import Trajectory
 from algos.returns import rescaled, unrescaled
 from algos.search import Search, latent_search
-from envs import TimeStep
 from fdg.errors import FdgError
+from tests.algos.by_hand import in_two_envs as column
+from tests.algos.by_hand import time_step
 from tests.algos.probes import trained
 
 pytest.importorskip("mctx")
@@ -50,19 +51,6 @@ class ScalarMuZero(algos.MuZero):
 def scalar_muzero(**fields):
     settings = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "rescale": False, "discount": 0.5}
     return ScalarMuZero(env=envs.make("CartPole-v1"), **{**settings, **fields})
-
-
-def column(*values):
-    """`[T]` repeated to `[T, B = 2]`."""
-    return jnp.stack([jnp.array(values)] * 2, axis=1)
-
-
-def time_step(reward, terminated, truncated, final):
-    zero = jnp.zeros_like(reward)
-    return TimeStep(
-        observation=None, reward=reward, terminated=terminated, truncated=truncated,
-        final_observation=final[..., None], episode_return=zero, episode_length=zero.astype(jnp.int32),
-    )  # fmt: skip
 
 
 # The second step terminates, the fourth is truncated.
