@@ -7,7 +7,7 @@ import pytest
 from fdg.__main__ import main
 from fdg.commands.study import study_of
 from fdg.errors import RunError, UnwritableError
-from fdg.training import comparison, loop
+from fdg.training import comparison, loop, statistics
 from tests.refusing import refused
 
 GUESSER = "tests.training.own:Guesser"
@@ -29,9 +29,10 @@ ONE = FILE.replace("[variants.half]\n", "")
 
 
 @pytest.fixture(autouse=True)
-def without_pictures(monkeypatch):
-    """The tests of `fdg compare` draw them; each takes a second."""
+def quick_comparisons(monkeypatch):
+    """The tests of `fdg compare` draw pictures, each in a second; precise intervals take seconds too."""
     monkeypatch.setattr(comparison.Comparison, "pictures", lambda self: {})
+    monkeypatch.setattr(statistics, "RESAMPLES", 100)
 
 
 def tables(folder):
