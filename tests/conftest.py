@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import tomllib
 from importlib.metadata import version
@@ -53,6 +52,7 @@ from jax._src.interpreters import mlir
 import fdg
 from envs import registry
 from fdg.costs import machine
+from fdg.training import loop, summary
 
 # Traces are millions of small, mostly live objects: garbage collection at the default frequency takes a
 # seventh of the time.
@@ -168,23 +168,29 @@ def _restore_environments():
     registry._registered.update(before)
 
 
-@pytest.fixture
-def curves() -> None:
-    """Enables learning curve plots in runs of the test that requests it."""
-
-
-@pytest.fixture
-def predictions() -> None:
-    """Enables the predicted iteration time in runs of the test that requests it."""
-
-
-@pytest.fixture(autouse=True)
-def _no_extras(request, monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def _no_extras():
     """Disables plots, which take longer than most tests' runs, and predictions, which take half as long."""
-    if "curves" not in request.fixturenames and (loop := sys.modules.get("fdg.training.loop")):
-        monkeypatch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
-    if "predictions" not in request.fixturenames and (summary := sys.modules.get("fdg.training.summary")):
-        monkeypatch.setattr(summary, "predicted_seconds", lambda engine: None)
+    with (
+        mock.patch.object(loop, "draw_learning_curve", lambda *_, **__: None),
+        mock.patch.object(summary, "predicted_seconds", lambda engine: None),
+    ):
+        yield
+
+
+_DRAW, _PREDICT = loop.draw_learning_curve, summary.predicted_seconds
+
+
+@pytest.fixture
+def curves(monkeypatch) -> None:
+    """Enables learning curve plots in runs of the test that requests it."""
+    monkeypatch.setattr(loop, "draw_learning_curve", _DRAW)
+
+
+@pytest.fixture
+def predictions(monkeypatch) -> None:
+    """Enables the predicted iteration time in runs of the test that requests it."""
+    monkeypatch.setattr(summary, "predicted_seconds", _PREDICT)
 
 
 @pytest.fixture(scope="session")

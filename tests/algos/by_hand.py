@@ -27,6 +27,26 @@ def transitions(action, reward, discount):
     return Transition(zeros, jnp.array(action)[:, None], jnp.array(reward), jnp.array(discount), zeros)
 
 
+def discrete_transitions(action, reward, discount):
+    """Transitions with actions `[N]`, and observations of zero."""
+    zeros = jnp.zeros((len(action), 1))
+    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
+
+
+def in_two_envs(*values):
+    """`[T]` repeated to `[T, B = 2]`."""
+    return jnp.stack([jnp.array(values)] * 2, axis=1)
+
+
+def time_step(reward, terminated, truncated, final):
+    """A rollout `[T, B]` with scalar final observations."""
+    zero = jnp.zeros_like(reward)
+    return envs.TimeStep(
+        observation=None, reward=reward, terminated=terminated, truncated=truncated,
+        final_observation=final[..., None], episode_return=zero, episode_length=zero.astype(jnp.int32),
+    )  # fmt: skip
+
+
 def keys(count, each=1):
     return jax.random.split(jax.random.key(0), (each, count))
 

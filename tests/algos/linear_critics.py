@@ -1,13 +1,16 @@
 """Ensembles of critics with one parameter each, for the tests of REDQ, DroQ and TQC."""
 
+import functools
 import math
 
-import jax
 import jax.numpy as jnp
 
 import algos
 from algos.sac import Parameters
+from tests.algos import by_hand
 from tests.algos.by_hand import HALF, NARROW, transitions
+
+keys = functools.partial(by_hand.keys, each=6)
 
 QUICK = {
     "num_envs": 8, "batch_size": 32, "learning_starts": 64, "buffer_size": 4096, "learning_rate": 3e-3,
@@ -26,10 +29,6 @@ def linear(width):
         "actor_network": NARROW,
         "critic_network": algos.Network(init=lambda key, observation, action: jnp.zeros(3), apply=of_critics),
     }
-
-
-def keys(count):
-    return jax.random.split(jax.random.key(0), (6, count))
 
 
 def _results(algorithm, is_due, log_temperature, weight=None):

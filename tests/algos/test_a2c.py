@@ -120,8 +120,8 @@ def test_as_recurrent_keeps_results(kind):
 def test_learner_and_actor_have_the_same_memory():
     """With equal parameters, actor and learner have the same policy: the KL divergence is zero."""
     algorithm = algos.IMPALA(
-        env=envs.make("probe:parts", length=3), memory="gru", memory_size=4, num_envs=4, num_steps=7,
-        initial_log_std=-3.0, normalize_observation=True,
+        env=envs.make("probe:memory", delay=2, continuous=True), memory="gru", memory_size=4, num_envs=4,
+        num_steps=7, initial_log_std=-3.0, normalize_observation=True,
     )  # fmt: skip
     state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
     for _ in range(21):

@@ -2,20 +2,14 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import algos
 import envs
-import fdg
-import policies
 from algos.offline.bc import Parameters
 from algos.replay import Transition
-from fdg.training.sweep import Sweep
 from tests.algos.by_hand import GAUSSIAN, HALF, ONE, column
-from tests.algos.offline.data import random_steps
 
 
 def test_loss_by_hand():
@@ -38,15 +32,3 @@ def test_loss_by_hand():
     gradient, losses = Gaussian(env=ONE).gradient(Parameters(HALF), transition)
     assert float(losses["loss"]) == pytest.approx(0.5 + 0.5 * math.log(2 * math.pi))
     assert float(gradient.actor) == pytest.approx(1.0 * 0.75, rel=1e-5)
-
-
-def test_sweep_matches_single_runs(devices):
-    """`init` reads the dataset on the host, once for each point."""
-    env, data = envs.make("probe:continuous"), random_steps("probe:continuous")
-    bc = algos.BC(env=env, dataset=data, num_envs=4, num_steps=1, batch_size=4, hidden=(4,))
-    sweep = Sweep(bc, (("learning_rate", (1e-3, 0.1)),))
-    engine = fdg.compile(sweep, policies.GPUOnly(), devices=devices[:1], num_seeds=sweep.agents)
-    swept = engine.run(engine.init(0), 2)[0].state.learned.parameters
-    single = fdg.compile(sweep.at(1), policies.GPUOnly(), devices=devices[:1])
-    expected = single.run(single.init(0), 2)[0].learned.parameters
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=1e-5, atol=1e-6), swept, expected)

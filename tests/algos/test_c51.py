@@ -1,4 +1,4 @@
-"""C51: projections and the loss by hand, and unsupported action spaces.
+"""C51: projections and the loss by hand.
 
 Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
 """
@@ -10,8 +10,7 @@ import pytest
 
 import algos
 import envs
-from algos.replay import Transition
-from fdg.errors import FdgError
+from tests.algos.by_hand import discrete_transitions as transition
 
 # Two actions, three atoms (-1, 0 and 1), equal for every observation: the parameters are the logits.
 TABLE = algos.Network(
@@ -27,11 +26,6 @@ def algorithm(kind=algos.C51, **fields):
 
 def logits(*probabilities):
     return jnp.log(jnp.array(probabilities)).reshape(-1)
-
-
-def transition(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
 
 
 ONLINE = logits([0.25, 0.25, 0.5], [0.5, 0.25, 0.25])  # values 1/4 and -1/4
@@ -81,11 +75,3 @@ def test_loss_by_hand():
     entropy = [1.5 * log, -(np.log(0.125) / 8 + 7 / 8 * np.log(0.875)), 2 * log - 0.75 * np.log(3.0)]
     np.testing.assert_allclose(error, cross_entropy - entropy, atol=1e-5)
     assert float(parts["value"]) == pytest.approx((0.25 - 0.25 + 0.25) / 3, rel=1e-5)
-
-
-def test_multi_discrete_actions_raise():
-    with pytest.raises(
-        FdgError,
-        match=r"C51: cannot act in the action space MultiDiscrete.*: use A2C, .* PQN or RecurrentPPO",
-    ):
-        algos.C51(env=envs.make("probe:multi_discrete"))

@@ -1,4 +1,4 @@
-"""Variants of SAC and TD3 learn `probe:continuous`."""
+"""SAC, TD3 and their variants learn `probe:continuous`."""
 
 import jax
 import pytest
@@ -12,6 +12,7 @@ SMALL = {
 }  # fmt: skip
 # Iterations, and hyperparameters.
 RUNS = {
+    algos.SAC: (200, {**SMALL, "num_envs": 16, "updates_per_step": 0.25}),
     algos.TD3: (150, {**SMALL, "num_envs": 8, "target_rate": 0.05, "updates_per_step": 0.25}),
     algos.FastTD3: (
         200,

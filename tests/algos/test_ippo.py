@@ -1,7 +1,8 @@
 """IPPO: with one agent it matches PPO; advantages at the end of episodes by hand.
 
 The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; by hand in `test_ppo.py`), averaged
-over agents too: de Witt et al. 2020 (arXiv 2011.09533), section 4, "Independent PPO".
+over agents too: de Witt et al. 2020 (arXiv 2011.09533), section 4, "Independent PPO". MAPPO's losses are
+PPO's as well, with its clipped value: Yu et al. 2022 (arXiv 2103.01955), appendix A, "MAPPO details".
 """
 
 import dataclasses

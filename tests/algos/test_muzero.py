@@ -14,8 +14,9 @@ from algos.muzero import Sample
 from algos.on_policy import Trajectory
 from algos.returns import rescaled, unrescaled
 from algos.search import Search, latent_search
-from envs import TimeStep
 from fdg.errors import FdgError
+from tests.algos.by_hand import in_two_envs as column
+from tests.algos.by_hand import time_step
 from tests.algos.probes import trained
 
 pytest.importorskip("mctx")
@@ -50,19 +51,6 @@ class ScalarMuZero(algos.MuZero):
 def scalar_muzero(**fields):
     settings = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "rescale": False, "discount": 0.5}
     return ScalarMuZero(env=envs.make("CartPole-v1"), **{**settings, **fields})
-
-
-def column(*values):
-    """`[T]` repeated to `[T, B = 2]`."""
-    return jnp.stack([jnp.array(values)] * 2, axis=1)
-
-
-def time_step(reward, terminated, truncated, final):
-    zero = jnp.zeros_like(reward)
-    return TimeStep(
-        observation=None, reward=reward, terminated=terminated, truncated=truncated,
-        final_observation=final[..., None], episode_return=zero, episode_length=zero.astype(jnp.int32),
-    )  # fmt: skip
 
 
 # The second step terminates, the fourth is truncated.
@@ -166,6 +154,18 @@ NEXT = jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]])
 REWARD = jnp.array([[0.0, 1.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
 
 
+@jax.jit
+def search_from_first_state(discount, allowed, reward_scale):
+    def evaluate(parameters, latent):
+        return jnp.zeros((latent.shape[0], 2)), jnp.zeros(latent.shape[0])
+
+    def imagine(parameters, latent, action):
+        state = latent[:, 0].astype(jnp.int32)
+        return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
+
+    return latent_search(evaluate, imagine, (), KEY, jnp.zeros(1), allowed, 32, scale=0.0, discount=discount)
+
+
 @pytest.mark.parametrize(
     ("discount", "allowed", "reward_scale", "best"),
     [
@@ -176,18 +176,7 @@ REWARD = jnp.array([[0.0, 1.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     ],
 )
 def test_search_in_known_model(discount, allowed, reward_scale, best):
-    def evaluate(parameters, latent):
-        return jnp.zeros((latent.shape[0], 2)), jnp.zeros(latent.shape[0])
-
-    def imagine(parameters, latent, action):
-        state = latent[:, 0].astype(jnp.int32)
-        return NEXT[state, action].astype(jnp.float32)[:, None], reward_scale * REWARD[state, action]
-
-    found = jax.jit(
-        lambda key, latent, allowed: latent_search(
-            evaluate, imagine, (), key, latent, allowed, 32, scale=0.0, discount=discount
-        )
-    )(KEY, jnp.zeros(1), jnp.array(allowed))
+    found = search_from_first_state(discount, jnp.array(allowed), reward_scale)
     if best is None:
         np.testing.assert_allclose(found.policy, [0.5, 0.5], rtol=1e-5)
         assert found.value == 0
@@ -214,14 +203,6 @@ def mean_return(algorithm, iterations):
 def test_learns_policy_of_observation():
     env = envs.make("probe:policy_of_observation")
     assert mean_return(algos.MuZero(env=env, total_steps=128 * 60, **SMALL), 60) > 0.9
-
-
-@pytest.mark.parametrize("name", ["probe:masked", "probe:parts?length=4"])
-def test_learns_probes(name):
-    name, options = envs.parse(name)
-    env = envs.make(name, **options)
-    found = mean_return(algos.MuZero(env=env, total_steps=128 * 150, **SMALL), 150)
-    assert found > 0.9 * env.optimal_return
 
 
 def test_no_learning_without_rewards_in_search():
@@ -251,11 +232,3 @@ def test_invalid_settings():
     assert {"muzero"} <= set(algos.able_in(envs.make("game:hex"))) & set(
         algos.able_in(envs.make("Breakout-MinAtar"))
     )
-
-
-def test_iteration_in_64_bits():
-    """With JAX_ENABLE_X64=1 the model and all of the state stay in 32 bits."""
-    algorithm = algos.MuZero(env=envs.make("CartPole-v1"), num_envs=2, num_steps=2, num_minibatches=1)
-    with jax.enable_x64(True):
-        state = jax.eval_shape(algorithm.init, KEY)
-        assert jax.eval_shape(algorithm.iterate, state)[0] == state

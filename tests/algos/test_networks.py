@@ -189,19 +189,6 @@ def test_actor_critic_matches_numpy():
     np.testing.assert_allclose(value, trunk(parameters["critic"])[:, 0], rtol=1e-4, atol=1e-6)
 
 
-def test_pixels_are_scaled():
-    for dtype, factor in ((jnp.uint8, 255.0), (jnp.bool_, 1.0)):
-        space = box(4, 4, 2, dtype=dtype)
-        network = actor_critic(space, ACTIONS["discrete"], hidden=(8,))
-        observation = observe(space)
-        parameters = jax.jit(network.init)(jax.random.key(0), observation)
-        as_float = observation.astype(jnp.float32) / factor
-        for a, b in zip(
-            network.apply(parameters, observation), network.apply(parameters, as_float), strict=True
-        ):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_integer_features():
     """In a grid, each channel has one channel per code; with two codes, one channel of 0 and 1."""
     space = Box(((((-1, 0),) * 3),) * 3, ((((1, 1),) * 3),) * 3, (3, 3, 2), "int32")
@@ -213,6 +200,8 @@ def test_integer_features():
     board = Box(0.0, 2.0, (3, 4), "uint8")  # a grid of one channel is convolved too
     assert features(jnp.ones((1, 3, 4), jnp.uint8), board)[0, 2, 3].tolist() == [0, 1, 0]
     assert features(jnp.array([[0, 2]]), Box(0.0, 2.0, (2,), "int32")).tolist() == [[1, 0, 0, 0, 0, 1]]
+    assert features(jnp.full((1, 4, 4, 2), 255, jnp.uint8), box(4, 4, 2, dtype="uint8")).max() == 1
+    assert features(jnp.ones((1, 4, 4, 2), bool), box(4, 4, 2, dtype="bool")).max() == 1
     amounts = Box((-100.0, 0.0), (100.0, 200.0), (2,), "int32")
     np.testing.assert_allclose(features(jnp.array([[0, 50]]), amounts), [[0.5, 0.25]])
     assert features(jnp.array([[-3.0, 7.5]]), amounts).tolist() == [[-3.0, 7.5]], "normalised already"

@@ -12,7 +12,8 @@ import numpy as np
 import algos
 import envs
 from algos.pqn import Minibatch
-from envs import TimeStep
+from tests.algos.by_hand import in_two_envs as column
+from tests.algos.by_hand import time_step
 
 # Tabular Q-values for three observations and two actions: the parameters are the values.
 TABLE = algos.Network(
@@ -20,19 +21,6 @@ TABLE = algos.Network(
     apply=lambda table, observation: table[observation[:, 0].astype(jnp.int32)],
 )
 VALUES = jnp.array([[1.0, 4.0], [2.0, 0.0], [-8.0, -6.0]])  # maxima: 4, 2 and -6
-
-
-def column(*values):
-    """`[T]` repeated to `[T, B = 2]`."""
-    return jnp.stack([jnp.array(values)] * 2, axis=1)
-
-
-def time_step(reward, terminated, truncated, final):
-    zero = jnp.zeros_like(reward)
-    return TimeStep(
-        observation=None, reward=reward, terminated=terminated, truncated=truncated,
-        final_observation=final[..., None], episode_return=zero, episode_length=zero.astype(jnp.int32),
-    )  # fmt: skip
 
 
 def pqn(**fields):

@@ -9,7 +9,7 @@ import pytest
 
 import algos
 import envs
-from algos.replay import Transition
+from tests.algos.by_hand import discrete_transitions as transition
 
 # Two actions with two quantiles each, equal for every observation: the parameters are the quantiles.
 TABLE = algos.Network(
@@ -26,11 +26,6 @@ def algorithm(**fields):
 def test_value_is_mean_of_quantiles():
     values = algorithm()._values(jnp.array([1.0, 3.0, -2.0, 0.0]), jnp.zeros((3, 1)))
     np.testing.assert_allclose(values, [[2.0, -1.0]] * 3)
-
-
-def transition(action, reward, discount):
-    zeros = jnp.zeros((len(action), 1))
-    return Transition(zeros, jnp.array(action), jnp.array(reward), jnp.array(discount), zeros)
 
 
 def test_targets_by_hand():

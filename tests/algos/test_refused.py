@@ -67,6 +67,7 @@ MAKE = {
         ("c51", {"max_error": 1.0}, "max_error=1.0: distributions of returns have a loss of their own"),
         ("c51", {"atoms": 1}, "atoms=1: a grid has at least two"),
         ("c51", {"value_min": 1.0}, "value_min=1.0, value_max=1.0: the first must be below the second"),
+        ("c51", {"env": envs.make("probe:multi_discrete")}, "C51: cannot act in the action space MultiDiscr"),
         ("crossq", {"policy_delay": 0}, "CrossQ: policy_delay=0: it must be above zero"),
         ("crossq", {"norm_decay": 1.5}, "norm_decay=1.5: it must be from 0 to 1"),
         ("crossq", {"first_moment_decay": 1.0}, "first_moment_decay=1: it must be below one"),

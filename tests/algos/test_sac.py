@@ -1,4 +1,4 @@
-"""SAC: its three losses by hand, an update, initial random actions, and a probe environment.
+"""SAC: its three losses by hand, an update, and initial random actions.
 
 Haarnoja et al. 2018 (arXiv 1812.05905): critic loss, equation 5, with targets by 2 and 3; actor loss,
 equation 7, with actions by 9; temperature loss, equation 18; the lower of two critics, section 6; an
@@ -22,7 +22,6 @@ import policies
 from algos import off_policy, sac
 from algos.replay import Replay
 from algos.sac import Learned, Parameters
-from envs.probe import ContinuousTarget
 from tests.algos.by_hand import CRITICS, NARROW, keys, transitions
 
 # --- losses, with networks of one parameter ---
@@ -174,19 +173,6 @@ def test_no_gradient_step_is_computed_until_learning_starts(kind, devices):
     assert computed
 
 
-# --- probe environments ---
-
-
-class Stretched(ContinuousTarget):
-    """`probe:continuous` with actions from 10 to 14."""
-
-    name: ClassVar[str] = "stretched"
-    action_space: ClassVar[envs.Space] = envs.Box(10.0, 14.0, (1,))  # type: ignore[assignment]
-
-    def step(self, key, state, action):
-        return super().step(key, state, (action - 12.0) / 2.0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Lasting:
     """Reward 1 for every action; truncated after four steps."""
@@ -201,20 +187,3 @@ class Lasting:
 
     def step(self, key, state, action):
         return (), jnp.ones(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False)
-
-
-def trained(single, iterations, devices, **fields):
-    quick = {
-        "num_envs": 16, "updates_per_step": 0.25, "batch_size": 64, "buffer_size": 4096,
-        "learning_starts": 64, "learning_rate": 3e-3, "hidden": (32,),
-    }  # fmt: skip
-    algorithm = algos.SAC(env=envs.vectorize(single), **{**quick, **fields})
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:1])
-    state, metrics = engine.run(engine.init(0), iterations)
-    return algorithm, state, metrics
-
-
-def test_learns_in_action_units(devices):
-    algorithm, state, metrics = trained(Stretched(), 300, devices)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > -0.03
-    assert metrics["temperature"][-1] < 0.5  # it starts at 1; the entropy starts above its target

@@ -48,11 +48,6 @@ def test_given_sizes_are_kept(name):
             jax.eval_shape(algorithm.init, jax.random.key(0))
 
 
-def test_sizes_that_do_not_divide():
-    with pytest.raises(ValueError, match="num_minibatches=7 does not divide num_envs \\* num_steps=32"):
-        algos.make("ppo", envs.make("CartPole-v1"), num_envs=4, num_steps=8, num_minibatches=7)
-
-
 def integer_fields(cls):
     """Names of integer fields, and of fields with several integers, with values that are too large."""
     kinds = typing.get_type_hints(cls)

@@ -41,21 +41,23 @@ def ppo(**fields):
     return algos.PPO(**{"env": ENV, **SMALL, "num_epochs": 1, "num_minibatches": 2, **fields})
 
 
-def run(algorithm, policy, devices, iterations=3):
-    engine = fdg.compile(algorithm, policy, devices)
-    state, metrics = engine.run(engine.init(0), iterations)
-    return engine, (engine.algorithm_state(state) if engine.plan.delayed else state), metrics
-
-
 def test_reanalysis_uses_current_parameters(devices):
-    """The current parameters also recorded the values, except under staleness, where they are newer."""
-    pair = [ppo(transform=one, learning_rate=0.05, num_minibatches=1) for one in (None, reanalyse)]
-    start, stale = jax.jit(pair[0].init)(jax.random.key(0)), policies.SingleLearnerCoarse(staleness=1)
-    for differs, state_of in (
-        (False, lambda one: plain(one, start, 3)[0]),
-        (True, lambda one: run(one, stale, devices[:2])[1]),
-    ):
-        base, newest = (leaves(state_of(one).parameters) for one in pair)
+    """With staleness 1, values are recorded by the current parameters at first, and then by older ones."""
+    engines = [
+        fdg.compile(
+            ppo(transform=one, learning_rate=0.05, num_minibatches=1),
+            policies.SingleLearnerCoarse(staleness=1),
+            devices[:2],
+        )
+        for one in (None, reanalyse)
+    ]
+    states = [engine.init(0) for engine in engines]
+    for differs in (False, True):
+        states = [engine.run(state, 1)[0] for engine, state in zip(engines, states, strict=True)]
+        base, newest = (
+            leaves(engine.algorithm_state(state).parameters)
+            for engine, state in zip(engines, states, strict=True)
+        )
         assert (max(np.max(np.abs(base[path] - newest[path])) for path in base) > 1e-4) == differs
 
 

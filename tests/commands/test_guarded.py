@@ -1,4 +1,4 @@
-"""How `guarded` reports errors of commands, and the presets of classes, without running a command."""
+"""How `guarded` reports errors of commands, without running a command."""
 
 import os
 import subprocess
@@ -8,8 +8,6 @@ import warnings
 import jax
 import pytest
 
-import algos
-from fdg.commands import preset_flags
 from fdg.commands.cli import guarded
 from fdg.errors import FdgError, FdgWarning, HostError
 
@@ -101,51 +99,3 @@ def test_removed_current_folder(capsys, monkeypatch):
     monkeypatch.setattr(os, "getcwd", gone)
     line = line_of(AssertionError("not reached"), capsys)
     assert line == "the current folder cannot be used (No such file or directory): change to another folder"
-
-
-class Inherited(algos.PPO):
-    """Inherits the presets of PPO."""
-
-
-class Written(algos.PPO):
-    """Defines its own presets."""
-
-    @classmethod
-    def preset(cls, env_name, env=None):
-        return {"num_envs": 3} if env_name == "CartPole-v1" else {}
-
-
-def test_presets_of_a_class():
-    assert preset_flags.preset_names(algos.PPO) == preset_flags.preset_names(Inherited) != ()
-    assert preset_flags.preset_names(Written) == () == preset_flags.preset_names(object)
-    env = object()
-    found = preset_flags.starting_preset(Written, None, "CartPole-v1", env, {})
-    assert found is not None and found.values == {"num_envs": 3}
-    assert preset_flags.starting_preset(Written, None, "Pendulum-v1", env, {}) is None
-    assert preset_flags.starting_preset(Written, "none", "CartPole-v1", env, {}) is None
-    assert preset_flags.starting_preset(Written, None, "CartPole-v1", None, {}) is None
-    assert preset_flags.starting_preset(object, None, "CartPole-v1", env, {}) is None
-    with pytest.raises(FdgError, match="--preset minatar: Written has no named presets: leave it out"):
-        preset_flags.starting_preset(Written, "minatar", "Asterix-MinAtar", env, {})
-
-
-@pytest.mark.parametrize(
-    ("flags", "resumes", "keeps", "message"),
-    [
-        ({}, True, True, None),
-        ({"preset": "none"}, False, False, None),
-        (
-            {"preset": "minatar"},
-            True,
-            False,
-            "--preset minatar: --resume continues with the settings of a run",
-        ),
-        ({"preset": "none"}, False, True, "--preset none: --config and --from start from the settings of"),
-    ],
-)
-def test_preset_excludes_settings_of_a_run(flags, resumes, keeps, message):
-    if message is None:
-        preset_flags.check_allowed(flags, resumes, keeps)
-        return
-    with pytest.raises(FdgError, match=message):
-        preset_flags.check_allowed(flags, resumes, keeps)

@@ -7,7 +7,7 @@ import pytest
 from fdg.__main__ import main
 from fdg.commands.study import study_of
 from fdg.errors import RunError, UnwritableError
-from fdg.training import comparison, loop
+from fdg.training import comparison, loop, statistics
 from tests.refusing import refused
 
 GUESSER = "tests.training.own:Guesser"
@@ -29,9 +29,10 @@ ONE = FILE.replace("[variants.half]\n", "")
 
 
 @pytest.fixture(autouse=True)
-def without_pictures(monkeypatch):
-    """The tests of `fdg compare` draw them; each takes a second."""
+def quick_comparisons(monkeypatch):
+    """The tests of `fdg compare` draw pictures, each in a second; precise intervals take seconds too."""
     monkeypatch.setattr(comparison.Comparison, "pictures", lambda self: {})
+    monkeypatch.setattr(statistics, "RESAMPLES", 100)
 
 
 def tables(folder):
@@ -90,17 +91,14 @@ def test_interrupted_study_gives_the_same_tables(tmp_path, capsys, monkeypatch):
 def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     file = tmp_path / "host.toml"
     file.write_text(
-        """
-        algorithms = ["a2c"]
+        f"""
+        algorithms = ["{GUESSER}"]
         environments = ["gymnasium:CartPole-v1"]
-        total_steps = 64
+        total_steps = 16
         seeds = 2
         first_seed = 5
         random_episodes = 2
         [settings]
-        num_envs = 2
-        num_steps = 8
-        hidden = [4]
         eval_episodes = 2
         devices = 1
         """
@@ -108,7 +106,7 @@ def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     words = ["study", str(file), "--out", str(tmp_path / "out")]
     assert main(words) == 0, capsys.readouterr().err
     runs = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
-    assert runs == [f"gymnasium_CartPole_v1-a2c-seed-{seed}" for seed in (5, 6)]
+    assert runs == [f"gymnasium_CartPole_v1-tests.training.own_Guesser-seed-{seed}" for seed in (5, 6)]
     assert "of each of" not in capsys.readouterr().out
     (cell,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["cells"]
     assert cell["seeds"] == [5, 6] and len(cell["returns"]) == 2

@@ -166,6 +166,10 @@ def test_matches_pgx(ours, name):
     np.testing.assert_array_equal(
         np.asarray(jax.jit(jax.vmap(jax.vmap(theirs.observe)))(other))[going], np.asarray(seen)[going]
     )
+    env = envs.make("pgx:tic_tac_toe", opponent="greedy")
+    assert env == envs.make("pgx:tic_tac_toe", opponent="greedy") and env.name == "pgx:tic_tac_toe"
+    with pytest.raises(FdgError, match="unknown game of pgx 'otello': did you mean 'othello'"):
+        envs.make("pgx:otello")
 
 
 # --- environments ---
@@ -176,15 +180,6 @@ def test_games_conform(name):
     sizes = {"connect_four": {"rows": 4, "columns": 4}, "hex": {"size": 3}}.get(name, {})
     assert_conforms(envs.make(f"game:{name}", **sizes))
     assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
-
-
-def test_pgx_game_conforms():
-    pytest.importorskip("pgx")
-    env = envs.make("pgx:tic_tac_toe", opponent="greedy")
-    assert env == envs.make("pgx:tic_tac_toe", opponent="greedy") and env.name == "pgx:tic_tac_toe"
-    assert_conforms(env)
-    with pytest.raises(FdgError, match="unknown game of pgx 'otello': did you mean 'othello'"):
-        envs.make("pgx:otello")
 
 
 def test_random_opening_moves():

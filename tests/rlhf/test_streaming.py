@@ -70,7 +70,6 @@ def test_log_probs_use_each_tokens_version():
 
 
 @functools.cache
-@functools.cache
 def rollout(name, **fields):
     algorithm = make(name, **{"group_size": 2, **fields})
     count = algorithm._candidates

@@ -184,7 +184,8 @@ def test_process_0_chooses(folder, monkeypatch, words):
         return [{**found, **other, "changes": {"shuffle": "time"} if words else {}}, found]
 
     monkeypatch.setattr(settling.distributed, "exchange", exchange)
-    job = parse(f"--env probe:value --num-envs 12 --devices 2 --total-steps 4096{words}")
+    few = "--env probe:value --num-envs 12 --total-steps 4096" if words else PUPIL
+    job = parse(f"{few} --devices 2{words}")
     settled = prepare(job).job
     assert settled.policy == coarse and settled.config["policy"] == "single_learner_coarse"
     if words:

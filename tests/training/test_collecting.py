@@ -27,6 +27,7 @@ from fdg.training.data_copies import copied_dataset
 from fdg.training.run import Run
 from tests.algos.offline.data import random_steps, write_as_minari
 from tests.refusing import refuses
+from tests.training.own import Guesser
 
 
 class Constant:
@@ -438,24 +439,11 @@ def test_repeat_after_a_kill(tmp_path):
 def test_command_line(tmp_path, capsys):
     """Collects data from a run, trains BC on it, and loads that run after the data set is moved."""
     env = envs.make("CartPole-v1")
-    fdg.fit(
-        algos.A2C(env=env, num_envs=2, num_steps=4, hidden=(4,)),
-        total_steps=8,
-        eval_episodes=0,
-        out=tmp_path / "ppo",
-    )
-    words = [
-        "collect",
-        str(tmp_path / "ppo"),
-        "--steps",
-        "50",
-        "--num-envs",
-        "2",
-        "--out",
-        str(tmp_path / "data"),
-    ]
+    fdg.fit(Guesser(), total_steps=8, eval_episodes=0, out=tmp_path / "guesser")
+    words = ["collect", str(tmp_path / "guesser"), "--trust", "--steps", "50", "--num-envs", "2"]
+    words += ["--out", str(tmp_path / "data")]
     assert main(words) == 0 and "50 steps of CartPole-v1 written" in capsys.readouterr().out
-    assert main(words[:2]) == 2
+    assert main(words[:3]) == 2
     assert "error: --steps is missing: fdg collect RUN --steps 100000 --out DIR" in capsys.readouterr().err
     small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
     algorithm = algos.BC(env=env, dataset=str(tmp_path / "data"), **small)

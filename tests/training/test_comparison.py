@@ -12,12 +12,18 @@ import scipy  # imports `stats` lazily
 import fdg
 from bench import table
 from fdg.__main__ import main
-from fdg.training import comparison, curves
+from fdg.training import comparison, curves, statistics
 from fdg.training.comparison import TOGETHER
 from fdg.training.difference import Difference
 from fdg.training.run_directory import to_json_types
 from fdg.training.statistics import probability_of_improvement
 from tests.refusing import refused, refuses
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    """No test here needs precise intervals, and 2,000 resamples take seconds."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 100)
 
 
 def write_run(

@@ -14,6 +14,14 @@ from fdg.plot import main as plot_main
 from fdg.training import curves, statistics
 from tests.refusing import refused
 
+RESAMPLES = statistics.RESAMPLES
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch):
+    """Only the comparison with SciPy needs precise intervals, and 2,000 resamples take seconds."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 100)
+
 
 def write_run(path, returns, *, seed=0, summary=None, algo="ppo", env="CartPole-v1", **hyperparameters):
     """Writes a run directory with these returns: [iterations] or [iterations, seeds]."""
@@ -232,7 +240,8 @@ def test_sweep_points_are_separate_curves(figures):
     assert figures[-1][1].get_ylabel() == "policy loss"
 
 
-def test_statistics_match_scipy():
+def test_statistics_match_scipy(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", RESAMPLES)
     values = np.random.default_rng(0).gamma(2.0, size=12)
     assert statistics.interquartile_mean(values) == scipy.stats.trim_mean(values, 0.25)
     for statistic in statistics.STATISTICS.values():

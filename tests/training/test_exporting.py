@@ -20,6 +20,7 @@ from fdg.errors import FdgError
 from fdg.export import main as export_main
 from fdg.training.onnx import Output, to_onnx
 from tests.refusing import refuses
+from tests.training.own import Guesser
 from tests.training.trained import fitted, small
 
 CASES = {
@@ -128,16 +129,22 @@ def test_action_mask(tmp_path):
         policy(seen)
 
 
-def test_exported_policy_needs_no_fdg(tmp_path, capsys):
-    """Runs an exported policy in a process that imports neither fdg nor Flax."""
-    run = fitted(tmp_path / "run", small("a2c", hidden=(8,)), iterations=1)
-    assert export_main([str(run.path)]) == 0
+def test_command_line(tmp_path, capsys):
+    run = fitted(tmp_path / "run", Guesser(), iterations=1)
+    assert export_main([str(run.path), "--trust"]) == 0
     assert capsys.readouterr().out == f"{run.path / 'policy.jax'}\n"
-    assert export_main([str(run.path), "--format", "tflite"]) == 2
+    assert fdg.load_exported(run.path / "policy.jax")(np.eye(4)).tolist() == run.policy(np.eye(4)).tolist()
+    assert export_main([str(run.path), "--trust", "--format", "tflite"]) == 2
     assert "it must be one of jax, onnx" in capsys.readouterr().err
+
+
+def test_exported_policy_needs_no_fdg(package, tmp_path):
+    """Runs an exported policy in a process that imports neither fdg nor Flax."""
+    path = tmp_path / "policy.jax"
+    path.write_bytes(package)
     code = f"""
 import sys, zipfile, jax, numpy
-with zipfile.ZipFile({str(run.path / "policy.jax")!r}) as file:
+with zipfile.ZipFile({str(path)!r}) as file:
     policy = jax.export.deserialize(bytearray(file.read("policy.jax")))
 print(numpy.asarray(policy.call(numpy.eye(4, dtype="float32"))[0]).tolist())
 assert not {{"fdg", "algos", "envs", "flax"}} & set(sys.modules)
@@ -145,12 +152,8 @@ assert not {{"fdg", "algos", "envs", "flax"}} & set(sys.modules)
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    assert json.loads(result.stdout) == run.policy(np.eye(4)).tolist()
-    assert set(zipfile.ZipFile(run.path / "policy.jax").namelist()) == {
-        "policy.jax",
-        "policy.json",
-        "memory.npz",
-    }
+    assert json.loads(result.stdout) == fdg.load_exported(path)(np.eye(4)).tolist()
+    assert set(zipfile.ZipFile(path).namelist()) == {"policy.jax", "policy.json", "memory.npz"}
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ import fdg
 from fdg import files
 from fdg.__main__ import main
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.curves import draw_learning_curve
 from fdg.training.packing import pack
 from fdg.training.run import Run
+from fdg.training.run_directory import RunDirectory
 from tests.refusing import refused, refuses
 from tests.training.own import Guesser
 
@@ -26,6 +28,9 @@ def trained(tmp_path_factory):
     fdg.fit(
         Guesser(), total_steps=32, num_seeds=2, eval_episodes=4, out=path, progress=False, live_plot=False
     )
+    directory = RunDirectory.reopen(path)
+    draw_learning_curve(directory, "a learning curve")
+    directory.close()
     config = json.loads((path / "config.json").read_text())
     config["command"] = "python -m fdg.train --out /home/me/secret"
     (path / "config.json").write_text(json.dumps(config))

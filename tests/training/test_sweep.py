@@ -22,7 +22,7 @@ from fdg.commands.cli import train_main
 from fdg.errors import FdgError
 from fdg.fragment import with_numbers
 from fdg.settings.fields import structural
-from fdg.training import curves, loop
+from fdg.training import curves
 from fdg.training.space import grid_text, make_grid, parse_grid
 from fdg.training.sweep import Sweep
 from fdg.training.sweep_results import PointResult, best_index, point_results
@@ -30,15 +30,6 @@ from tests.refusing import refused, refuses
 from tests.tiny import Walk
 from tests.training.descent import Descent, assert_close
 from tests.training.trained import assert_same, small, untimed_rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_learning_curves():
-    """Skips drawing, which takes as long as these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_learning_curve", lambda *_, **__: None)
-        yield
-
 
 # --- grids ---
 

@@ -73,7 +73,7 @@ def test_online_steps_are_added(tmp_path):
 
 
 def test_learns_online_without_data():
-    algorithm = algos.CQL(env=envs.make("probe:continuous"), num_actions=1, total_steps=64, **SMALL)
+    algorithm = algos.IQL(env=envs.make("probe:continuous"), total_steps=64, **SMALL)
     _, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 6)
     assert np.isnan(metrics["critic_loss"][3]) and np.isfinite(metrics["critic_loss"][4])  # after 8 steps
 
