@@ -25,6 +25,7 @@ from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Work, sum_of_work
 from fdg.running.leaves import as_array
+from fdg.running.xla_options import jit
 from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
 
@@ -129,8 +130,9 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
     if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:
         return [jax.device_put(leaf, device) for leaf in leaves]
+    initialize = jit(functools.partial(initial_leaves, engine.algorithm, plan), device.platform)
     with jax.default_device(device):
-        return jax.jit(functools.partial(initial_leaves, engine.algorithm, plan))(jax.random.key(0))
+        return initialize(jax.random.key(0))
 
 
 def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[PlacedFragment]) -> Rates | None:
