@@ -27,7 +27,7 @@ from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import make_in_process, put
 from fdg.running.interrupts import delayed_interrupt
-from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
+from fdg.running.leaves import ReturnedArrays, as_array, copied, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
 from fdg.running.one_program import OneProgram
@@ -321,7 +321,7 @@ class Engine:
         self.compile()
         if timeline is None:
             return []
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        state = copied(state)
         timeline.bars = []
         try:
             jax.block_until_ready(self.run(state, iterations))

@@ -24,7 +24,7 @@ from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Work, sum_of_work
-from fdg.running.leaves import as_array
+from fdg.running.leaves import copied
 from fdg.running.xla_options import jit
 from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
@@ -79,7 +79,7 @@ class Iterations:
         A round takes about `seconds`, and has at least `min_iterations` iterations.
         """
         self._engine = engine
-        self._state = jax.tree.map(_copied, state)
+        self._state = copied(state)
         self._count = min_iterations
         self.samples: list[float] = []  # seconds per iteration in each round
         # per round, busy seconds per iteration by group; empty for a single group
@@ -111,12 +111,6 @@ class Iterations:
         self._state, metrics = self._engine.run(self._state, self._count)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - start_time
-
-
-def _copied(leaf: Any) -> Any:
-    """A copy of an array; any other leaf, which `Engine.run` refuses, unchanged."""
-    array = as_array(leaf)
-    return leaf if array is None or array.is_deleted() else jnp.copy(array)
 
 
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
