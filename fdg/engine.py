@@ -27,12 +27,12 @@ from fdg.placing.staleness import algorithm_state
 from fdg.processes import distributed
 from fdg.processes.arrays import make_in_process, put
 from fdg.running.interrupts import delayed_interrupt
-from fdg.running.leaves import ReturnedArrays, as_array, difference, typed_like, without_aliases
+from fdg.running.leaves import ReturnedArrays, as_array, copied, difference, typed_like, without_aliases
 from fdg.running.many_programs import ManyPrograms
 from fdg.running.metrics import PendingMetrics
 from fdg.running.one_program import OneProgram
 from fdg.running.timeline import Bar
-from fdg.running.xla_options import xla_options
+from fdg.running.xla_options import jit
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace
 
@@ -74,12 +74,12 @@ class Engine:
         self.state_shape = jax.tree.unflatten(self._structure, self._shapes)
         # A single program can only lay out its results on its own devices.
         self._is_single = isinstance(self._execution, OneProgram)
-        self._init_shardings = [shape.sharding for shape in self._shapes] if self._is_single else None
-        self._init = jax.jit(
-            self._init_leaves,
-            out_shardings=self._init_shardings,
-            compiler_options=xla_options(devices[0].platform if self._is_single else jax.default_backend()),
+        self._jit_init = functools.partial(
+            jit,
+            platform=devices[0].platform if self._is_single else None,
+            out_shardings=[shape.sharding for shape in self._shapes] if self._is_single else None,
         )
+        self._init = self._jit_init(self._init_leaves)
         self._returned = ReturnedArrays()
         self._iterations = 0  # iterations of this engine that led to the returned state
         self._interrupted: tuple[Any, PendingMetrics] | None = None
@@ -321,7 +321,7 @@ class Engine:
         self.compile()
         if timeline is None:
             return []
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        state = copied(state)
         timeline.bars = []
         try:
             jax.block_until_ready(self.run(state, iterations))
@@ -337,7 +337,7 @@ class Engine:
         if not host_calls.calls_host(jaxprs.open_jaxpr(traced.jaxpr).eqns):
             return self._init(key)
         jaxpr = host_calls.guard(traced.jaxpr, "init", _end_other_processes)
-        init_guarded = jax.jit(core.jaxpr_as_fun(jaxpr), out_shardings=self._init_shardings)
+        init_guarded = self._jit_init(core.jaxpr_as_fun(jaxpr))
         leaves = jax.tree.leaves(key)  # in a sweep, `key` has hyperparameters too
         groups = [call.group for call, _ in self.plan.calls() if host_calls.calls_host(call.equations)]
         if distributed.count() == 1 or not groups:

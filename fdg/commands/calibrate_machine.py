@@ -14,7 +14,7 @@ from fdg.commands.flags import Flag
 from fdg.cores import usable_cores
 from fdg.costs import machine
 from fdg.costs.calibration import calibrate
-from fdg.costs.hardware import RATES, TIMES
+from fdg.costs.hardware import RATES, SHARES, TIMES
 from fdg.costs.machine import Calibration
 from fdg.costs.overheads import OVERHEADS
 from fdg.costs.program_time import SHARES_AFTER_FUSION
@@ -93,10 +93,10 @@ def calibration_table(calibration: Calibration) -> str:
         if quantity_name in TIMES or quantity_name in ("latency", "call"):
             scale, unit = (1e9, "ns") if figure.value < 1e-6 else (1e6, "us")
             value = quantity(figure.value * scale, unit)
-        elif name in ("parallel", "convolution"):
+        elif name in SHARES:
             value = f"{figure.value:.0%}"
         else:
-            value = quantity(figure.value, RATES.get(name, "B/s of a link").split()[0])
+            value = quantity(figure.value, RATES[name].unit if name in RATES else "B/s")
         rows.append((name, value, f"{figure.spread:.0%}", figure.source))
     lines = table(["rate", "value", "spread", "source"], rows, numeric=(1, 2))
     kind = calibration.kind

@@ -154,7 +154,7 @@ def _reason_to_doubt(name: str, published_values: Mapping[str, Sequence[float]],
 
     other = {"memory": "memory_bytes", "memory_bytes": "memory"}.get(name)
     if other and is_within(other, 1) and not is_within(name, 1):
-        return f": it looks like {other} = {value:g}, which is {RATES[other]}"
+        return f": it looks like {other} = {value:g}, which is {RATES[other].meaning}"
     if (values := published_values[name]) and not is_within(name, 1000):
         return f": published values are from {min(values):.2g} to {max(values):.2g}"
     return ""
@@ -176,7 +176,7 @@ def _read_kind(
             platform = platform or similar.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
-        rates = {rate: (meaning, published.kind("H100").rate(rate)) for rate, meaning in RATES.items()}
+        rates = {name: (rate.meaning, published.kind("H100").rate(name)) for name, rate in RATES.items()}
         references = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
         figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, references)
         return DeviceKind(escape_unprintable(name), platform, {**base, **figures}), usual_links, None

@@ -21,43 +21,67 @@ class Figure(NamedTuple):
     source: str = ""
 
 
-RATES: Mapping[str, str] = {
-    "product/float32": "FLOP/s of large products of float32 matrices",
-    "product/bfloat16": "FLOP/s of large products of bfloat16 matrices",
-    "product/float16": "FLOP/s of large products of float16 matrices",
-    "product/float64": "FLOP/s of large products of float64 matrices",
-    "product_bytes": "B/s at which a product reads and writes its matrices",
-    "product_call": "s of overhead per matrix product",
-    "convolution": "share of the rate of products that convolutions reach",
-    "memory": "B/s read and written, arrays larger than the cache",
-    "cache": "B/s read and written, arrays that fit into the cache",
-    "cache_bytes": "B that an operation can read and write at the rate of the cache",
-    "elementwise": "B/s of additions and similar operations",
-    "transcendental": "B/s of tanh and similar functions",
-    "special": "B/s of sine, powers, remainders and similar functions",
-    "reduction": "B/s of sums and other reductions",
-    "random": "B/s of random bits",
-    "sort": "B/s of sorts",
-    "movement": "B/s of gathers and scatters, counting whole cache lines",
-    "copy": "B/s of slices, transpositions and other copies",
-    "linear algebra": "B/s of factorisations and other linear algebra",
-    "host": "B/s to and from functions on the host",
-    "host_call": "s per call of a function on the host",
-    "operation": "s to start an operation within a program",
-    "trip": "s per trip of a loop within a program, in addition to its operations",
-    "dispatch": "s of the host to start a program",
-    "argument": "s of the host per argument or result of a program",
-    "transfer": "s of the host to start moving an array between groups",
-    "parallel": "speedup that each additional core adds to a large operation, 0 to 1",
-    "parallel_bytes": "B from which an operation is divided among several cores",
-    "memory_bytes": "B of memory on a device",
-}
-"""The figures that a kind of device may have, with their units."""
+class Rate(NamedTuple):
+    """What a figure of a kind of device means, and its values where nothing was measured or published."""
 
-SHARES = frozenset({"convolution", "parallel"})
-SIZES = frozenset({"cache_bytes", "parallel_bytes", "memory_bytes"})
-# The figures in seconds: the smaller, the better.
-TIMES = frozenset({"product_call", "host_call", "operation", "trip", "dispatch", "argument", "transfer"})
+    meaning: str  # its unit, then what it measures
+    # on a core of a server of 2026 (`bench/machines/intel-xeon-*`), for CPUs without a calibration. Those of
+    # float64, linear algebra and host calls are assumed; None if such a CPU has the `default` too.
+    core: float | None = None
+    default: float | None = None  # for kinds that lack the figure; None for the rate of their memory
+    gpu: float | None = None  # the default of GPUs and of TPUs, if it is another one
+    tpu: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit: "FLOP/s", "B/s", "B" or "s"; another word if it is a share, from 0 to 1."""
+        return self.meaning.split()[0]
+
+
+RATES: Mapping[str, Rate] = {  # each with its meaning, `core` and `default`
+    "product/float32": Rate("FLOP/s of large products of float32 matrices", 1.5e11),
+    "product/bfloat16": Rate("FLOP/s of large products of bfloat16 matrices"),
+    "product/float16": Rate("FLOP/s of large products of float16 matrices"),
+    "product/float64": Rate("FLOP/s of large products of float64 matrices", 7.5e10),
+    "product_bytes": Rate("B/s at which a product reads and writes its matrices", 1.9e10),
+    "product_call": Rate("s of overhead per matrix product", 2.5e-7, 0.0),
+    "convolution": Rate("share of the rate of products that convolutions reach", None, 0.5),
+    "memory": Rate("B/s read and written, arrays larger than the cache", 2.2e10),
+    "cache": Rate("B/s read and written, arrays that fit into the cache", 2.6e10),
+    "cache_bytes": Rate("B that an operation can read and write at the rate of the cache", 2**21, 1.0),
+    "elementwise": Rate("B/s of additions and similar operations", 2.5e10),
+    "transcendental": Rate("B/s of tanh and similar functions", 2.1e10),
+    "special": Rate("B/s of sine, powers, remainders and similar functions", 2.9e9),
+    "reduction": Rate("B/s of sums and other reductions", 1.3e10),
+    "random": Rate("B/s of random bits", 2.3e8),
+    "sort": Rate("B/s of sorts", 3.5e7),
+    "movement": Rate("B/s of gathers and scatters, counting whole cache lines", 2e11),
+    "copy": Rate("B/s of slices, transpositions and other copies", 4.7e10),
+    "linear algebra": Rate("B/s of factorisations and other linear algebra", 1e9),
+    "host": Rate("B/s to and from functions on the host", 3.4e9),
+    "host_call": Rate("s per call of a function on the host", 3e-5, 2e-5),
+    # On GPUs: a kernel takes about 4 us to start, as measured. Without a command buffer, each trip of an XLA
+    # loop waits until the host decides to continue.
+    "operation": Rate("s to start an operation within a program", 1.7e-8, 1e-7, gpu=4e-6, tpu=1e-6),
+    "trip": Rate("s per trip of a loop within a program, in addition to its operations",
+                 1e-8, 1e-6, gpu=1.2e-5, tpu=2e-6),
+    "dispatch": Rate("s of the host to start a program", 3.2e-6, 5e-5, tpu=1e-4),
+    "argument": Rate("s of the host per argument or result of a program", 6e-7, 1e-6),
+    "transfer": Rate("s of the host to start moving an array between groups", 5.9e-6, 2e-5),
+    "parallel": Rate("speedup that each additional core adds to a large operation, 0 to 1", 1.0, 0.0),
+    "parallel_bytes": Rate("B from which an operation is divided among several cores", 1e5, 1e5),
+    "memory_bytes": Rate("B of memory on a device", None, 1e18),
+}  # fmt: skip
+"""The figures that a kind of device may have."""
+
+
+def _in_unit(*units: str) -> frozenset[str]:
+    """The figures in these units."""
+    return frozenset(name for name, rate in RATES.items() if rate.unit in units)
+
+
+SHARES, SIZES = _in_unit("share", "speedup"), _in_unit("B")
+TIMES = _in_unit("s")  # the smaller, the better
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
@@ -85,7 +109,7 @@ class DeviceKind:
                 raise unknown_name(f"rate of device kind {self.name}", name, RATES)
             where = f"device kind {self.name}: {name}"
             may_be_zero = name in TIMES or name == "parallel"
-            _check_number(where, figure.value, f"{RATES[name]}, a number", may_be_zero)
+            _check_number(where, figure.value, f"{RATES[name].meaning}, a number", may_be_zero)
             if name in SHARES:
                 _check_share(where, figure.value)
         for name, value in vars(self.overheads).items() if self.overheads else ():
@@ -95,8 +119,8 @@ class DeviceKind:
             _check_number(f"device kind {self.name}: share of {name} after fusion ('joined')", value)
         if not any(name.startswith("product/") for name in self.figures) or "memory" not in self.figures:
             raise FdgError(
-                f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory']}) and at least one"
-                f" product rate, such as 'product/float32'"
+                f"device kind {self.name} lacks figures: give 'memory' ({RATES['memory'].meaning}) and at"
+                f" least one product rate, such as 'product/float32'"
             )
 
     @property
@@ -112,9 +136,10 @@ class DeviceKind:
             return self._product_rate(name.removeprefix("product/"))
         if name not in RATES:
             raise unknown_name("rate", name, RATES)
-        if name in ("cache", "product_bytes", *BY_BYTES):
-            return self.figures["memory"].value
-        return _PLATFORM_DEFAULTS[self.platform].get(name, _DEFAULT_VALUES[name])
+        rate = RATES[name]
+        own = {"gpu": rate.gpu, "tpu": rate.tpu}.get(self.platform)
+        default = rate.default if own is None else own
+        return self.figures["memory"].value if default is None else default
 
     def _product_rate(self, dtype: str) -> float:
         """FLOP/s for a dtype without a figure: the next wider dtype's, else scaled from the widest."""
@@ -133,27 +158,6 @@ BY_BYTES = (  # the classes of operations whose rates are bytes per second
     "elementwise", "transcendental", "special", "reduction", "random", "sort", "movement", "copy",
     "linear algebra", "host",
 )  # fmt: skip
-_DEFAULT_VALUES: Mapping[str, float] = {
-    "product_call": 0.0,
-    "convolution": 0.5,
-    "cache_bytes": 1.0,
-    "host_call": 2e-5,
-    "operation": 1e-7,
-    "trip": 1e-6,
-    "dispatch": 5e-5,
-    "argument": 1e-6,
-    "transfer": 2e-5,
-    "parallel": 0.0,
-    "parallel_bytes": 1e5,
-    "memory_bytes": 1e18,
-}
-_PLATFORM_DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    # Measured on a GPU: a kernel takes about 4 us to start. Without a command buffer, each trip of an XLA
-    # loop waits until the host decides to continue.
-    "gpu": {"operation": 4e-6, "trip": 1.2e-5, "dispatch": 5e-5},
-    "tpu": {"operation": 1e-6, "trip": 2e-6, "dispatch": 1e-4},
-    "cpu": {},
-}
 
 
 def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:

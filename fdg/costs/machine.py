@@ -18,7 +18,7 @@ import jax
 
 from fdg.cores import processes_sharing_cores, usable_cores
 from fdg.costs import published
-from fdg.costs.hardware import Cluster, DeviceKind, Figure, Link
+from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
 from fdg.costs.overheads import Overheads
 from fdg.errors import FdgError, UnknownNameError
 from fdg.kinds import annotations_of, matches
@@ -30,42 +30,11 @@ MEASURED = "measured here"  # `Figure.source` of measured figures
 MAX_NOISE = 0.25  # the largest `Calibration.noise` of a reliable calibration
 FIX = "run python -m fdg.calibrate, which takes three minutes"
 
-# Figures of a core of a machine without calibration (`hardware.DeviceKind` has their units): measured on a
-# server of 2026 (`bench/machines/intel-xeon-*`). Those of float64, linear algebra and host calls are assumed.
 _ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
 UNCALIBRATED_CPU = DeviceKind(
     "cpu",
     "cpu",
-    {
-        name: Figure(value, 0.5, _ROUGH)
-        for name, value in {
-            "product/float32": 1.5e11,
-            "product/float64": 7.5e10,
-            "product_bytes": 1.9e10,
-            "product_call": 2.5e-7,
-            "memory": 2.2e10,
-            "cache": 2.6e10,
-            "cache_bytes": 2**21,
-            "elementwise": 2.5e10,
-            "transcendental": 2.1e10,
-            "special": 2.9e9,
-            "reduction": 1.3e10,
-            "random": 2.3e8,
-            "sort": 3.5e7,
-            "movement": 2e11,
-            "copy": 4.7e10,
-            "linear algebra": 1e9,
-            "host": 3.4e9,
-            "host_call": 3e-5,
-            "operation": 1.7e-8,
-            "trip": 1e-8,
-            "dispatch": 3.2e-6,
-            "argument": 6e-7,
-            "transfer": 5.9e-6,
-            "parallel": 1.0,
-            "parallel_bytes": 1e5,
-        }.items()
-    },
+    {name: Figure(rate.core, 0.5, _ROUGH) for name, rate in RATES.items() if rate.core is not None},
 )
 SHARED_MEMORY = Link(
     "shared memory", Figure(0.0, 0.5, _ROUGH), Figure(3.7e9, 0.5, _ROUGH), Figure(7.3e-5, 0.5, _ROUGH)

@@ -20,12 +20,13 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.program_work import ProgramWork, program_works
-from fdg.costs.schedule_tasks import HOST, IN_FLIGHT, Cost, ScheduleTasks, loop_lengths
+from fdg.costs.schedule_tasks import HOST, Cost, ScheduleTasks, loop_lengths
 from fdg.costs.simulation import Simulation, Trace
 from fdg.errors import FdgError
 from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.placing.scheduling.schedule import Move, Step
+from fdg.running.many_programs import IN_FLIGHT
 
 _WARM_UP, _COUNTED = 3, 3  # simulated iterations: this many to warm up, then this many that are averaged
 _FEW_TRIPS = 12  # long loops are simulated with this number of trips and with twice as many, and extrapolated

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
+from fdg.running.many_programs import IN_FLIGHT
 
-IN_FLIGHT = 4  # the number of iterations at once: one that is dispatched, and three that are still running
 HOST = ""  # the resource of the host; groups have names
 
 

@@ -24,7 +24,8 @@ from fdg.profiling.rates import Rates
 from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.report import FragmentProfile, GroupProfile, ProductProfile, Profile
 from fdg.profiling.work import Work, sum_of_work
-from fdg.running.leaves import as_array
+from fdg.running.leaves import copied
+from fdg.running.xla_options import jit
 from fdg.showing.plan_outline import split_fragments
 from fdg.showing.words import ancestors
 
@@ -78,7 +79,7 @@ class Iterations:
         A round takes about `seconds`, and has at least `min_iterations` iterations.
         """
         self._engine = engine
-        self._state = jax.tree.map(_copied, state)
+        self._state = copied(state)
         self._count = min_iterations
         self.samples: list[float] = []  # seconds per iteration in each round
         # per round, busy seconds per iteration by group; empty for a single group
@@ -112,12 +113,6 @@ class Iterations:
         return time.perf_counter() - start_time
 
 
-def _copied(leaf: Any) -> Any:
-    """A copy of an array; any other leaf, which `Engine.run` refuses, unchanged."""
-    array = as_array(leaf)
-    return leaf if array is None or array.is_deleted() else jnp.copy(array)
-
-
 def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     """The leaves of `state`, or of a new initial state, on one device.
 
@@ -129,8 +124,9 @@ def _local_leaves(engine: Engine, state: Any) -> list[Any]:
     on_host = host_calls.calls_host(jaxprs.open_jaxpr(plan.graph.jaxpr).eqns)
     if all(leaf.is_fully_addressable for leaf in leaves) and not on_host:
         return [jax.device_put(leaf, device) for leaf in leaves]
+    initialize = jit(functools.partial(initial_leaves, engine.algorithm, plan), device.platform)
     with jax.default_device(device):
-        return jax.jit(functools.partial(initial_leaves, engine.algorithm, plan))(jax.random.key(0))
+        return initialize(jax.random.key(0))
 
 
 def _prepare_rates(engine: Engine, group: Group, fragments: Sequence[PlacedFragment]) -> Rates | None:

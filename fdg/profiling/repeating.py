@@ -7,7 +7,6 @@ place. The time of a run without calls is subtracted.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 
 from fdg import keys
 from fdg.processes import distributed
+from fdg.running.program import compile_in_parallel
 
 ROUND_S = 0.015  # minimum seconds of a round
 _MAX_CALLS = 1_000_000  # per round
@@ -48,6 +48,12 @@ class Repeated:
         self.num_copies = 1  # concurrent copies of the program
         self._spans_processes = any(not x.is_fully_addressable for x in arguments)
         self.samples: list[Sample] = []  # one per round
+
+    @property
+    def platform(self) -> str:
+        """The platform of the arguments' devices."""
+        devices = (device for x in self._arguments for device in x.devices())
+        return next((device.platform for device in devices), jax.default_backend())
 
     def lower(self) -> Any:
         """Lowers the program."""
@@ -113,11 +119,10 @@ class Repeated:
 
 
 def compile_all(programs: Iterable[Repeated]) -> None:
-    """Compiles programs in parallel and prepares each for timing."""
+    """Compiles programs in parallel, as an engine compiles its own, and prepares each for timing."""
     programs = list(programs)
-    lowered = [program.lower() for program in programs]
-    with ThreadPoolExecutor() as pool:
-        runs = list(pool.map(lambda program: program.compile(), lowered))
+    lowered, platforms = [program.lower() for program in programs], [program.platform for program in programs]
+    runs, _ = compile_in_parallel(lowered, platforms, lambda: None)
     for program, run in zip(programs, runs, strict=True):
         program.set_compiled(run)
 

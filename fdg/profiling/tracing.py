@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fdg import files
 from fdg.engine import Engine
 from fdg.lowering.host_calls import BETWEEN
+from fdg.running.hlo import fragment_path
+from fdg.running.leaves import copied
 from fdg.showing.bars import track
 
 PERFETTO = "trace.json.gz"
@@ -44,8 +45,7 @@ def trace_iteration(engine: Engine, state: Any, directory: Path | None) -> Path 
     Returns:
       The file for Perfetto in `directory`, or None.
     """
-    state = jax.tree.map(jnp.copy, state)
-    jax.block_until_ready(state)
+    state = copied(state)
     if directory is None:
         jax.block_until_ready(engine.run(state, 1))
         return None
@@ -72,10 +72,9 @@ def read_fragments(hlo: Iterable[str]) -> Mapping[tuple[str, str], str]:
             if line.startswith("HloModule "):
                 module = re.split(r"[ ,]", line)[1]
             operation = re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = ", line)
-            path = re.search(r'op_name="([^"]*)"', line)
-            marks = re.findall(r"fdg:[^:()]+:([^()]+)\)", path[1]) if path else []
-            if operation and marks:
-                fragment_by_operation[module, operation[1]] = marks[-1]
+            _, fragments = fragment_path(line)
+            if operation and fragments:
+                fragment_by_operation[module, operation[1]] = fragments[-1]
     return fragment_by_operation
 
 

@@ -47,14 +47,20 @@ def _collectives_of(program: dict[str, list[str]], name: str, calls: int) -> Ite
         shape, operation = instruction[1], instruction[2]
         kind = operation.removesuffix("-start")
         if kind in KINDS:
-            op_name = re.search(r'op_name="([^"]*)"', line)
-            path = op_name[1] if op_name else ""
-            fragments = tuple(dict.fromkeys(re.findall(r"fdg:[^:()]+:([^()]+)\)", path)))
-            yield Collective(kind, _shape_bytes(_result_of(operation, shape)), calls, fragments, path)
+            path, fragments = fragment_path(line)
+            size = _shape_bytes(_result_of(operation, shape))
+            yield Collective(kind, size, calls, tuple(dict.fromkeys(fragments)), path)
         trip_count = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
         trips = int(trip_count[1]) if trip_count else 1
         for inner in called_computations(line):
             yield from _collectives_of(program, inner, calls * trips)
+
+
+def fragment_path(line: str) -> tuple[str, list[str]]:
+    """An instruction's `op_name`, and the names of the fragments in it, from the outside in."""
+    op_name = re.search(r'op_name="([^"]*)"', line)
+    path = op_name[1] if op_name else ""
+    return path, re.findall(r"fdg:[^:()]+:([^()]+)\)", path)
 
 
 def _result_of(operation: str, shape: str) -> str:

@@ -71,6 +71,16 @@ def as_array(leaf: Any) -> jax.Array | None:
         return None
 
 
+def copied(state: Any) -> Any:
+    """A copy of a state, which is ready; leaves that `Engine.run` refuses stay as they are."""
+
+    def copy(leaf: Any) -> Any:
+        array = as_array(leaf)
+        return leaf if array is None or array.is_deleted() else jnp.copy(array).block_until_ready()
+
+    return jax.tree.map(copy, state)
+
+
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays with the weak types of `shapes`, set in place: the caller must hold the only references.
 

@@ -71,7 +71,7 @@ def _stack_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.stack([keys.to_data(x) for x in row]) for row in rows]
 
 
-_MAX_IN_FLIGHT = 3  # the number of iterations that the host may run ahead of the devices
+IN_FLIGHT = 4  # the number of iterations at once: one that is dispatched, and three that are still running
 
 
 class ManyPrograms:
@@ -121,7 +121,7 @@ class ManyPrograms:
     def start(
         self, leaves: list[jax.Array], iterations: int, stop: Callable[[], bool]
     ) -> tuple[list[jax.Array], PendingMetrics]:
-        """Dispatches all iterations, at most `_MAX_IN_FLIGHT` ahead of the devices.
+        """Dispatches all iterations, at most `IN_FLIGHT` at once.
 
         Ends early, after an iteration, if `stop` returns True; with several processes, `stop` is ignored. All
         processes have to call this method.
@@ -162,7 +162,7 @@ class ManyPrograms:
                 rows = []
             move_slots(memory, self._carried_slots)
             in_flight.append(self.timeline.last_results())
-            if len(in_flight) > _MAX_IN_FLIGHT:
+            if len(in_flight) == IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             if is_last:
                 break

@@ -136,13 +136,24 @@ def compile_programs(programs: Iterable[Program], meanwhile: Callable[[], T]) ->
     # Only XLA compiles in other threads: tracing and lowering hold the GIL, and must read the JAX options of
     # this thread (`with jax.enable_x64():`).
     lowered = [program.lower() for program in uncompiled]
-    # Several programs compile in other threads, while tracing continues here.
-    with ThreadPoolExecutor() as pool:
-        executables = pool.map(compile_lowered, lowered, [p.devices[0].platform for p in uncompiled])
-        result = meanwhile()
-        for program, compiled in zip(uncompiled, executables, strict=True):
-            program.compiled = compiled
+    platforms = [program.devices[0].platform for program in uncompiled]
+    executables, result = compile_in_parallel(lowered, platforms, meanwhile)
+    for program, compiled in zip(uncompiled, executables, strict=True):
+        program.compiled = compiled
     return result
+
+
+def compile_in_parallel(
+    lowered: Sequence[jax.stages.Lowered], platforms: Sequence[str], meanwhile: Callable[[], T]
+) -> tuple[list[jax.stages.Compiled], T]:
+    """Compiles programs in other threads, each for its platform, and calls `meanwhile` in this thread.
+
+    Returns the executables and the result of `meanwhile`.
+    """
+    with ThreadPoolExecutor() as pool:
+        executables = pool.map(compile_lowered, lowered, platforms)
+        result = meanwhile()
+        return list(executables), result
 
 
 def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:

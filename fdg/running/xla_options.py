@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -80,6 +80,12 @@ def xla_options(platform: str) -> dict[str, Any]:
     if PRESET in _choice:
         options |= PRESETS.get(preset_name, {})
     return {n: value for n, value in options.items() if n not in user_flags and not _refusal_reason(n, value)}
+
+
+def jit(function: Callable[..., Any], platform: str | None = None, **arguments: Any) -> Any:
+    """`jax.jit` with the XLA options of a platform; None for the platform of JAX's default devices."""
+    options = xla_options(platform or jax.default_backend())
+    return jax.jit(function, compiler_options=options, **arguments)
 
 
 def older_emitter_options(platform: str) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """Draws timelines of program runs: as SVG with one row per group of devices, and as traces for Perfetto."""
 
-import html
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fdg.running.timeline import Bar
+from fdg.showing.canvas import PALETTE, Canvas
 from fdg.showing.words import clip, quantity
 
 _LABEL_WIDTH, _PLOT_WIDTH = 150, 1100  # pixels
 _ROW_HEIGHT, _BAR_HEIGHT, _HEADER_HEIGHT = 46, 30, 40  # pixels
 _MAX_BARS = 20_000  # if there are more bars, only the latest are drawn
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 _TICKS = 8  # intervals between the labels of the time axis
 
 
@@ -21,41 +20,31 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
     begin, end = _span(bars)
     scale = _PLOT_WIDTH / max(end - begin, 1e-9)
     groups = list(dict.fromkeys(bar.group for bar in sorted(bars)))
-    colors = dict(zip(dict.fromkeys(bar.name for bar in bars), itertools.cycle(_COLORS), strict=False))
+    colors = dict(zip(dict.fromkeys(bar.name for bar in bars), itertools.cycle(PALETTE), strict=False))
     rows_end = _HEADER_HEIGHT + _ROW_HEIGHT * len(groups)
-    size = f"{_LABEL_WIDTH + _PLOT_WIDTH + 30} {rows_end + 24 * len(colors) + 20}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"'
-        ' font-family="sans-serif" font-size="12" fill="#1a1a1a">'
-    ]
+    canvas = Canvas()
     for tick in range(_TICKS + 1):
         x, seconds = _LABEL_WIDTH + _PLOT_WIDTH * tick / _TICKS, (end - begin) * tick / _TICKS
-        parts.append(
-            f'<line x1="{x:g}" x2="{x:g}" y1="{_HEADER_HEIGHT - 8}" y2="{rows_end}" stroke="#ddd"/>'
-            f'<text x="{x:g}" y="{_HEADER_HEIGHT - 14}" text-anchor="middle">{quantity(seconds, "s")}</text>'
-        )
+        canvas.line(f"M{x:g} {_HEADER_HEIGHT - 8} V{rows_end}", "#ddd", 1)
+        canvas.text(x, _HEADER_HEIGHT - 14, quantity(seconds, "s"), text_anchor="middle")
     for row, group in enumerate(groups):
         y = _HEADER_HEIGHT + _ROW_HEIGHT * row
         share = busy_seconds(bars, group) / max(end - begin, 1e-9)
-        label = f"{html.escape(clip(group, 14))} {100 * share:.0f}%"
-        parts.append(f'<text x="8" y="{y + _BAR_HEIGHT / 2 + 4:g}">{label}</text>')
+        canvas.text(8, y + _BAR_HEIGHT / 2 + 4, f"{clip(group, 14)} {100 * share:.0f}%")
         for bar in (other for other in bars if other.group == group):
             x, width = _LABEL_WIDTH + (bar.begin - begin) * scale, max((bar.end - bar.begin) * scale, 0.4)
             duration = quantity(bar.end - bar.begin, "s")
             tooltip = f"{bar.name}, iteration {bar.iteration}, part {bar.part}: {duration}"
-            parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR_HEIGHT}"'
-                f' fill="{colors[bar.name]}"'
-                f' fill-opacity="{0.9 if bar.iteration % 2 else 0.55}" stroke="white" stroke-width="0.3">'
-                f"<title>{html.escape(tooltip)}</title></rect>"
-            )
+            canvas.box(
+                x, y, width, _BAR_HEIGHT, colors[bar.name], "white", stroke_width=0.3,
+                fill_opacity=0.9 if bar.iteration % 2 else 0.55, tooltip=tooltip,
+            )  # fmt: skip
     for i, (name, color) in enumerate(colors.items()):
         y = rows_end + 24 * i
-        parts.append(
-            f'<rect x="{_LABEL_WIDTH}" y="{y}" width="14" height="14" fill="{color}"/>'
-            f'<text x="{_LABEL_WIDTH + 22}" y="{y + 12}">{html.escape(clip(name, 120))}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        canvas.box(_LABEL_WIDTH, y, 14, 14, color, "none")
+        canvas.text(_LABEL_WIDTH + 22, y + 12, clip(name, 120))
+    width, height = _LABEL_WIDTH + _PLOT_WIDTH + 30, rows_end + 24 * len(colors) + 20
+    return canvas.picture(width, height, f"timeline of {', '.join(groups)}")
 
 
 def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:

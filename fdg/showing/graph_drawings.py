@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from fdg.showing.canvas import ARROW, Canvas
 from fdg.showing.words import COLOURS, OTHER_COLOUR, ancestors, calls, quantity, table
 from fdg.tracing.graph import FDG, Fragment
 
@@ -83,20 +84,12 @@ _NODE_WIDTH, _NODE_HEIGHT, _NODE_GAP, _PADDING, _RAIL_GAP = 190, 58, 96, 18, 26 
 
 def graph_svg(graph: FDG) -> str:
     """A self-contained SVG for notebooks."""
-    body, width, height = _row(graph, None)
-    style = "font-family:system-ui,-apple-system,sans-serif;background:#fff"
-    label = f"FDG of {html.escape(graph.name)}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" style="{style}" role="img" aria-label="{label}">'
-        '<defs><marker id="fdg-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="#444"/></marker></defs>'
-        f"{body}</svg>"
-    )
+    canvas, width, height = _row(graph, None)
+    return canvas.picture(width, height, f"FDG of {graph.name}")
 
 
-def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
-    """Draws the fragments of one nesting level at the origin; returns (markup, width, height)."""
+def _row(graph: FDG, parent: str | None) -> tuple[Canvas, float, float]:
+    """Draws the fragments of one nesting level at the origin; returns (canvas, width, height)."""
     members = [f for f in graph.fragments if f.parent == parent]
     inner = {f.name: _row(graph, f.name) for f in members if any(g.parent == f.name for g in graph.fragments)}
     edges = [e for e in graph.edges if e.source in {f.name for f in members}]
@@ -106,21 +99,17 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
     sizes |= {name: (max(_NODE_WIDTH, width), _NODE_HEIGHT + height)
               for name, (_, width, height) in inner.items()}  # fmt: skip
     tallest = max((h for _, h in sizes.values()), default=0)
-    parts, x, left = [], float(_PADDING), {}  # `left`: the left border of each fragment
+    canvas, x, left = Canvas(), float(_PADDING), {}  # `left`: the left border of each fragment
     for f in members:
         width, height = sizes[f.name]
         left[f.name] = x
-        nested = ""
+        middle = x + width / 2
+        work = f"{f.role} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}"
+        canvas.box(x, top, width, height, COLOURS.get(f.role, OTHER_COLOUR), "#555", rx=9)
+        canvas.text(middle, top + 23, f.name, 15, text_anchor="middle", font_weight=600)
+        canvas.text(middle, top + 42, work, text_anchor="middle")
         if f.name in inner:
-            nested = f'<g transform="translate(0,{_NODE_HEIGHT - 6})">{inner[f.name][0]}</g>'
-        parts.append(
-            f'<g transform="translate({x},{top})"><rect width="{width}" height="{height}" rx="9" '
-            f'fill="{COLOURS.get(f.role, OTHER_COLOUR)}" stroke="#555"/>'
-            f'<text x="{width / 2}" y="23" text-anchor="middle" font-size="15" font-weight="600" fill="#111">'
-            f"{html.escape(f.name)}</text>"
-            f'<text x="{width / 2}" y="42" text-anchor="middle" font-size="12" fill="#333">'
-            f"{html.escape(f.role)} · ×{calls(f)} · {quantity(f.flops_per_call, 'flop')}</text>{nested}</g>"
-        )
+            canvas.draw(inner[f.name][0], x, top + _NODE_HEIGHT - 6)
         x += width + _NODE_GAP
     bottom = top + tallest
     positions = {f.name: i for i, f in enumerate(members)}
@@ -135,18 +124,22 @@ def _row(graph: FDG, parent: str | None) -> tuple[str, float, float]:
             rail_above = top - 8 - _RAIL_GAP * (rail + 0.4)
             rail_y = bottom + 10 + _RAIL_GAP * (rail + 0.6) if below else rail_above
             label = f"{quantity(edge.bytes_per_crossing, 'B')} ×{edge.crossings_per_iteration}"
-            dashes = ' stroke-dasharray="5 4"' if edge.delay else ""
-            text_position = f'x="{(start + end) / 2}" y="{rail_y - 4}" text-anchor="middle" font-size="11"'
-            parts.append(
-                f'<path d="M{start} {edge_y[edge.source]} V{rail_y} H{end} V{edge_y[edge.target]}" '
-                f'fill="none" stroke="#444" stroke-width="1.2"{dashes} marker-end="url(#fdg-arrow)"><title>'
-                f"{html.escape(_edge_text(edge))}: {label}</title></path>"
-                # a white outline, then the text
-                f'<text {text_position} fill="none" stroke="#fff" stroke-width="3">{label}</text>'
-                f'<text {text_position} fill="#222">{label}</text>'
-            )
+            path = f"M{start:g} {edge_y[edge.source]:g} V{rail_y:g} H{end:g} V{edge_y[edge.target]:g}"
+            dashes = "5 4" if edge.delay else ""
+            tooltip = f"{_edge_text(edge)}: {label}"
+            canvas.line(path, tooltip=tooltip, stroke_dasharray=dashes, marker_end=ARROW)
+            for stroke in ("#fff", ""):  # a white outline, then the text
+                canvas.text(
+                    (start + end) / 2,
+                    rail_y - 4,
+                    label,
+                    11,
+                    text_anchor="middle",
+                    stroke=stroke,
+                    stroke_width=3,
+                )
     extent = bottom + 10 + _RAIL_GAP * (1 + max(rails_below.values(), default=-1)) + 8
-    return "".join(parts), x - _NODE_GAP + _PADDING, extent
+    return canvas, x - _NODE_GAP + _PADDING, extent
 
 
 def _assign_rails(members: Sequence[Fragment], edges: Sequence, delayed: bool) -> dict:

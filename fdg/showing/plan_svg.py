@@ -5,11 +5,11 @@ card with its fragments, a transfer is an arrow from column to column, and a loo
 Programs side by side can run at the same time.
 """
 
-import html
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from fdg.placing.plans import BETWEEN, Plan
+from fdg.showing.canvas import ARROW, GREY, Canvas
 from fdg.showing.plan_outline import (
     Crossing,
     Line,
@@ -28,36 +28,8 @@ from fdg.showing.words import COLOURS, OTHER_COLOUR, ancestors, calls, clip, lis
 from fdg.tracing.graph import Fragment
 
 _COLUMN_WIDTH, _COLUMN_GAP, _MARGIN, _CARD_MARGIN, _ROW_HEIGHT = 250, 190, 26, 14, 40  # pixels
-_INK, _GREY, _BORDER = "#1a1a1a", "#5c5c5c", "#8a8a8a"
+_BORDER = "#8a8a8a"
 _LETTER_WIDTH = 0.56  # mean width of a letter, relative to the font size
-
-
-class _Canvas:
-    """Collects SVG elements."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def text(
-        self, x: float, y: float, text: str, size: float = 12, fill: str = _INK, **attributes: str
-    ) -> None:
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{_attributes(attributes)}>'
-            f"{html.escape(text)}</text>"
-        )
-
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str, **attributes: str
-    ) -> None:
-        self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
-            f'stroke="{stroke}"{_attributes(attributes)}/>'
-        )
-
-
-def _attributes(attributes: Mapping[str, str]) -> str:
-    """SVG attributes as text, with hyphens for underscores."""
-    return "".join(f' {key.replace("_", "-")}="{value}"' for key, value in attributes.items())
 
 
 def _fit(text: str, width: float, size: float) -> str:
@@ -83,7 +55,7 @@ class _Drawing:
         self.left = {g.name: self.margin + i * pitch for i, g in enumerate(in_order)}
         self.width = 2 * self.margin + len(plan.groups) * pitch - _COLUMN_GAP
         self.labels_end = 0.0  # the lower end of the labels between the columns
-        self.back, self.front = _Canvas(), _Canvas()  # `front` is drawn over `back`
+        self.back, self.front = Canvas(), Canvas()  # `front` is drawn over `back`
 
     def markup(self) -> str:
         y = 26.0
@@ -96,20 +68,14 @@ class _Drawing:
             y = max(self._draw_lines(self.lines, y + 16, 0), self.labels_end)
         else:
             y = self._draw_runs([line for line in self.lines if isinstance(line, RunLine)], y + 16)
-        columns = _Canvas()
+        columns = Canvas()
         for left in self.left.values():
             columns.box(left, top, self.column_width, y - top + 4, "#f6f6f4", _BORDER, rx="10")
         height = self._draw_notes(y + 30)
-        label = html.escape(title(self.plan), quote=True)
-        body = "".join([*columns.parts, *self.back.parts, *self.front.parts])
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" height="{height:g}" '
-            f'viewBox="0 0 {self.width:g} {height:g}" font-family="system-ui,-apple-system,Helvetica,Arial,'
-            f'sans-serif" style="background:#fff" role="img" aria-label="{label}">'
-            '<defs><marker id="fdg-move" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
-            f'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_INK}"/></marker></defs>'
-            f'<rect width="100%" height="100%" fill="#fff"/>{body}</svg>'
-        )
+        picture = Canvas()
+        for layer in (columns, self.back, self.front):
+            picture.draw(layer)
+        return picture.picture(self.width, height, title(self.plan))
 
     # --- notes, and heads of the columns ---
 
@@ -118,7 +84,7 @@ class _Drawing:
             if note.startswith("memory"):
                 continue  # the heads of the columns show it
             for i, line in enumerate(self._wrap(note, 11.5)):
-                self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, _GREY)
+                self.front.text(self.margin + 10 * (i > 0), y, line, 11.5, GREY)
                 y += 16
         return y + 4
 
@@ -135,13 +101,13 @@ class _Drawing:
             inner = self.column_width - 2 * _CARD_MARGIN
             self.front.text(x, y + 24, _fit(group.name, inner * 0.55, 15), 15, font_weight="600")
             count = f"{len(group)} device{'s' if len(group) > 1 else ''}"
-            self.front.text(x + inner, y + 24, count, 11.5, _GREY, text_anchor="end")
+            self.front.text(x + inner, y + 24, count, 11.5, GREY, text_anchor="end")
             self._draw_devices(group.devices, x, y + 34, inner)
             size = f"about {quantity(memory[group.name], 'B')} each"
-            self.front.text(x, y + 68, size, 11.5, _GREY)
+            self.front.text(x, y + 68, size, 11.5, GREY)
             partial = [f for f in split if self.plan.group_of(f) == group]
             if partial:
-                self.front.text(x, y + 84, _fit(f"{', '.join(partial)}: in parts", inner, 11), 11, _GREY)
+                self.front.text(x, y + 84, _fit(f"{', '.join(partial)}: in parts", inner, 11), 11, GREY)
         return y + (90 if split else 74)
 
     def _draw_devices(self, devices: Sequence[int], x: float, y: float, width: float) -> None:
@@ -200,28 +166,28 @@ class _Drawing:
         y += 20
         scope = ", for all iterations" if len(self.plan.groups) == 1 else ""
         title = _fit(f"program {program.name}{scope}", width - 20, 11)
-        body = _Canvas()
-        body.text(x + 10, y - 5, title, 11, _GREY)
+        body = Canvas()
+        body.text(x + 10, y - 5, title, 11, GREY)
         for name in program.fragments:
             nested = len([a for a in ancestors(graph, name) if a in program.fragments])
             self._draw_fragment(body, graph.fragment(name), x + 8 + 12 * nested, y, width - 16 - 12 * nested)
             y += _ROW_HEIGHT
         for m in run.collectives:
             source = f" of {m.source}" if m.source != BETWEEN else ""
-            body.parts.append(  # two opposite arrows, the symbol of a collective
-                f'<path d="M{x + 10:g} {y + 5:g} h15 m-4 -3.5 l4 3.5 l-4 3.5 '
-                f'M{x + 25:g} {y + 15:g} h-15 m4 -3.5 l-4 3.5 l4 3.5" fill="none" stroke="{_INK}" '
-                f'stroke-width="1.2"/>'
+            # two opposite arrows, the symbol of a collective
+            body.line(
+                f"M{x + 10:g} {y + 5:g} h15 m-4 -3.5 l4 3.5 l-4 3.5"
+                f" M{x + 25:g} {y + 15:g} h-15 m4 -3.5 l-4 3.5 l4 3.5"
             )
             body.text(x + 34, y + 12, _fit(f"{m.how}{source}", width - 40, 11), 11)
-            body.text(x + 34, y + 26, amount_text(m, "× "), 11, _GREY)
+            body.text(x + 34, y + 26, amount_text(m, "× "), 11, GREY)
             y += 32
         y += 6
         self.front.box(x, top, width, y - top, "#fff", _BORDER, rx="7")
-        self.front.parts += body.parts
+        self.front.draw(body)
         return y + 12
 
-    def _draw_fragment(self, canvas: _Canvas, fragment: Fragment, x: float, y: float, width: float) -> None:
+    def _draw_fragment(self, canvas: Canvas, fragment: Fragment, x: float, y: float, width: float) -> None:
         canvas.box(x, y, width, _ROW_HEIGHT - 5, COLOURS.get(fragment.role, OTHER_COLOUR), "none", rx="5")
         canvas.box(x, y, 4, _ROW_HEIGHT - 5, _STRONG_COLOURS.get(fragment.role, "#8c8c8c"), "none", rx="2")
         share = batch_per_device(self.plan, fragment)
@@ -229,9 +195,9 @@ class _Drawing:
         canvas.text(x + width - 8, y + 15, f"× {calls(fragment)}", 11.5, text_anchor="end")
         unit = "agents" if self.plan.graph.agents is not None else "batch"
         share_text = "" if share is None else f"{unit} {share}/device"
-        canvas.text(x + 12, y + 29, _fit(fragment.role, width - 20 - len(share_text) * 6, 10.5), 10.5, _GREY)
+        canvas.text(x + 12, y + 29, _fit(fragment.role, width - 20 - len(share_text) * 6, 10.5), 10.5, GREY)
         if share_text:
-            canvas.text(x + width - 8, y + 29, share_text, 10.5, _GREY, text_anchor="end")
+            canvas.text(x + width - 8, y + 29, share_text, 10.5, GREY, text_anchor="end")
 
     def _draw_transfer(self, line: Crossing, y: float) -> float:
         """Draws an arrow between two columns, labelled with fragments and bytes."""
@@ -240,19 +206,21 @@ class _Drawing:
         rightwards = source < target
         start = source + self.column_width if rightwards else source
         end = target if rightwards else target + self.column_width
-        dashes = ' stroke-dasharray="6 4"' if m.delay else ""
         top = max(y + 6, self.labels_end + 24)
-        self.front.parts.append(
-            f'<path d="M{start:g} {top:g} H{end:g}" fill="none" stroke="{_INK}" stroke-width="1.4"{dashes} '
-            f'marker-end="url(#fdg-move)"><title>{html.escape(f"{m.source} -> {m.target}")}</title></path>'
+        self.front.line(
+            f"M{start:g} {top:g} H{end:g}",
+            stroke_width=1.4,
+            stroke_dasharray="6 4" if m.delay else "",
+            marker_end=ARROW,
+            tooltip=f"{m.source} -> {m.target}",
         )
         middle = start + (_COLUMN_GAP if rightwards else -_COLUMN_GAP) / 2
         self.front.text(middle, top - 7, direction_text(self.plan, m, 31, " → "), 11, text_anchor="middle")
-        self.front.text(middle, top + 15, amount_text(m, "× "), 11, _GREY, text_anchor="middle")
+        self.front.text(middle, top + 15, amount_text(m, "× "), 11, GREY, text_anchor="middle")
         self.labels_end = top + 18
         if m.delay:
             delay = f"next {m.delay}"
-            self.front.text(middle, top + 29, delay, 11, _GREY, text_anchor="middle", font_style="italic")
+            self.front.text(middle, top + 29, delay, 11, GREY, text_anchor="middle", font_style="italic")
             self.labels_end += 14
         return top + 14
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, one_line
+from fdg.showing.canvas import PALETTE
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.space import parse_grid, points_of
@@ -21,8 +22,7 @@ from fdg.training.statistics import STATISTICS, estimate_text, finite_mean, inte
 
 RETURN = "episode_return"
 _MAX_POINTS = 200  # points per curve; more would show only noise at this size of figure
-# Okabe and Ito's colour-blind safe palette; further lines repeat it with other line styles.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_COLOURS = (*PALETTE, "#000000")  # further lines repeat them with other line styles
 _LINE_STYLES = ("-", "--", ":", "-.")
 _AXES = {"env_steps": "steps of each agent", "wall_s": "seconds of training"}  # labels of the x axis
 _FIGURE_INCHES = (7.0, 4.4)  # width and height of a figure with one panel

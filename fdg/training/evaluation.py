@@ -22,7 +22,7 @@ from algos.rollout import Actor, empty_memory
 from fdg.errors import FdgError, listed
 from fdg.fragment import uncompared
 from fdg.lowering.host_calls import calls_host
-from fdg.running.xla_options import xla_options
+from fdg.running.xla_options import jit
 from fdg.training.statistics import estimate_text, format_numbers, interval
 from fdg.training.sweep import agent_seeds
 
@@ -201,8 +201,7 @@ def _jit_play(
             return jax.lax.map(lambda pair: play(*pair), (states, keys))
         return jax.vmap(play)(states, keys)
 
-    options = xla_options(jax.default_backend())
-    return jax.jit(play_agents if has_agents else play, compiler_options=options)
+    return jit(play_agents if has_agents else play)
 
 
 def evaluate(

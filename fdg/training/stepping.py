@@ -25,7 +25,7 @@ from fdg.processes.arrays import put
 from fdg.profiling.fragments import on_group
 from fdg.profiling.sites import sites
 from fdg.running.leaves import unique_names
-from fdg.running.xla_options import xla_options
+from fdg.running.xla_options import jit
 from fdg.tracing.graph import FDG
 
 Steps = Generator["Border", None, list[Any]]  # evaluates operations: yields borders, returns the results
@@ -74,7 +74,7 @@ class Stepper:
             unique_names(_state_names(graph.state)),
             unique_names(f"metrics{path}" for path in _leaf_paths(graph.metrics, "")),
         )
-        self.run_iteration = _jit_with_options(core.jaxpr_as_fun(graph.jaxpr))
+        self.run_iteration = jit(core.jaxpr_as_fun(graph.jaxpr))
 
     def state(self, iteration: int, leaves: Sequence[Any], metrics: Sequence[Any] = ()) -> Border:
         """The border with the state after `iteration` iterations, and with metrics if they are given."""
@@ -172,10 +172,10 @@ class Stepper:
     def _make_program(self, eqn: core.JaxprEqn, name: str) -> Callable[..., list[Any]]:
         """The program of a fragment without nested fragments, on the devices of its group."""
         if self._plan is None:
-            return _jit_with_options(lambda *values: jaxprs.bind(eqn, values))
+            return jit(lambda *values: jaxprs.bind(eqn, values))
         site = self._sites[name]
         placed, shardings = on_group(self._plan, site, self._plan.group_of(name), self._devices)
-        compiled = _jit_with_options(placed)
+        compiled = jit(placed)
         position = {v: i for i, v in enumerate(eqn.invars) if not jaxprs.is_literal(v)}
 
         def call(*values: Any) -> list[Any]:
@@ -199,11 +199,6 @@ def to_host(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _jit_with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jits a function with the engine's XLA options."""
-    return jax.jit(function, compiler_options=xla_options(jax.default_backend()))
-
-
 def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
     """Splits a jaxpr into parts in order: (equation with fragments, None) or (None, other operations)."""
     parts: list[Any] = []
@@ -223,7 +218,7 @@ def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
         inputs = list(dict.fromkeys(v for eqn in equations for v in jaxprs.variables(eqn.invars)))
         inputs = [v for v in inputs if v not in set(produced)]
         function = core.jaxpr_as_fun(jaxprs.build(inputs, outputs, equations, checked=False))
-        parts.append((None, (inputs, outputs, _jit_with_options(function))))
+        parts.append((None, (inputs, outputs, jit(function))))
     return parts
 
 

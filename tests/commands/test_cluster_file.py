@@ -118,7 +118,7 @@ def test_errors(file, text, message):
 
 @pytest.mark.parametrize("rate", RATES)
 def test_rate_errors_name_quantity_and_unit(file, rate):
-    with refuses(f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate]}, such as "):
+    with refuses(f"[kinds.A] {rate} = 'much': give a number of at least 0, {RATES[rate].meaning}, such as "):
         read_cluster(file(KIND.format(rate, "'much'")))
 
 

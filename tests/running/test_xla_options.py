@@ -1,11 +1,13 @@
 """Options for XLA's compiler: unknown options are left out, and options given by the user take precedence."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import fdg
 import policies
 from fdg.errors import FdgError
+from fdg.profiling.repeating import Repeated, compile_all
 from fdg.running import program, xla_options
 from fdg.running.xla_options import PRESETS, choose_xla_options
 from tests.tiny import Walk
@@ -79,6 +81,12 @@ def test_programs_are_compiled_with_the_options():
     engine.programs[0].function = Function()
     engine.compile()
     assert compiled_with == [{"xla_cpu_emitter_verification_level": 0}]
+
+
+def test_profiles_compile_with_the_options():
+    choose_xla_options("xla_gpu_quick=true")
+    with pytest.raises(FdgError, match="No such compile option"):
+        compile_all([Repeated(lambda x: [x + 1], [jnp.float32(1)])])
 
 
 def test_fallback_to_the_older_emitter(monkeypatch):

@@ -4,12 +4,15 @@ import itertools
 import json
 from xml.etree import ElementTree
 
+import jax
+import numpy as np
 import pytest
 
 import fdg
 import policies
 from fdg.running.timeline import Bar
 from fdg.showing.bars import busy_seconds, timeline_svg, timeline_trace
+from tests.refusing import refuses
 from tests.running.test_lanes import Calls
 
 BARS = [
@@ -41,7 +44,12 @@ def test_engine_timeline(devices):
     engine = fdg.compile(Calls(None, trips=3), policies.SingleLearnerCoarse(staleness=1), devices[:2])
     state = engine.init(0)
     bars = engine.timeline(state, 5)
+    on_host = jax.tree.map(np.asarray, state)
     engine.run(state, 1)  # `timeline` has copied the state: it is not donated
+    assert len(engine.timeline(on_host, 1)) > 1
+    jax.tree.map(lambda x: x.delete(), state)
+    with refuses("this state was donated to an earlier run"):
+        engine.timeline(state, 1)
     assert {bar.group for bar in bars} == {"actors", "learners"}
     assert {bar.iteration for bar in bars} == set(range(5))
     acted = [bar for bar in bars if bar.name == "act"]
