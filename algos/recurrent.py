@@ -28,7 +28,6 @@ from algos.networks import (
 from algos.on_policy import PolicyLayers
 from algos.rollout import empty_memory
 from algos.values import Activation, Network, Torso
-from envs import num_agents
 from envs.composite import ObservationSpace
 from envs.spaces import Space
 from fdg.arguments import check_members
@@ -148,8 +147,7 @@ def check_recurrent_actor_critic(algorithm: Any, network: RecurrentNetwork, stat
     output = step_types(network, state.parameters, state)
     fix = "give an algos.recurrent.Output(policy, value, memory)"
     check_members("unroll of network: its output", output, Output._fields, fix)
-    agents = num_agents(algorithm.env)
-    leading = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
+    leading = (1, *algorithm._reward_shape)
     check_actor_critic_output((output.policy, output.value), algorithm.env.action_space, leading)
 
 

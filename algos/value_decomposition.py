@@ -111,7 +111,7 @@ class ValueDecomposition(Agent):
         features, _ = features_and_mask(observation)
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
-        reward = jnp.zeros((self.num_envs, self._num_agents), jnp.float32)
+        reward = jnp.zeros(self._reward_shape, jnp.float32)
         action = jnp.zeros((*reward.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
@@ -126,7 +126,7 @@ class ValueDecomposition(Agent):
             key=key,
             iteration=jnp.int32(0),
             bonus=self._initial_bonus_state(observation, key),
-            returns=self.normalizers.begin_returns((self.num_envs, self._num_agents)),
+            returns=self.normalizers.begin_returns(self._reward_shape),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
