@@ -109,6 +109,12 @@ class Agent(HasPresets):
         """Updates the normaliser's statistics with observations `[T, B, *obs]`; for agents with replay."""
         return self.normalizers.update(statistics, observation)
 
+    @property
+    def _reward_shape(self) -> tuple[int, ...]:
+        """The shape of the rewards of one step: `(B,)`, or `(B, A)` with several agents."""
+        agents = num_agents(self.env)
+        return (self.num_envs,) if agents is None else (self.num_envs, agents)
+
     # True if rewards get a bonus: the user's, or novelty without a value function of its own.
     _adds_bonus = property(lambda self: self.bonus is not None or (self.rnd and not self.values_novelty))
 

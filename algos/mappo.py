@@ -12,11 +12,8 @@ samples. All else is as in `algos/recurrent_ppo.py`, with one more axis: `[T, B,
 import dataclasses
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from algos.checks import check_types
 from algos.recurrent_ppo import RecurrentPPO
-from envs import TimeStep, num_agents
 from fdg.settings.fields import hyperparameter, require
 
 
@@ -44,27 +41,7 @@ class MultiAgentPPO(RecurrentPPO):
         )
         super().__post_init__()
 
-    def _broadcast_ends(self, time_step: TimeStep) -> TimeStep:
-        """Broadcasts the end of an episode from `[T, B]` to agents, `[T, B, A]`."""
-        shape = time_step.reward.shape
-        return time_step._replace(
-            terminated=jnp.broadcast_to(time_step.terminated[..., None], shape),
-            truncated=jnp.broadcast_to(time_step.truncated[..., None], shape),
-        )
-
-    @property
-    def _steps_per_sequence(self) -> int:
-        return super()._steps_per_sequence if self._has_memory else 1
-
-    @property
-    def _has_memory(self) -> bool:
-        return self.recurrent or self.memory is not None
-
-    @property
-    def _agent_axes(self) -> tuple[int, ...]:
-        agents = num_agents(self.env)
-        assert agents is not None  # checked when constructed
-        return (agents,)
+    _has_memory = property(lambda self: self.recurrent or self.memory is not None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -430,28 +430,38 @@ def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: A
 class MemoryTrunk(nn.Module):
     """Dense layers, a memory, a dense layer and a head, over a sequence.
 
-    `memory [N, ...]`, `inputs [T, N, F]` (or images, `[T, N, H, W, C]`, or several) and `start [T, N]` to
-    outputs `[T, N, outputs]` and the memory after each step, `[T, N, ...]`. `extra [T * N, G]` are further
+    `memory [B, ...]`, `inputs [T * B, F]` (or images, `[T * B, H, W, C]`, or several) and `start [T, B]` to
+    outputs `[T, B, outputs]` and the memory after each step, `[T, B, ...]`. `extra [T * B, G]` are further
     inputs of the layer after the memory, such as actions.
+
+    With `num_agents`, each agent has a memory, and an axis `A` follows each axis `B`: `memory [B, A, ...]`,
+    `inputs [T * B * A, F]`, outputs `[T, B, A, outputs]`.
     """
 
     layers: Layers
     memory_kind: MemoryKind | None
     outputs: int
     head_scale: float
+    num_agents: int | None = None
 
     @nn.compact
     def __call__(  # noqa: D102
         self, memory: Any, inputs: Any, start: jax.Array, extra: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
         layers, kind = self.layers, self.memory_kind
+        steps, *batch = start.shape if self.num_agents is None else (*start.shape, self.num_agents)
         # Only the memory is sequential; other layers take the whole sequence at once.
-        x = hidden_layers(jax.tree.map(merge_axes, inputs), layers, layers.hidden or ())
+        x = hidden_layers(inputs, layers, layers.hidden or ())
         if kind is not None:
-            output, memory = kind.module()(memory, x.reshape(*start.shape, -1), start)
+            count = math.prod(batch)
+            memory = jax.tree.map(lambda x: x.reshape(count, *x.shape[len(batch) :]), memory)
+            if self.num_agents is not None:
+                start = jnp.repeat(start, self.num_agents, axis=1)
+            output, memories = kind.module()(memory, x.reshape(steps, count, -1), start)
+            memory = jax.tree.map(lambda x: x.reshape(steps, *batch, *x.shape[2:]), memories)
             x = hidden_layers(output.reshape(-1, kind.size), layers, (kind.size,), extra)
         x = head(x, self.outputs, self.head_scale, layers.torso)
-        return x.reshape(*start.shape, self.outputs), memory
+        return x.reshape(steps, *batch, self.outputs), memory
 
 
 def merge_axes(x: jax.Array) -> jax.Array:

@@ -78,7 +78,6 @@ def begin(
     keep_statistics: bool = False,
     novelty: Any = None,
     memory: Callable[[int], Any] | None = None,
-    agents: tuple[int, ...] = (),
 ) -> State:
     """The initial state.
 
@@ -86,7 +85,6 @@ def begin(
       keep_statistics: True if the state has statistics even if nothing is normalised.
       novelty: `(key, parameters, observation) -> (parameters, novelty_state, running_novelty)`.
       memory: `B -> memory`, the network's initial memory `[B, ...]`.
-      agents: the sizes of the axes of agents, which follow the axis of environments.
     """
     normalizers = algorithm.normalizers
     parameter_key, env_key, key = jax.random.split(key, 3)
@@ -100,9 +98,7 @@ def begin(
     novelty_state, running_novelty = None, None
     if novelty is not None:
         parameters, novelty_state, running_novelty = novelty(parameter_key, parameters, observation)
-    return_statistics, running_return = normalizers.begin_returns(
-        (algorithm.num_envs, *agents), keep_statistics
-    )
+    return_statistics, running_return = normalizers.begin_returns(algorithm._reward_shape, keep_statistics)
     return State(
         parameters=parameters,
         optimizer_state=algorithm._optimizer.init(parameters),

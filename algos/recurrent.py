@@ -28,7 +28,6 @@ from algos.networks import (
 from algos.on_policy import PolicyLayers
 from algos.rollout import empty_memory
 from algos.values import Activation, Network, Torso
-from envs import num_agents
 from envs.composite import ObservationSpace
 from envs.spaces import Space
 from fdg.arguments import check_members
@@ -148,8 +147,7 @@ def check_recurrent_actor_critic(algorithm: Any, network: RecurrentNetwork, stat
     output = step_types(network, state.parameters, state)
     fix = "give an algos.recurrent.Output(policy, value, memory)"
     check_members("unroll of network: its output", output, Output._fields, fix)
-    agents = num_agents(algorithm.env)
-    leading = (1, algorithm.num_envs, *(() if agents is None else (agents,)))
+    leading = (1, *algorithm._reward_shape)
     check_actor_critic_output((output.policy, output.value), algorithm.env.action_space, leading)
 
 
@@ -175,38 +173,29 @@ class RecurrentActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Memory, observation: Any, start: jax.Array) -> Output:  # noqa: D102
-        steps, num_envs = start.shape
-        agents = self.num_agents or 1
-        leading = (steps, num_envs) if self.num_agents is None else (steps, num_envs, agents)
+        leading = start.shape if self.num_agents is None else (*start.shape, self.num_agents)
         # The networks' first layers take all samples along one axis.
         flat = jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), observation)
         actor_inputs, critic_inputs = actor_and_critic_features(
             flat, self.observation_space, self.layers.convolve
         )
-
-        def by_agent(inputs: Any) -> Any:
-            return jax.tree.map(lambda x: x.reshape(steps, num_envs * agents, *x.shape[1:]), inputs)
-
-        start_of_agents = jnp.repeat(start, agents, axis=1)
         trunk = functools.partial(MemoryTrunk, self.layers, self.memory_kind)
-        actor, actor_memory = trunk(actor_outputs(self.action_space), 0.01, name="actor")(
-            _merge_agents(memory.actor, leading[1:]), by_agent(actor_inputs), start_of_agents
+        outputs = actor_outputs(self.action_space)
+        actor, actor_memory = trunk(outputs, 0.01, self.num_agents, name="actor")(
+            memory.actor, actor_inputs, start
         )
-        actor = with_log_std(self, actor)
         if self.central:
-            team_inputs = jax.tree.map(
-                lambda x: _concatenate_agents(x.reshape(steps, num_envs, agents, *x.shape[1:])), critic_inputs
-            )
-            value, critic_memory = trunk(agents, 1.0, name="critic")(memory.critic, team_inputs, start)
+            agents = self.num_agents or 1
+            team_inputs = jax.tree.map(lambda x: _concatenate_agents(x, agents), critic_inputs)
+            critic = trunk(agents, 1.0, name="critic")
+            value, critic_memory = critic(memory.critic, team_inputs, start)
         else:
-            value, critic_memory = trunk(1, 1.0, name="critic")(
-                _merge_agents(memory.critic, leading[1:]), by_agent(critic_inputs), start_of_agents
-            )
-            critic_memory = _split_agents(critic_memory, leading)
+            critic = trunk(1, 1.0, self.num_agents, name="critic")
+            value, critic_memory = critic(memory.critic, critic_inputs, start)
         return Output(
-            policy=actor.reshape(*leading, -1),
+            policy=with_log_std(self, actor),
             value=value.reshape(leading),
-            memory=Memory(_split_agents(actor_memory, leading), critic_memory),
+            memory=Memory(actor_memory, critic_memory),
         )
 
     def initial_memory(self, num_envs: int) -> Memory:
@@ -221,19 +210,10 @@ class RecurrentActorCritic(nn.Module):
         )
 
 
-def _concatenate_agents(inputs: jax.Array) -> jax.Array:
-    """Concatenates agents' features, or channels of images: `[T, B, A, ..., F]` to `[T, B, ..., A * F]`."""
-    return jnp.concatenate([inputs[:, :, a] for a in range(inputs.shape[2])], axis=-1)
-
-
-def _merge_agents(memory: Any, leading: tuple[int, ...]) -> Any:
-    """Merges axes of environments and agents: `[B, A, ...]` to `[B * A, ...]`; `[B, ...]` is unchanged."""
-    return jax.tree.map(lambda x: x.reshape(math.prod(leading), *x.shape[len(leading) :]), memory)
-
-
-def _split_agents(memories: Any, leading: tuple[int, ...]) -> Any:
-    """Splits the axes of environments and agents again: `[T, B * A, ...]` to `[T, B, A, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[2:]), memories)
+def _concatenate_agents(inputs: jax.Array, agents: int) -> jax.Array:
+    """Concatenates agents' features, or channels of images: `[N * A, ..., F]` to `[N, ..., A * F]`."""
+    by_agent = inputs.reshape(len(inputs) // agents, agents, *inputs.shape[1:])
+    return jnp.concatenate([by_agent[:, a] for a in range(agents)], axis=-1)
 
 
 def _init_with_steps(network: Network, leading_axes: int, key: jax.Array, observation: Any) -> Any:

@@ -23,6 +23,7 @@ from algos.checks import check_divides, check_sequences
 from algos.losses import Advantages, Decision, Distribution, ProximalLoss, explained_variance, values_after
 from algos.memories import MemoryKind, RecurrentNetwork
 from algos.on_policy import LEARNED, Epochs, PolicyLayers, State, environment_major
+from algos.ppo import PPO
 from algos.recurrent import check_recurrent_actor_critic, recurrent_actor_critic_of
 from algos.replaying import NetworkMemory
 from algos.rings import time_first
@@ -117,9 +118,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     def init(self, key: jax.Array) -> State:
         """The state before the first iteration."""
-        state = on_policy.begin(
-            self, key, keep_statistics=True, memory=self._network.memory, agents=self._agent_axes
-        )
+        state = on_policy.begin(self, key, keep_statistics=True, memory=self._network.memory)
         if not self.burn_in:
             return state
         # There is no past yet. Copies of the first observation fill it; as starts, they reset the memory.
@@ -180,7 +179,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """Several epochs of minibatch updates on a rollout `[T, B]` that began with a memory `[B, ...]`."""
         parameters, optimizer_state, observation_statistics, return_statistics = learned
         observation, action, (decision, start), time_step = trajectory
-        per_agent_step = self._broadcast_ends(time_step)
+        per_agent_step = ends_per_agent(time_step)
         reward, running_return, return_statistics = self.normalizers.reward(
             per_agent_step, running_return, return_statistics, self.discount
         )
@@ -214,10 +213,7 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
             metrics,
         )
 
-    @fdg.fragment("gradient", in_axes=(None, 0), out_axes=None)
-    def gradient(self, parameters, minibatch):
-        """Gradient of the loss over a minibatch of sequences `[S]`, and the terms of the loss."""
-        return jax.grad(self.loss, has_aux=True)(parameters, minibatch)
+    gradient, advantage = PPO.gradient, PPO.advantage
 
     def check_when_traced(self, state: State) -> None:
         """Refuses a network whose `unroll` gives no `Output`, or one unfit for the action space."""
@@ -227,12 +223,6 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
         """PPO's loss over a minibatch of sequences `[S]`, and its terms."""
         policy, value = self._predict(parameters, minibatch)
         return self.objective.of(policy, value, minibatch)
-
-    def advantage(
-        self, reward: jax.Array, value: jax.Array, next_value: jax.Array, time_step: TimeStep
-    ) -> tuple[jax.Array, jax.Array]:
-        """Advantage and value target, both `[T, B]`; a truncation bootstraps from the final observation."""
-        return self.advantages.of(reward, value, next_value, time_step)
 
     def _predict(self, parameters: Any, minibatch: Minibatch) -> tuple[Distribution, jax.Array]:
         """Distribution over actions, and value, of each step of the sequences, `[S, L]`."""
@@ -313,16 +303,9 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
 
     @property
     def _steps_per_sequence(self) -> int:
+        if not self._has_memory:
+            return 1
         return self.num_steps if self.sequence_length is None else self.sequence_length
-
-    @property
-    def _agent_axes(self) -> tuple[int, ...]:
-        """Axes of agents, after those of environments: none."""
-        return ()
-
-    def _broadcast_ends(self, time_step: TimeStep) -> TimeStep:
-        """Broadcasts the ends of episodes to the shape of rewards; with one agent the shapes are equal."""
-        return time_step
 
     @property
     def _network(self) -> RecurrentNetwork:
@@ -332,6 +315,18 @@ class RecurrentPPO(Agent, presets="RecurrentPPO"):
     @property
     def _memory_kind(self) -> MemoryKind:
         return MemoryKind.of(self.memory_settings, self.memory or "gru")
+
+
+def ends_per_agent(time_step: TimeStep) -> TimeStep:
+    """Broadcasts the ends of episodes `[T, B]` to the shape of rewards; with several agents `[T, B, A]`."""
+
+    def broadcast(ended: jax.Array) -> jax.Array:
+        agent_axes = time_step.reward.ndim - ended.ndim
+        return jnp.broadcast_to(ended.reshape(*ended.shape, *(1,) * agent_axes), time_step.reward.shape)
+
+    return time_step._replace(
+        terminated=broadcast(time_step.terminated), truncated=broadcast(time_step.truncated)
+    )
 
 
 def _sequence_rows(x: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from algos.normalize import RunningStatistics
 from algos.on_policy import environment_major
 from algos.rings import time_major
 from algos.values import Layers, Network
-from envs import TimeStep, features_and_mask, num_agents
+from envs import TimeStep, features_and_mask
 from envs.composite import ObservationSpace
 from fdg.settings.fields import hyperparameter, require_positive, require_within
 from fdg.settings.parts import Part
@@ -316,8 +316,7 @@ def bonus(algorithm: Any, key: jax.Array | None) -> Bonus:
     """
     distillation = algorithm.novelty.of(algorithm)
     optimizer = optax.adam(algorithm.learning_rate)
-    agents = num_agents(algorithm.env)
-    leading = (algorithm.num_envs,) if agents is None else (algorithm.num_envs, agents)
+    leading = algorithm._reward_shape
 
     def init(observation: Any) -> BonusState:
         init_key = jax.random.fold_in(cast(jax.Array, key), _SALT)

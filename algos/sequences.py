@@ -416,12 +416,6 @@ def _last_step(memories: Any) -> Any:
 # --- default networks with a memory: DQN, SAC and TD3 ---
 
 
-def _sequence_features(observation: Any, start: jax.Array, features_of: Callable[[Any], Any]) -> Any:
-    """Features of sequences `[T, B, ...]`, computed by a function of rows `[N, ...]`."""
-    rows = features_of(jax.tree.map(merge_axes, observation))
-    return jax.tree.map(lambda x: x.reshape(*start.shape, *x.shape[1:]), rows)
-
-
 class _MemoryNetwork(nn.Module):
     """Dense layers, a memory, a dense layer and a head: `(output [T, B, n], memories)`.
 
@@ -437,8 +431,8 @@ class _MemoryNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array) -> tuple[jax.Array, Any]:
-        space, convolve = self.observation_space, self.layers.convolve
-        inputs = _sequence_features(observation, start, lambda flat: actor_features(flat, space, convolve))
+        flat = jax.tree.map(merge_axes, observation)
+        inputs = actor_features(flat, self.observation_space, self.layers.convolve)
         outputs = self.outputs + (self.dueling is not None)
         trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, self.scale, name="trunk")
         output, memories = trunk(memory, inputs, start)
@@ -461,8 +455,8 @@ class _MemoryCritics(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array, action: jax.Array) -> Any:
-        space, convolve = self.observation_space, self.layers.convolve
-        inputs = _sequence_features(observation, start, lambda flat: features(flat, space, convolve))
+        flat = jax.tree.map(merge_axes, observation)
+        inputs = features(flat, self.observation_space, self.layers.convolve)
         action = action.reshape(start.size, -1)
 
         def critic(name: str, memory: Any) -> tuple[jax.Array, Any]:

@@ -111,7 +111,7 @@ class ValueDecomposition(Agent):
         features, _ = features_and_mask(observation)
         agents = self._network.init(agents_key, jax.tree.map(lambda x: x[None], features))
         memory = self._network.memory(self.num_envs)
-        reward = jnp.zeros((self.num_envs, self._num_agents), jnp.float32)
+        reward = jnp.zeros(self._reward_shape, jnp.float32)
         action = jnp.zeros((*reward.shape, *self.env.action_space.shape), jnp.int32)
         values = action.reshape(self.num_envs, -1).astype(jnp.float32)
         return State(
@@ -126,7 +126,7 @@ class ValueDecomposition(Agent):
             key=key,
             iteration=jnp.int32(0),
             bonus=self._initial_bonus_state(observation, key),
-            returns=self.normalizers.begin_returns((self.num_envs, self._num_agents)),
+            returns=self.normalizers.begin_returns(self._reward_shape),
         )
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
@@ -333,33 +333,22 @@ class AgentQNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, memory: Any, observation: Any, start: jax.Array) -> AgentValues:  # noqa: D102
-        agents = self.num_agents
-        leading = (*start.shape, agents)
-        if self.memory_kind is None:
-            # Without a memory, steps become rows, environment-major, so that a sharding of environments
-            # becomes a sharding of rows.
-            steps, rows = 1, start.size * agents
-            observation = jax.tree.map(lambda x: x.swapaxes(0, 1), observation)
-        else:
-            steps, rows = start.shape[0], start.shape[1] * agents
-        flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[3:]), observation)
+        # Without a memory, rows are environment-major, so that a sharding of environments becomes a sharding
+        # of rows.
+        environments_first = self.memory_kind is None
+        if environments_first:
+            observation, start = jax.tree.map(time_first, (observation, start))
+        count = start.size * self.num_agents
+        flat = jax.tree.map(lambda x: x.reshape(count, *x.shape[3:]), observation)
         inputs = [actor_features(flat, self.observation_space, self.layers.convolve)]
         if self.identity:
-            inputs.append(jnp.tile(jnp.eye(agents, dtype=jnp.float32), (start.size, 1)))
-        actions = sum(self.choices)
-        outputs = actions + 1 if self.dueling else actions
-        trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, 1.0, name="q")
-        values, memories = trunk(
-            jax.tree.map(merge_axes, memory),
-            jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), inputs),
-            jnp.repeat(start, agents, axis=1).reshape(steps, rows),
-        )
+            inputs.append(jnp.tile(jnp.eye(self.num_agents, dtype=jnp.float32), (start.size, 1)))
+        outputs = sum(self.choices) + self.dueling
+        trunk = MemoryTrunk(self.layers, self.memory_kind, outputs, 1.0, self.num_agents, name="q")
+        values, memories = trunk(memory, inputs, start)
         if self.dueling:
             values = distributions.dueling(values, self.choices)
-        if self.memory_kind is None:
-            values = values.reshape(leading[1], leading[0], agents, actions).swapaxes(0, 1)
-        memories = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[2:]), memories)
-        return AgentValues(values.reshape(*leading, actions), memories)
+        return AgentValues(time_first(values) if environments_first else values, memories)
 
     def initial_memory(self, num_envs: int) -> Any:
         """The initial memory."""

@@ -13,6 +13,7 @@ import numpy as np
 
 import algos
 import envs
+from algos.recurrent_ppo import ends_per_agent
 from envs import TimeStep
 from envs.probe import PolicyOfObservation
 from tests.algos.probes import trained
@@ -69,6 +70,6 @@ def test_episodes_end_for_all_agents():
         episode_length=zeros,
     )
     advantage, target = algorithm.advantage(
-        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), algorithm._broadcast_ends(time_step)
+        reward, jnp.zeros_like(reward), jnp.full_like(reward, 10.0), ends_per_agent(time_step)
     )
     assert advantage[:, 0].tolist() == target[:, 0].tolist() == [[1.0, 0.0], [7.0, 5.0], [8.0, 5.0]]
