@@ -245,6 +245,23 @@ def test_loop_constants_move_once():
     assert crossings == {("left", 1): 1, ("right", 5): 1, ("left", 5): 1}
 
 
+def test_move_names_the_fragments_behind_a_carried_value():
+    """The value is computed from w: from the previous trip, or at first from the previous iteration."""
+
+    def iterate(w, x):
+        def one(carry, _):
+            w, x = carry
+            costly = jnp.exp(w)  # computed on one group and moved, since it has over a million operations
+            return (here(w, costly), there(x, costly)), None
+
+        (w, x), _ = jax.lax.scan(one, (w, x), None, length=2)
+        return {"w": here2(w), "x": x}, {}
+
+    large = np.zeros((1024, 1024), np.float32)
+    ((move, times),) = schedule(iterate, w=large, x=large).moves()
+    assert (move.source, set(move.sources), times) == ("left", {"h", "h2"}, 2)
+
+
 # --- programs ---
 
 

@@ -60,12 +60,30 @@ class Loop:
         return list(dict.fromkeys((*self.body.free, *self.starts)))
 
     @property
-    def entering(self) -> list[tuple[core.Var, Any]]:
-        """Pairs (variable in the body, outer variable) of the values that enter the loop.
+    def entering(self) -> list[tuple[Any, core.Var]]:
+        """Pairs (outer variable, variable in the body) of the values that enter the loop.
 
         For a free variable of the body, both are the same variable.
         """
-        return [*((v, v) for v in self.body.free), *zip(self.body.inputs, self.starts, strict=True)]
+        return [*((v, v) for v in self.body.free), *zip(self.starts, self.body.inputs, strict=True)]
+
+    @property
+    def leaving(self) -> list[tuple[Any, core.Var]]:
+        """Pairs (variable in the body, result) of the values that leave the loop after its last trip."""
+        return list(zip(self.body.outputs, self.outputs, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Crossing:
+    """The start of a loop, or its end: variables on one side become variables on the other."""
+
+    loop: Loop
+    is_start: bool
+
+    @property
+    def pairs(self) -> list[tuple[Any, core.Var]]:
+        """Pairs (variable, the variable that it becomes); the end of a trip also starts the next trip."""
+        return self.loop.entering if self.is_start else [*self.loop.body.carry, *self.loop.leaving]
 
 
 Item: TypeAlias = Operation | Loop
@@ -88,20 +106,24 @@ class Region:
             defined.update(item.outputs)
         return list(variables)
 
-    def operations(self) -> Iterator[Operation]:
-        """All operations in order, including those in loops."""
+    @property
+    def carry(self) -> list[tuple[Any, core.Var]]:
+        """Pairs (next value, carried variable)."""
+        return list(zip(self.outputs, self.inputs, strict=False))
+
+    def walk(self) -> Iterator[Operation | Crossing]:
+        """All operations in order, including those in loops, between the starts and the ends of the loops."""
         for item in self.items:
             if isinstance(item, Operation):
                 yield item
             else:
-                yield from item.body.operations()
+                yield Crossing(item, is_start=True)
+                yield from item.body.walk()
+                yield Crossing(item, is_start=False)
 
-    def loops(self) -> Iterator[Loop]:
-        """All loops, outer ones first."""
-        for item in self.items:
-            if isinstance(item, Loop):
-                yield item
-                yield from item.body.loops()
+    def operations(self) -> Iterator[Operation]:
+        """All operations in order, including those in loops."""
+        return (step for step in self.walk() if isinstance(step, Operation))
 
 
 @dataclasses.dataclass(eq=False)

@@ -39,9 +39,8 @@ def make_schedule(
     before them. An operation with such a fragment gets a higher level than all earlier operations of its
     group, and its program is not merged into a program without such fragments.
     """
-    region, origins = placement.region, Origins()
-    _find_origins(region, origins)
-    collector = _StepCollector(placement, value_of, origins, region, newer)
+    region = placement.region
+    collector = _StepCollector(placement, value_of, _find_origins(region), region, newer)
     metrics = tuple(collector.on_producer(v) for v in region.outputs[len(region.inputs) :])
     starts = [[value_of(v, group) for group in groups] for v, groups in collector.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
@@ -78,8 +77,8 @@ class _StepCollector:
         self.placement, self.value_of, self.origins, self.newer = placement, value_of, origins, newer
         # for each free variable, its values on the groups that read it
         self.constants: dict[core.Var, list[Value]] = {v: [] for v in region.free}
-        holders = map(placement.ordered, placement.carry_groups[region])
-        self.carried = dict(zip(region.inputs, holders, strict=True))  # the groups that hold each variable
+        # the groups that hold each carried variable
+        self.carried = {v: placement.ordered(placement.carry_groups[v]) for v in region.inputs}
         # for each value: its level, and the kind of its definition ("input", "program", "loop" or "move")
         self._definitions: dict[Value, tuple[int, str]] = {}
         self._groups: dict[core.Var, list[str]] = {}  # the groups that have each variable, the producer first
@@ -180,7 +179,7 @@ class _StepCollector:
             end[last.group] = last
         users = tuple(dict.fromkeys(name for op in loop.body.operations() for name in op.fragments))
         enter: list[tuple[Value, Value]] = []
-        for inner, outer in loop.entering:
+        for outer, inner in loop.entering:
             if inner in body.carried:
                 groups = body.carried[inner]
             else:
@@ -271,19 +270,23 @@ class _StepCollector:
             )
 
 
-def _find_origins(region: Region, origins: Origins) -> None:
+def _find_origins(region: Region) -> Origins:
     """Finds the fragments that each variable comes from, directly or through code between fragments."""
-    for _ in range(2):  # in the second pass, carried values have an origin too
-        for item in region.items:
-            if isinstance(item, Operation):
-                inherited = dict.fromkeys(name for v in item.inputs for name in origins.get(v, ()))
-                for v in item.outputs:
-                    origins[v] = item.fragments or tuple(inherited)
-                continue
-            for inner, outer in item.entering:
-                origins.setdefault(inner, origins.get(outer, ()))
-            _find_origins(item.body, origins)
-            for result, end in zip(item.outputs, item.body.outputs, strict=True):
-                origins[result] = origins.get(end, ())
-        for v, end in zip(region.inputs, region.outputs, strict=False):
-            origins[v] = tuple(dict.fromkeys((*origins.get(end, ()), *origins.get(v, ()))))
+    origins: Origins = {}
+
+    def join(pairs: Iterable[tuple[core.Var, core.Var]]) -> None:
+        """Appends, so that a further round never reorders: otherwise the rounds might not end."""
+        for v, after in pairs:
+            origins[after] = tuple(dict.fromkeys((*origins.get(after, ()), *origins.get(v, ()))))
+
+    before: Origins | None = None
+    while origins != before:  # in each round, an origin may reach another carried value
+        before = dict(origins)
+        for step in region.walk():
+            if isinstance(step, Operation):
+                inherited = dict.fromkeys(name for v in step.inputs for name in origins.get(v, ()))
+                origins.update(dict.fromkeys(step.outputs, step.fragments or tuple(inherited)))
+            else:
+                join(step.pairs)
+        join(region.carry)
+    return origins

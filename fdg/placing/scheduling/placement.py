@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.placing.regions.region import Loop, Opened, Operation, Region
+from fdg.placing.regions.region import Crossing, Opened, Operation, Region
 
 CHEAP_FLOPS = 1_000_000  # up to this cost, each group that uses the results of an operation computes them
 
@@ -39,15 +39,16 @@ class Placement:
         """Repeats the backward and forward passes until every operation has groups."""
         self.opened, self.region, self.order = opened, opened.region, order
         self.groups: dict[Operation, frozenset[str]] = {}
-        self.carry_groups: dict[Region, list[set[str]]] = {}  # groups that hold each carried value
+        self.carry_groups: GroupsOf = {}  # the groups that hold each carried value
         self._platforms = platforms or {}
         self._fixed: dict[Operation, str] = {}  # the group of each operation that may run on one group only
-        self._requested: dict[Loop, list[set[str]]] = {}  # the groups that use each result of a loop
+        # for each value that leaves a loop, the groups that use it after the loop
+        self._users_after_loop: GroupsOf = {}
         self._is_exact = {op: op.group is not None or is_exact(op.eqn) for op in self.region.operations()}
         self._flops = {op: jaxprs.equation_flops(op.eqn) for op in self._is_exact if op.group is None}
         while True:
-            self._backward_all()
-            placed = self._choose_one_producer() or self._forward(self.region, self._initial_holders(), {})
+            self._backward(self.region)
+            placed = self._choose_one_producer() or self._forward()[0]
             if not (placed or self._place_next_on_first()):
                 break
         self._place_unused_leaves()
@@ -61,71 +62,53 @@ class Placement:
         """The fragments of a group that read a variable, directly or through code between fragments."""
         names: dict[str, None] = {}
         variables = {variable}
-        for item in region.items:
-            if isinstance(item, Operation):
-                if group in self.groups[item] and not variables.isdisjoint(item.inputs):
-                    names.update(dict.fromkeys(item.fragments))
-                    variables.update(item.outputs if not item.fragments else ())
-                continue
-            for inner, outer in item.entering:
-                if outer in variables:
-                    names.update(dict.fromkeys(self.fragments_reading(item.body, inner, group)))
+        for step in region.walk():
+            if isinstance(step, Operation):
+                if group in self.groups[step] and not variables.isdisjoint(step.inputs):
+                    names.update(dict.fromkeys(step.fragments))
+                    variables.update(step.outputs if not step.fragments else ())
+            elif step.is_start:
+                variables.update(inner for outer, inner in step.pairs if outer in variables)
         return tuple(names)
 
     # --- backward pass: the groups that use a value ---
 
-    def _backward_all(self) -> None:
-        """Repeats the backward pass until the groups that keep each leaf no longer change."""
-        leaves: list[set[str]] = [set() for _ in self.region.inputs]
-        while True:
-            needed = self._backward(self.region, leaves)
-            new_leaves = [old | needed[v] for old, v in zip(leaves, self.region.inputs, strict=True)]
-            if new_leaves == leaves:
-                break
-            leaves = new_leaves
-        self.carry_groups[self.region] = leaves
-
-    def _backward(self, region: Region, requested: Sequence[set[str]]) -> GroupsOf:
+    def _backward(self, region: Region) -> GroupsOf:
         """Places operations by their results' users; returns the groups that use each variable.
 
-        `requested` are the groups that use each carried output.
+        Repeats this until the groups that hold the carried values no longer change.
         """
-        users_of: GroupsOf = collections.defaultdict(set)
-        for variable, groups in zip(region.outputs, requested, strict=False):
-            users_of[variable] |= groups
-        for item in reversed(region.items):
-            if isinstance(item, Operation):
-                users = set().union(*(users_of[v] for v in item.outputs if not _is_token(item, v)))
-                self.groups[item] = frozenset(self._groups_for(item, users))
-                for v in item.inputs:
-                    users_of[v] |= self.groups[item]
-                continue
-            self._requested[item] = [set(users_of[v]) for v in item.outputs]
-            holders: list[set[str]] = [set() for _ in item.starts]
-            while True:
-                inner = self._backward(item.body, holders)
-                grown = [old | inner[v] for old, v in zip(holders, item.body.inputs, strict=True)]
-                if grown == holders and not self._place_permuted(item, grown):
-                    break
-                holders = grown
-            self.carry_groups[item.body] = holders
-            for v in item.body.free:
-                users_of[v] |= inner[v]
-            for v, groups in zip(item.starts, holders, strict=True):
-                users_of[v] |= groups
-        return users_of
+        self.carry_groups.update((v, set()) for v in region.inputs)
+        while True:
+            users_of: GroupsOf = collections.defaultdict(set)
+            for end, v in region.carry:
+                users_of[end] |= self.carry_groups[v]
+            for item in reversed(region.items):
+                if isinstance(item, Operation):
+                    users = set().union(*(users_of[v] for v in item.outputs if not _is_token(item, v)))
+                    self.groups[item] = frozenset(self._groups_for(item, users))
+                    for v in item.inputs:
+                        users_of[v] |= self.groups[item]
+                    continue
+                self._users_after_loop.update((end, users_of[result]) for end, result in item.leaving)
+                users_in_body = self._backward(item.body)
+                for outer, v in item.entering:
+                    users_of[outer] |= users_in_body[v]
+            holders = {v: self.carry_groups[v] | users_of[v] for v in region.inputs}
+            if all(groups == self.carry_groups[v] for v, groups in holders.items()):
+                if not self._place_permuted(region):
+                    return users_of | holders
+            else:
+                self.carry_groups.update(holders)
 
-    def _place_permuted(self, loop: Loop, holders: list[set[str]]) -> bool:
-        """Places one carried value that the loop only carries or permutes; returns whether there was one."""
-        users: dict[int, set[str]] = {}
-        for end, groups in zip(loop.body.outputs, self._requested[loop], strict=True):
-            for i, v in enumerate(loop.body.inputs):
-                if end is v and not holders[i]:
-                    users[i] = users.get(i, set()) | groups
-        if users:
-            position = max(users, key=lambda i: bool(users[i]))
-            holders[position] = users[position] or {self.order[0]}
-        return bool(users)
+    def _place_permuted(self, body: Region) -> bool:
+        """Places one carried value that a loop only carries or permutes; returns whether there was one."""
+        ends = [v for v in body.outputs if v in self._users_after_loop]  # none for the iteration
+        unplaced = [v for v in ends if v in self.carry_groups and not self.carry_groups[v]]
+        if unplaced:
+            chosen = max(unplaced, key=lambda v: bool(self._users_after_loop[v]))
+            self.carry_groups[chosen] = self._users_after_loop[chosen] or {self.order[0]}
+        return bool(unplaced)
 
     def _groups_for(self, operation: Operation, users: set[str]) -> set[str]:
         if operation.group is not None:
@@ -151,78 +134,55 @@ class Placement:
         The groups' programs may round differently, so copies would drift apart from trip to trip. Returns
         whether an operation was placed.
         """
-        producers = {v: op for op in self.region.operations() for v in op.outputs}
-        sources: dict[core.Var, list[core.Var]] = collections.defaultdict(list)
-        ends = list(zip(self.region.outputs, self.carry_groups[self.region], strict=False))
-        for loop in self.region.loops():
-            for inner, outer in loop.entering:
-                sources[inner].append(outer)
-            for result, end in zip(loop.outputs, loop.body.outputs, strict=True):
-                sources[result].append(end)
-            ends += zip(loop.body.outputs, self.carry_groups[loop.body], strict=True)
+        equal = self._ends_on_several(self.region)  # variables whose copies must stay equal
         has_placed = False
-        for end, groups in ends:
-            visited, pending = set(), [end] if len(groups) > 1 else []
-            while pending:
-                v = pending.pop()
-                if v in visited:
-                    continue
-                visited.add(v)
-                pending += sources.get(v, ())
-                producer = producers.get(v)
-                if producer is None or len(self.groups[producer]) < 2:
-                    continue
-                if self._is_exact[producer]:
-                    pending += producer.inputs
+        for step in reversed(list(self.region.walk())):
+            if isinstance(step, Crossing):
+                equal.update(v for v, after in step.pairs if after in equal)
+                equal |= set() if step.is_start else self._ends_on_several(step.loop.body)
+            elif len(self.groups[step]) > 1 and not equal.isdisjoint(step.outputs):
+                if self._is_exact[step]:
+                    equal.update(step.inputs)
                 else:
-                    self._fixed[producer] = self.ordered(self.groups[producer])[0]
+                    self._fixed[step] = self.ordered(self.groups[step])[0]
                     has_placed = True
         return has_placed
 
+    def _ends_on_several(self, region: Region) -> set[core.Var]:
+        """The next values of carried values that several groups keep."""
+        return {end for end, v in region.carry if len(self.carry_groups[v]) > 1}
+
     # --- forward pass: operations without users are placed where their inputs are ---
 
-    def _initial_holders(self) -> GroupsOf:
-        carried = zip(self.region.inputs, self.carry_groups[self.region], strict=True)
-        return {**{v: set() for v in self.region.free}, **{v: set(groups) for v, groups in carried}}
+    def _forward(self) -> tuple[bool, GroupsOf]:
+        """Places operations that have no group yet by their inputs.
 
-    def _forward(self, region: Region, holders_of: GroupsOf, preferred: Mapping[Operation, set[str]]) -> bool:
-        """Places operations that have no group yet by their inputs; returns whether it placed any.
-
-        Adds the region's variables to `holders_of`. `preferred` maps operations whose result leaves the loop
-        to the groups that use the result.
+        Returns whether it placed any, and the groups that hold each variable.
         """
         has_placed = False
-        for item in region.items:
-            if isinstance(item, Operation):
-                if not self.groups[item]:
-                    choice = self._nearest_group(item, holders_of, preferred.get(item, set()))
+        holders_of: GroupsOf = collections.defaultdict(set, self.carry_groups)
+        for step in self.region.walk():
+            if isinstance(step, Operation):
+                if not self.groups[step]:
+                    choice = self._nearest_group(step, holders_of)
                     if choice is not None:
-                        self._fixed[item] = choice
-                        self.groups[item] = frozenset({choice})
+                        self._fixed[step] = choice
+                        self.groups[step] = frozenset({choice})
                         has_placed = True
-                holders_of.update((v, set(self.groups[item])) for v in item.outputs)
-                continue
-            inner_holders_of = {inner: set(holders_of[outer]) for inner, outer in item.entering}
-            inner_holders_of.update(
-                (v, groups)
-                for v, groups in zip(item.body.inputs, self.carry_groups[item.body], strict=True)
-                if groups
-            )
-            writers = {v: op for op in item.body.items if isinstance(op, Operation) for v in op.outputs}
-            ends = zip(item.body.outputs, self._requested[item], strict=True)
-            users = {writers[end]: requested for end, requested in ends if end in writers}
-            has_placed |= self._forward(item.body, inner_holders_of, users)
-            for result, end, holders in zip(
-                item.outputs, item.body.outputs, self.carry_groups[item.body], strict=True
-            ):
-                holders_of[result] = inner_holders_of[end] | holders
-        return has_placed
+                holders_of.update((v, set(self.groups[step])) for v in step.outputs)
+            elif step.is_start:
+                holders_of.update((v, holders_of[v] or holders_of[outer]) for outer, v in step.pairs)
+            else:
+                loop = step.loop
+                for (end, v), result in zip(loop.body.carry, loop.outputs, strict=True):
+                    holders_of[result] = holders_of[end] | self.carry_groups[v]
+        return has_placed, holders_of
 
-    def _nearest_group(self, operation: Operation, holders_of: GroupsOf, preferred: set[str]) -> str | None:
+    def _nearest_group(self, operation: Operation, holders_of: GroupsOf) -> str | None:
         """The group that holds the most bytes of an operation's inputs; None if no group holds any.
 
         An operation that writes a row of a stacked result is placed by the row only, if possible on a group
-        in `preferred`.
+        that uses the stack after the loop.
         """
         inputs = [v for v in operation.inputs if not _is_token(operation, v)]
         inputs = inputs if operation.row is None else [operation.row]
@@ -231,7 +191,8 @@ class Placement:
             for group in holders_of[v]:
                 weight[group] += 1 + jaxprs.bytes_of(v.aval)
         if operation.row is not None:
-            weight = collections.Counter({g: w for g, w in weight.items() if g in preferred}) or weight
+            users = self._users_after_loop[operation.outputs[0]]
+            weight = collections.Counter({g: w for g, w in weight.items() if g in users}) or weight
         return max(self.order, key=lambda g: weight[g]) if weight else None
 
     def _place_next_on_first(self) -> bool:
@@ -246,12 +207,11 @@ class Placement:
 
     def _place_unused_leaves(self) -> None:
         """Keeps each leaf that no group uses where its next value is, if a group has it."""
-        leaves, holders_of = self.carry_groups[self.region], self._initial_holders()
-        self._forward(self.region, holders_of, {})
-        for i, (variable, end) in enumerate(zip(self.region.inputs, self.region.outputs, strict=False)):
-            if not leaves[i]:
-                leaves[i] = {next((g for g in self.order if g in holders_of[end]), self.order[0])}
-                holders_of[variable] = leaves[i]
+        _, holders_of = self._forward()
+        for end, variable in self.region.carry:
+            if not self.carry_groups[variable]:
+                holder = next((g for g in self.order if g in holders_of[end]), self.order[0])
+                self.carry_groups[variable] = holders_of[variable] = {holder}
 
 
 _EXACT_OPERATIONS = frozenset(
