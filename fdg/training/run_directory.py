@@ -226,7 +226,7 @@ def unwritable_error(
 
 
 _FIXES = {
-    **{os.strerror(code): "make room there" for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)},
+    **{os.strerror(code): "make room there" for code in files.FULL},
     **{os.strerror(code): "make it writable" for code in (errno.EACCES, errno.EPERM, errno.EROFS)},
 }
 
