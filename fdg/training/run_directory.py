@@ -56,12 +56,12 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, and its parents."""
         check_free(path)
-        run = cls(path)
         with explain_os_errors(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
-            run._acquire()
-            check_free(path)
-            files.write(path / "config.json", json_line(config, indent=2)[:-1])
+            with cls(path).closed_on_error() as run:
+                run._acquire()
+                check_free(path)
+                files.write(path / "config.json", json_line(config, indent=2)[:-1])
         return run
 
     @classmethod
@@ -71,6 +71,15 @@ class RunDirectory:
         with explain_os_errors(path, "written to"):
             run._acquire()
         return run
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator["RunDirectory"]:
+        """A context with this directory, which an error closes: its traceback would keep the lock."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends rows to `metrics.jsonl`, one line each, and flushes."""
