@@ -293,13 +293,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_terminal():
+def test_progress_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     with progress.Progress(10, 100, file=terminal) as bar:
         bar.update(4, 12.5)
         bar.update(5)
     last = terminal.getvalue()
     assert "50%" in last and "iteration 5/10" in last and "500 steps" in last and "return 12.5" in last
+
+
+def test_progress_on_a_terminal_that_cannot_update_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    with progress.Progress(10, 100, file=terminal) as bar:
+        bar.update(5)
+        assert terminal.getvalue().startswith(" 50% iteration 5/10")
 
 
 def test_progress_without_stdout(monkeypatch):
