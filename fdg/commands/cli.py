@@ -141,8 +141,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
             if problem := unimportable_folder():
                 warnings.warn(problem, FdgWarning, stacklevel=2)
             status = _exit_status(run, sys.argv[1:] if argv is None else argv)
-            if sys.stdout is not None:
-                sys.stdout.flush()  # so that lost output is an error
+            print(end="", flush=True)  # so that lost output is an error
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_installed():
             ctrl_c.exit_interrupted("")

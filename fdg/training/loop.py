@@ -109,7 +109,7 @@ def carry_out(
             print(f"standard output was closed: go on with --resume {run.path}", file=sys.stderr)
         if isinstance(error, OSError) and error.errno in files.FULL and run.path.exists():
             problem = f"{error.filename or 'standard output'} cannot be written"
-            raise unwritable_error(run.path, problem, error.strerror, False) from error
+            raise unwritable_error(run.path, problem, str(error.strerror), False) from error
         raise
     finally:
         with contextlib.closing(run):
