@@ -7,6 +7,7 @@ A run directory contains only regular files and real directories; the run direct
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errors of a full disk, a quota and a limit
 _PARTIAL = ".partial-"  # the beginning of the name of the temporary folder of `filling`
 
 
@@ -61,18 +63,17 @@ def open_to_append(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A context with a new file that atomically replaces `path` at its end; on failure nothing is left."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        try:
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "x+b") as file:
             yield file
-            file.flush()
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(file.name, 0o666 & ~mask)  # temporary files are private
-            os.replace(file.name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # a failed write
+            error.filename = str(path)
+        raise
 
 
 def write(path: Path, content: bytes) -> None:

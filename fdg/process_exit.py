@@ -14,6 +14,7 @@
 import atexit
 import itertools
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,10 +30,10 @@ _status: int | None = None
 
 def is_command() -> bool:
     """Whether this process was started as `python -m fdg...` or `fdg`."""
-    words = sys.orig_argv[1:]
-    modules = [word for flag, word in itertools.pairwise(words) if flag == "-m"][:1]
-    modules += [word[2:] for word in words if word.startswith("-m") and len(word) > 2][:1]
-    runs_module = any(name == "fdg" or name.startswith("fdg.") for name in modules)
+    words = itertools.pairwise([*sys.orig_argv[1:], ""])
+    matches = ((re.fullmatch("-[^-cmWX]*m(.*)", word), following) for word, following in words)  # -um NAME
+    module = next((match[1] or following for match, following in matches if match), "")
+    runs_module = module.partition(".")[0] == "fdg"
     return runs_module or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
 
 

@@ -375,14 +375,22 @@ class Writer:
       first_episode: number of the first episode to write.
       space: the observation space.
       actions: how actions are stored (None: as they are).
+      check: called after each episode; raises an error if the file could not be written.
 
     Attributes:
       num_episodes: episodes in the file, those before `first_episode` included.
       num_steps: steps that this writer has added.
     """
 
-    def __init__(self, file: Any, first_episode: int, space: ObservationSpace, actions: Stored | None = None):
-        self._file, self.num_episodes, self._actions = file, first_episode, actions
+    def __init__(
+        self,
+        file: Any,
+        first_episode: int,
+        space: ObservationSpace,
+        actions: Stored | None = None,
+        check: Callable[[], object] = lambda: None,
+    ):
+        self._file, self.num_episodes, self._actions, self._check = file, first_episode, actions, check
         self._observations = minari_spaces.stored_observation(space)
         self.num_steps = 0
 
@@ -418,6 +426,7 @@ class Writer:
         write("rewards", steps.reward, np.float32)
         write("terminations", steps.terminated, bool)
         write("truncations", steps.truncated, bool)
+        self._check()
         self.num_episodes += 1
         self.num_steps += count
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fdg import ctrl_c
+from fdg import ctrl_c, files
 from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_errors, one_line, shortened
 from fdg.garbage import infrequent_gc
 from fdg.process_exit import CLOSED_PIPE
@@ -141,6 +141,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
             if problem := unimportable_folder():
                 warnings.warn(problem, FdgWarning, stacklevel=2)
             status = _exit_status(run, sys.argv[1:] if argv is None else argv)
+            print(end="", flush=True)  # so that lost output is an error
         distributed.leave()
         if status == ctrl_c.STATUS and ctrl_c.is_installed():
             ctrl_c.exit_interrupted("")
@@ -165,8 +166,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         if isinstance(error, OverflowError):
             return _fail(f"a number is too large ({one_line(error)}): use smaller sizes, or fewer steps")
         if isinstance(error, OSError) and error.strerror:
-            file_prefix = f"{error.filename}: " if error.filename is not None else ""
-            return _fail(f"{file_prefix}{error.strerror}", 1)
+            where = error.filename or ("standard output" if error.errno in files.FULL else None)
+            return _fail(error.strerror if where is None else f"{where}: {error.strerror}", 1)
         if is_xla_error and "MLIR failure" in str(error):
             fix = "try other sizes, or --xla-options xla_cpu_use_fusion_emitters=false"
             return _fail(f"XLA cannot compile this program ({one_line(error)}): {fix}", 1)

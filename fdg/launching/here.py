@@ -88,6 +88,7 @@ def _start(words: Sequence[str], environment: Mapping[str, str], forwards_errors
         stdin=subprocess.PIPE,  # the process ends when this pipe is closed: see `fdg.process_exit`
         stderr=subprocess.PIPE if forwards_errors else None,
         text=True,
+        errors="backslashreplace",  # C++ libraries may print anything
     )
 
 

@@ -1,6 +1,7 @@
 """`fdg collect`: records what trained agents do as data sets, for offline algorithms (algos/offline)."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -190,6 +191,23 @@ def _write_episode(writer: minari.Writer, parts: list[Step]) -> None:
     writer.add(observations, steps)
 
 
+class _Target(io.FileIO):
+    """A file whose writes do not raise, since HDF5 crashes then; `check` raises the first error."""
+
+    _error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._error = self._error or error
+            return len(data)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
 @contextlib.contextmanager
 def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]:
     """Yields a writer to a copy of the data set's arrays; then replaces the arrays, and last the metadata."""
@@ -227,9 +245,12 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
             if exists:
                 with open(arrays, "rb") as original:
                     shutil.copyfileobj(original, copy)
+                copy.flush()
             episodes, steps = (data.num_episodes, data.num_steps) if exists else (0, 0)
-            with h5py.File(copy, "r+" if exists else "w") as file:
-                yield (writer := minari.Writer(file, episodes, env.observation_space, actions))
+            target = _Target(copy.fileno(), "r+b", closefd=False)
+            with io.BufferedRandom(target) as buffer, h5py.File(buffer, "r+" if exists else "w") as file:
+                yield (writer := minari.Writer(file, episodes, env.observation_space, actions, target.check))
+            target.check()
         metadata |= data.metadata if exists else {}  # such as Minari's env_spec and dataset_id
         metadata |= {"total_episodes": writer.num_episodes, "total_steps": steps + writer.num_steps}
         files.write(folder / minari.METADATA, json.dumps(metadata, indent=1).encode())

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 import jax
 
 import fdg
-from fdg import ctrl_c
+from fdg import ctrl_c, files
 from fdg.costs.machine import calibration_problem
 from fdg.errors import FdgError, host_errors
 from fdg.processes import distributed
@@ -28,7 +28,7 @@ from fdg.training.job import Job, steps_unit
 from fdg.training.periodic_evaluation import Evaluator
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder, check_metrics
-from fdg.training.run_directory import RunDirectory, read_summary
+from fdg.training.run_directory import RunDirectory, read_summary, unwritable_error
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, prepare
 from fdg.training.starting import Weights, load_weights_into, open_run, read_weights
@@ -105,6 +105,9 @@ def carry_out(
             run.discard()
         if isinstance(error, BrokenPipeError) and distributed.is_first() and run.path.exists():
             print(f"standard output was closed: go on with --resume {run.path}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno in files.FULL and run.path.exists():
+            problem = f"{error.filename or 'standard output'} cannot be written"
+            raise unwritable_error(run.path, problem, str(error.strerror), False) from error
         raise
     finally:
         with contextlib.closing(run):

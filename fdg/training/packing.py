@@ -56,7 +56,7 @@ def pack(
     is_iteration = str(checkpoint).isdecimal()
     run = load(path, checkpoint=int(checkpoint) if is_iteration else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
-    with files.filling(out) as target:
+    with explain_os_errors(out), files.filling(out) as target:
         shared = {name: value for name, value in config.items() if name not in _PRIVATE}
         files.write(target / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):

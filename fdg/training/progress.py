@@ -1,5 +1,6 @@
 """Progress of a run: a live display in a terminal, occasional lines elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,9 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._start_time = self._print_time = time.monotonic()
-        if self._file is not None and self._file.isatty():  # it is None if the process has no standard output
+        can_update = os.environ.get("TERM") not in ("dumb", "unknown")
+        # The file is None if the process has no standard output.
+        if self._file is not None and self._file.isatty() and can_update:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar

@@ -56,12 +56,12 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, and its parents."""
         check_free(path)
-        run = cls(path)
         with explain_os_errors(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
-            run._acquire()
-            check_free(path)
-            files.write(path / "config.json", json_line(config, indent=2)[:-1])
+            with cls(path).closed_on_error() as run:
+                run._acquire()
+                check_free(path)
+                files.write(path / "config.json", json_line(config, indent=2)[:-1])
         return run
 
     @classmethod
@@ -72,9 +72,18 @@ class RunDirectory:
             run._acquire()
         return run
 
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator["RunDirectory"]:
+        """A context with this directory, which an error closes: its traceback would keep the lock."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
+
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends rows to `metrics.jsonl`, one line each, and flushes."""
-        with self._explain_write_errors("metrics.jsonl"):
+        with self.explain_write_errors("metrics.jsonl"):
             if self._metrics is None:
                 self._metrics = files.open_to_append(self.path / "metrics.jsonl")
             self._metrics.writelines(map(json_line, rows))
@@ -90,11 +99,11 @@ class RunDirectory:
         """
         path, last_row = self.path / "metrics.jsonl", None
         for name in RESULTS:
-            with self._explain_write_errors(name):
+            with self.explain_write_errors(name):
                 (self.path / name).unlink(missing_ok=True)
         if not path.exists():
             return None
-        with self._explain_write_errors(path.name):
+        with self.explain_write_errors(path.name):
             with open_regular(path) as file:
                 *lines, truncated_line = file.read().split(b"\n")
             rows = {number: _parse_row(line) for number, line in enumerate([*lines, truncated_line], 1)}
@@ -127,7 +136,7 @@ class RunDirectory:
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
         """Replaces a file of the run atomically; `write` gets the open file."""
         path = self.path / name
-        with self._explain_write_errors(name):
+        with self.explain_write_errors(name):
             if path.parent != self.path:
                 files.make_folder(path.parent)
             with files.replacing(path) as file:
@@ -181,7 +190,7 @@ class RunDirectory:
             return False
 
     @contextlib.contextmanager
-    def _explain_write_errors(self, name: str) -> Iterator[None]:
+    def explain_write_errors(self, name: str) -> Iterator[None]:
         """Turns an OSError (disk full, read-only, removed) into an error that says how to resume."""
         try:
             yield
@@ -226,7 +235,7 @@ def unwritable_error(
 
 
 _FIXES = {
-    **{os.strerror(code): "make room there" for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)},
+    **{os.strerror(code): "make room there" for code in files.FULL},
     **{os.strerror(code): "make it writable" for code in (errno.EACCES, errno.EPERM, errno.EROFS)},
 }
 

@@ -14,6 +14,7 @@ import dataclasses
 import importlib.util
 import itertools
 import math
+import os
 import re
 import typing
 import warnings
@@ -166,29 +167,41 @@ def carry_out_search(
         )
     run, _ = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
-        study = _open_study(run.path / "study.journal", job.halving)
+        study = _open_study(run, job.halving)
         return _Search(job, space, run, devices, (lambda line: None) if quiet else say, study).carry_out()
     finally:
         run.close()
 
 
-def _open_study(journal: Path, halving: bool) -> Any:
-    """Optuna's study with this journal, created if there is none; with `halving`, it prunes trials."""
+def _open_study(run: RunDirectory, halving: bool) -> Any:
+    """Optuna's study in the run's journal, created if there is none; with `halving`, it prunes trials."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    class Journal(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with run.explain_write_errors(journal.name):
+                super().append_logs(logs)
+
+    journal = run.path / "study.journal"
+    # Only this process writes here, since it has locked the run: a killed one left Optuna's lock, which would
+    # never be released, and an incomplete line, after which Optuna cannot append.
+    with run.explain_write_errors(journal.name):
+        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+        if journal.exists():
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
     try:
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal))),
+            storage=JournalStorage(Journal(str(journal))),
             study_name="search",
             direction="maximize",
             load_if_exists=True,
             pruner=pruner if halving else optuna.pruners.NopPruner(),
         )
-    except OSError:
+    except (OSError, FdgError):
         raise
     except Exception as error:  # Optuna raises many types on a damaged file
         raise FdgError(

@@ -45,22 +45,18 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
         run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
         checkpoints = Checkpoints(run.checkpoints)
     else:
-        run = RunDirectory.reopen(path)
-        checkpoints = Checkpoints(run.checkpoints)
-        try:
+        with RunDirectory.reopen(path).closed_on_error() as run:
+            checkpoints = Checkpoints(run.checkpoints)
             if (completed := checkpoints.completed()) > job.num_iterations:
                 raise FdgError(
                     f"{path} has already run {completed:,} iterations, but --total-steps asks for"
                     f" {job.num_iterations:,}: give a larger --total-steps"
                 )
-        except FdgError:
-            run.close()
-            raise
-        stored = read_config(path)
-        setting_changes = changes(stored, job.config)
-        recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
-        entry = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": setting_changes, **recorded}
-        run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
+            stored = read_config(path)
+            changed = changes(stored, job.config)
+            recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
+            entry = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **recorded}
+            run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
     return run, checkpoints
 

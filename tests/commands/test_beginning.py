@@ -30,6 +30,24 @@ def run_process(folder, code, closed=()):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-m fdg.train", True),
+        ("-um fdg.train", True),  # other flags before -m, in one word with it
+        ("-OIm fdg", True),
+        ("-X dev -umfdg.plan", True),
+        ("-Wm train.py", False),  # the value of -W
+        ("-m pytest -m fdg.train", False),
+        ("-um fdgs.train", False),
+    ],
+)
+def test_is_command(words, expected, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert process_exit.is_command() == expected
+
+
 @pytest.mark.parametrize("closed", [(1,), (1, 2), (0, 1, 2)])
 def test_closed_streams_are_replaced(tmp_path, closed):
     code = """

@@ -58,7 +58,22 @@ def test_file_errors(capsys):
     assert (
         line_of(PermissionError(13, "Permission denied", "/there"), capsys, 1) == "/there: Permission denied"
     )
-    assert line_of(OSError(28, "No space left on device"), capsys, 1) == "No space left on device"
+    full = "No space left on device"
+    assert line_of(OSError(28, full), capsys, 1) == f"standard output: {full}"
+    assert line_of(OSError(5, "Input/output error"), capsys, 1) == "Input/output error"
+
+
+def test_lost_output_is_an_error(monkeypatch, capsys):
+    """As in `fdg compare A B > /dev/full`, whose output is written when the process ends."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    out = open(descriptor, "w", closefd=False)  # noqa: SIM115 closing it raises the error again
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        assert guarded(lambda _: print("a table") or 0, []) == 1
+    assert capsys.readouterr().err == "error: standard output: No space left on device\n"
+    with pytest.raises(OSError, match="No space left"):
+        out.close()
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(

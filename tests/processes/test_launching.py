@@ -173,6 +173,12 @@ def test_common_error_is_printed_once(statuses, error, python, capfd):
     assert capfd.readouterr().err == error
 
 
+def test_lines_that_are_not_utf8_are_forwarded(python, capfd):
+    python("[ $last = 0 ] && exit 1\nprintf 'caf\\351\\nerror: of 1\\n' >&2\nexit 1\n")
+    assert launch_processes.main([]) == 1
+    assert capfd.readouterr().err == "[1] caf\\xe9\n[1] error: of 1\n"
+
+
 ERRORS = {
     "--restarts -1": "--restarts -1: it must be 0 or more",
     "--num-processes 0": "--num-processes 0: it must be at least 1",

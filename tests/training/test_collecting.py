@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,18 @@ def test_failed_collection_changes_no_data(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         collect(constant_run(0.5), tmp_path / "new", 20, num_envs=2)
     assert not (tmp_path / "new").exists()
+
+
+def test_full_disk_is_one_line(tmp_path):
+    """HDF5 crashes if a write fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with refuses(f"{tmp_path / 'x'} cannot be written: File too large"):
+            collect(constant_run(0.5), tmp_path / "x", 40_000, num_envs=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "x").exists()
 
 
 def test_repeat_after_a_kill(tmp_path):

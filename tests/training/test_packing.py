@@ -63,6 +63,11 @@ def test_failed_and_killed_packs(trained, tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         pack(trained, tmp_path / "out", trust=True, episodes=1)
     assert not (tmp_path / "out").exists()
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: (_ for _ in ()).throw(full))
+    with refuses(f"{tmp_path / 'out'} cannot be written: No space left on device"):
+        pack(trained, tmp_path / "out", trust=True, episodes=1)
+    monkeypatch.undo()
     killed = files.filling(tmp_path / "out")
     killed.__enter__()
     monkeypatch.setattr(Run, "play", lambda self, path, **how: Path(path).write_bytes(b"GIF89a"))

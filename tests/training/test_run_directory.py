@@ -15,6 +15,7 @@ from fdg.commands.cli import train_main
 from fdg.errors import FdgError, RunError
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.run_directory import RunDirectory
+from tests.tiny import Walk
 
 WALK = ["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "32", "--checkpoint-every", "2"]
 
@@ -275,6 +276,24 @@ def test_write_errors_name_the_fix(number, fix, run, monkeypatch):
     assert f"({os.strerror(number)}): {fix}, and go on with --resume {run} from iteration 2" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_failed_start_releases_the_lock(resume, run, tmp_path, monkeypatch):
+    """A notebook keeps the error with its traceback, and with that the open files of its frames."""
+
+    def fit():
+        out = run if resume else tmp_path / "new"
+        return fdg.fit(Walk(), total_steps=64, devices=1, out=out, resume=resume, progress=False)
+
+    def full(path, content):
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", full)
+        with pytest.raises(FdgError, match="No space left") as kept:
+            fit()
+    assert fit().iteration == 8 and kept.value.__traceback__ is not None
 
 
 def test_search_trial_writes_through_no_link(tmp_path, capsys):

@@ -1,7 +1,9 @@
 """`fdg.search`: search spaces, trials, resume, and early ends of bad trials (Optuna)."""
 
+import errno
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -104,6 +106,34 @@ def test_interrupted_trial_resumes(tmp_path, monkeypatch):
     found = search(tmp_path / "run", trials=2, resume=True)
     assert [trial.run for trial in found.trials] == ["0000", "0001"]
     assert calls[2].algorithm == proposed and calls[2].out == calls[1].out
+
+
+def test_search_resumes_after_a_kill_while_the_journal_was_written(tmp_path, monkeypatch):
+    """A killed process leaves Optuna's lock, whose relative target is missing, and an incomplete line."""
+    monkeypatch.chdir(tmp_path)
+    search("run", trials=1, halving=False)
+    os.symlink("run/study.journal", "run/study.journal.lock")
+    with open("run/study.journal", "a") as journal:
+        journal.write('{"op_code":4,"worker_id":"x-12')
+    found = search("run", trials=2, halving=False, resume=True)
+    assert [trial.run for trial in found.trials] == ["0000", "0001"]
+
+
+def test_full_disk_while_the_journal_is_written(tmp_path, monkeypatch):
+    """The trial's results are kept, and the search can be resumed."""
+    real, calls = os.fsync, []
+
+    def fail_at_last(descriptor):
+        calls.append(descriptor)
+        if (tmp_path / "run/trials/0000/summary.json").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_at_last)
+    with refuses(f"{tmp_path / 'run/study.journal'} cannot be written (No space left on device): make room"):
+        search(tmp_path / "run", trials=1)
+    monkeypatch.undo()
+    assert search(tmp_path / "run", trials=1, resume=True).trials[0].state == "done"
 
 
 def search_with_halving(out, **settings):

@@ -1,10 +1,12 @@
 """`fdg.train`: files of a run, printed output, resume, and results equal to `Engine.run`."""
 
 import dataclasses
+import errno
 import io
 import itertools
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -19,10 +21,11 @@ import fdg
 import policies
 from fdg.commands.cli import train_main
 from fdg.commands.parse import parse
-from fdg.errors import FdgError, FdgWarning
+from fdg.errors import FdgError, FdgWarning, UnwritableError
 from fdg.training import curves, progress, run_directory, statistics
 from fdg.training import loop as train
 from fdg.training.checkpoint import Checkpoints
+from tests.refusing import refuses
 from tests.tiny import Pupil, Walk
 from tests.training.trained import fitted, rows, strict_json, untimed_rows
 
@@ -290,13 +293,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_terminal():
+def test_progress_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     with progress.Progress(10, 100, file=terminal) as bar:
         bar.update(4, 12.5)
         bar.update(5)
     last = terminal.getvalue()
     assert "50%" in last and "iteration 5/10" in last and "500 steps" in last and "return 12.5" in last
+
+
+def test_progress_on_a_terminal_that_cannot_update_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    with progress.Progress(10, 100, file=terminal) as bar:
+        bar.update(5)
+        assert terminal.getvalue().startswith(" 50% iteration 5/10")
 
 
 def test_progress_without_stdout(monkeypatch):
@@ -318,6 +330,16 @@ def test_closed_stdout(started, tmp_path, capsys, monkeypatch):
         train.carry_out(parse([*WALK, "--total-steps", "32", "--out", str(tmp_path / "run")], "", ""))
     message = f"standard output was closed: go on with --resume {tmp_path / 'run'}\n"
     assert capsys.readouterr().err == (message if started else "") and (tmp_path / "run").exists() == started
+
+
+def test_full_disk_of_stdout(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(progress.Progress, "update", full)
+    message = "standard output cannot be written (No space left on device): make room there, and go on with"
+    with refuses(message, f"--resume {tmp_path / 'run'}", kind=UnwritableError):
+        train.carry_out(parse([*WALK, "--total-steps", "32", "--out", str(tmp_path / "run")], "", ""))
 
 
 def test_progress_in_a_log():
