@@ -19,6 +19,7 @@ from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
 from fdg.jaxprs.classes import PRODUCTS
+from fdg.rowwise import rowwise_p, trace_rows
 
 _CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
@@ -63,6 +64,10 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         return (
             jaxprs.traced_equation(_product(eqn), eqn.invars, eqn.outvars) if _rounds_operands(eqn) else eqn
         )
+    if eqn.primitive is rowwise_p:  # devices, `vmap` and gradients trace its function again
+        function = in_bfloat16(eqn.params["function"])
+        jaxpr = trace_rows(function, jaxprs.shapes_of(eqn.invars))
+        return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "function": function})
     rewritten = inside(eqn)
     if rewritten is not eqn and eqn.primitive.name in _CUSTOM_GRADIENTS:
         return jaxprs.traced_equation(_rewritten_call(eqn), eqn.invars, eqn.outvars)
