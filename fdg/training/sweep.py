@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 
 from fdg.arguments import quoted
 from fdg.errors import FdgError, unknown_name
@@ -223,16 +224,24 @@ class Sweep:
             key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
         membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
         with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):
-            return SweptState(dict(numbers), with_numbers(self.algorithm, numbers).init(key), membership)
+            return SweptState(dict(numbers), self._with(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """One iteration of the algorithm with this agent's hyperparameters."""
         with self._explain_tracer_errors(lambda algorithm: algorithm.iterate(state.state)):
-            next_state, metrics = with_numbers(self.algorithm, state.hyperparameters).iterate(state.state)
+            next_state, metrics = self._with(state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
             return SweptState(state.hyperparameters, next_state), metrics
         membership = self.between_agents.add_iteration(state.membership, metrics)
         return SweptState(state.hyperparameters, next_state, membership), {**metrics, **state.hyperparameters}
+
+    def _with(self, numbers: Mapping[str, jax.Array]) -> Any:
+        """The algorithm with an agent's hyperparameters, as weakly typed as Python's floats."""
+        weak = {
+            name: convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+            for name, x in numbers.items()
+        }
+        return with_numbers(self.algorithm, weak)
 
     def said(self) -> dict[str, Any]:
         """The entries of `config.json` that describe the sweep."""
@@ -287,8 +296,7 @@ class Sweep:
 
         @functools.wraps(attribute)
         def method(state: SweptState, *args: Any, **kwargs: Any) -> Any:
-            algorithm = with_numbers(self.algorithm, state.hyperparameters)
-            return getattr(algorithm, name)(state.state, *args, **kwargs)
+            return getattr(self._with(state.hyperparameters), name)(state.state, *args, **kwargs)
 
         return method
 
