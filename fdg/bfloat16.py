@@ -151,10 +151,8 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
 
     def forward(*operands: jax.Array) -> tuple[list[jax.Array], Any]:
         def call_on_floats(*floats: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-            all_operands = [*operands]
-            for i, x in zip(float_operands, floats, strict=True):
-                all_operands[i] = x
-            results = original(*all_operands)
+            replaced = dict(zip(float_operands, floats, strict=True))
+            results = original(*(replaced.get(i, x) for i, x in enumerate(operands)))
             return [results[i] for i in float_results], results
 
         _, vjp, results = jax.vjp(call_on_floats, *(operands[i] for i in float_operands), has_aux=True)

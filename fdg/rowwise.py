@@ -32,8 +32,8 @@ def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     return jaxprs.lowered(jax.make_jaxpr(function)(*map(jaxprs.shape_to_trace, operands)))
 
 
-def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:
-    return core.jaxpr_as_fun(jaxpr)(*operands)
+def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    return jax.jit(core.jaxpr_as_fun(jaxpr))(*operands)
 
 
 def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
@@ -63,7 +63,7 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Spli
     return jax.jvp(function, tuple(primals), dense_tangents)  # respects custom derivatives within `function`
 
 
-rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))
+rowwise_p.def_impl(_run)
 rowwise_p.def_abstract_eval(lambda *_, jaxpr, **__: jaxpr.out_avals)
 batching.primitive_batchers[rowwise_p] = _batched
 ad.primitive_jvps[rowwise_p] = _jvp
