@@ -222,9 +222,9 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
       agents: length of the leading axis of all arguments and results.
       agents_per_vmap: a divisor of `agents`.
     """
-    if agents_per_vmap == agents:
-        return _with_unit_axis(function) if agents == 1 else jax.vmap(function)
     map_chunk = _with_unit_axis(function) if agents_per_vmap == 1 else jax.vmap(function)
+    if agents_per_vmap == agents:
+        return map_chunk
 
     def map_chunks(*arrays: Any) -> list[Any]:
         chunks = [x.reshape(agents // agents_per_vmap, agents_per_vmap, *x.shape[1:]) for x in arrays]
@@ -274,7 +274,10 @@ def with_copying(
             gather(x)[source] if is_copied else x for x, is_copied in zip(leaves, copy_flags, strict=True)
         ]
         states = jax.vmap(between.after)(jax.tree.unflatten(structure, copied), source, agents)
-        return [_with_dtype_of(new, old) for new, old in zip(jax.tree.leaves(states), leaves, strict=True)]
+        return [  # without weak types
+            x if keys.is_key(x.dtype) else jax.lax.convert_element_type(x, old.dtype)
+            for x, old in zip(jax.tree.leaves(states), leaves, strict=True)
+        ]
 
     def iterate_and_copy(*leaves: Any) -> list:
         results = iterate(*leaves)
@@ -283,8 +286,3 @@ def with_copying(
         return [*jax.lax.cond(between.due(first_agent), copy, list, state_leaves), *metrics]
 
     return iterate_and_copy
-
-
-def _with_dtype_of(new: jax.Array, old: jax.Array) -> jax.Array:
-    """`new` with the dtype of `old`, without a weak type."""
-    return new if keys.is_key(old.dtype) else jax.lax.convert_element_type(new, old.dtype)

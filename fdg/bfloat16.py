@@ -19,6 +19,7 @@ from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
 from fdg.jaxprs.classes import PRODUCTS
+from fdg.rowwise import rowwise_p, trace_rows
 
 _CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
@@ -63,6 +64,10 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         return (
             jaxprs.traced_equation(_product(eqn), eqn.invars, eqn.outvars) if _rounds_operands(eqn) else eqn
         )
+    if eqn.primitive is rowwise_p:  # devices, `vmap` and gradients trace its function again
+        function = in_bfloat16(eqn.params["function"])
+        jaxpr = trace_rows(function, jaxprs.shapes_of(eqn.invars))
+        return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "function": function})
     rewritten = inside(eqn)
     if rewritten is not eqn and eqn.primitive.name in _CUSTOM_GRADIENTS:
         return jaxprs.traced_equation(_rewritten_call(eqn), eqn.invars, eqn.outvars)
@@ -146,10 +151,8 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
 
     def forward(*operands: jax.Array) -> tuple[list[jax.Array], Any]:
         def call_on_floats(*floats: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-            all_operands = [*operands]
-            for i, x in zip(float_operands, floats, strict=True):
-                all_operands[i] = x
-            results = original(*all_operands)
+            replaced = dict(zip(float_operands, floats, strict=True))
+            results = original(*(replaced.get(i, x) for i, x in enumerate(operands)))
             return [results[i] for i in float_results], results
 
         _, vjp, results = jax.vjp(call_on_floats, *(operands[i] for i in float_operands), has_aux=True)

@@ -89,43 +89,53 @@ _SHARED_AXIS = object()  # stands for the axis None in a pytree, where None woul
 def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> tuple[Any, dict[str, int]]:
     """Binds the boundary primitive to every array of `values`, with its batch axis.
 
-    `side` is "in" for arguments and "out" for results. Returns the values, and the size of each
-    batch axis by the path of its array.
+    Returns the values, and the size of each batch axis by the path of its array.
+    """
+    values = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.numpy.asarray(x), values)
+    axis_of = leaf_axes(f"fragment '{mark.name}' ({mark.role})", side, axes, values)
+    leaves, structure = jax.tree.flatten(values)
+    pairs = list(zip(leaves, axis_of.items(), strict=True))
+    sizes = {where: x.shape[axis] for x, (where, axis) in pairs if axis is not None}
+    return jax.tree.unflatten(structure, [boundary_p.bind(x, axis=axis) for x, (_, axis) in pairs]), sizes
+
+
+def leaf_axes(what: str, side: str, axes: Any, arrays: Any) -> dict[str, int | None]:
+    """Expands `axes`, a pytree prefix, to the batch axis of each array, from the front, by the array's path.
+
+    `side` is "in" for the arguments of the function `what`, and "out" for its results.
+
+    Raises:
+      GraphError: the axes do not match the arrays.
     """
     prefix = jax.tree.map(
         lambda axis: _SHARED_AXIS if axis is None else axis, axes, is_leaf=lambda axis: axis is None
     )
     try:
-        axis_per_leaf = jax.tree.broadcast(prefix, values)
+        axis_per_leaf = jax.tree.leaves(jax.tree.broadcast(prefix, arrays))
     except ValueError:
         raise GraphError(
-            f"fragment '{mark.name}' ({mark.role}): {side}_axes={axes} is not a pytree prefix of its "
-            f"{'arguments' if side == 'in' else 'results'} {structure_of(values):.200}: give one axis "
+            f"{what}: {side}_axes={axes} is not a pytree prefix of its "
+            f"{'arguments' if side == 'in' else 'results'} {structure_of(arrays):.200}: give one axis "
             f"(or None) for each, or one axis for all"
         ) from None
-    sizes = {}
-
-    def mark_leaf(path, axis, leaf):
-        leaf = jax.numpy.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
-        if axis is _SHARED_AXIS:
-            return boundary_p.bind(leaf, axis=None)
+    axis_of: dict[str, int | None] = {}
+    for (path, array), axis in zip(jax.tree_util.tree_leaves_with_path(arrays), axis_per_leaf, strict=True):
         where = f"{side}{jax.tree_util.keystr(path)}"
+        axis_of[where] = None
+        if axis is _SHARED_AXIS:
+            continue
         if not isinstance(axis, int) or isinstance(axis, bool):
             raise GraphError(
-                f"fragment '{mark.name}' ({mark.role}): {where} has axis {axis!r}: "
-                f"use an integer, or None for a value that the batch shares"
+                f"{what}: {where} has axis {axis!r}: use an integer, or None for what the batch shares"
             )
-        if not -leaf.ndim <= axis < leaf.ndim:
-            hint = f"an axis below {leaf.ndim}, or " if leaf.ndim else ""
+        if not -array.ndim <= axis < array.ndim:
+            hint = f"an axis below {array.ndim}, or " if array.ndim else ""
             raise GraphError(
-                f"fragment '{mark.name}' ({mark.role}): {where} has batch axis {axis} but shape "
-                f"{leaf.shape}: use {hint}None in {side}_axes if the batch shares it"
+                f"{what}: {where} has batch axis {axis} but shape {array.shape}: use {hint}None in"
+                f" {side}_axes if the batch shares it"
             )
-        axis %= leaf.ndim
-        sizes[where] = leaf.shape[axis]
-        return boundary_p.bind(leaf, axis=axis)
-
-    return jax.tree_util.tree_map_with_path(mark_leaf, axis_per_leaf, values), sizes
+        axis_of[where] = axis % array.ndim
+    return axis_of
 
 
 def _check_batch(mark: FragmentMark, sizes: dict[str, int]) -> None:

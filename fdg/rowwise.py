@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.errors import GraphError
+from fdg.fragment import leaf_axes
 from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
@@ -31,8 +32,8 @@ def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     return jaxprs.lowered(jax.make_jaxpr(function)(*map(jaxprs.shape_to_trace, operands)))
 
 
-def _run(*operands: Any, jaxpr: Any, function: Any, splits: Splits) -> list[Any]:
-    return core.jaxpr_as_fun(jaxpr)(*operands)
+def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    return jax.jit(core.jaxpr_as_fun(jaxpr))(*operands)
 
 
 def _batched(operands: Any, dims: Any, *, jaxpr: Any, function: Any, splits: Splits) -> Any:
@@ -62,7 +63,7 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, function: Any, splits: Spli
     return jax.jvp(function, tuple(primals), dense_tangents)  # respects custom derivatives within `function`
 
 
-rowwise_p.def_impl(lambda *operands, jaxpr, **_: jax.jit(core.jaxpr_as_fun(jaxpr))(*operands))
+rowwise_p.def_impl(_run)
 rowwise_p.def_abstract_eval(lambda *_, jaxpr, **__: jaxpr.out_avals)
 batching.primitive_batchers[rowwise_p] = _batched
 ad.primitive_jvps[rowwise_p] = _jvp
@@ -97,48 +98,31 @@ def rowwise(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        name = getattr(function, "__name__", "function")
-        jaxprs.require_arrays(f"rowwise '{name}': argument", arguments)
+        what = f"rowwise '{getattr(function, '__name__', 'function')}'"
+        jaxprs.require_arrays(f"{what}: argument", arguments)
         operands, tree = jax.tree.flatten(arguments)
         operands = [jax.numpy.asarray(x) if not isinstance(x, jax.Array) else x for x in operands]
         out_tree: Any = None
 
         def flat(*operands: Any) -> list[Any]:
             nonlocal out_tree
-            results, out_tree = jax.tree.flatten(
-                jaxprs.require_arrays(
-                    f"rowwise '{name}': result", function(*jax.tree.unflatten(tree, operands))
-                )
-            )
+            results = jaxprs.require_arrays(f"{what}: result", function(*jax.tree.unflatten(tree, operands)))
+            results, out_tree = jax.tree.flatten(results)
             return results
 
         jaxpr = trace_rows(flat, operands)
         if jaxpr.effects:
             raise GraphError(
-                f"rowwise '{name}' has an effect (a print, a call to the host), which every device would"
-                " repeat: remove it"
+                f"{what} has an effect (a print, a call to the host), which every device would repeat:"
+                " remove it"
             )
-        axes = in_axes if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
-        operand_axes = _leaf_axes(name, "in", tuple(axes), tree)
-        result_axes = _leaf_axes(name, "out", out_axes, out_tree)
-        outputs = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=((operand_axes, result_axes),))
+        axes = tuple(in_axes) if isinstance(in_axes, list | tuple) else (in_axes,) * len(arguments)
+        operand_axes = leaf_axes(what, "in", axes, jax.tree.unflatten(tree, operands))
+        result_axes = leaf_axes(what, "out", out_axes, jax.tree.unflatten(out_tree, jaxpr.out_avals))
+        if None in result_axes.values():
+            raise GraphError(f"{what}: out_axes={out_axes!r}: each result has a row axis: give an integer")
+        splits = ((tuple(operand_axes.values()), tuple(result_axes.values())),)
+        outputs = rowwise_p.bind(*operands, jaxpr=jaxpr, function=flat, splits=splits)
         return jax.tree.unflatten(out_tree, outputs)
 
     return call
-
-
-def _leaf_axes(name: str, side: str, axes: Any, tree: Any) -> Axes:
-    """Expands a pytree prefix to the axis of each leaf."""
-    if not all(type(axis) is int for axis in jax.tree.leaves(axes)):
-        raise GraphError(
-            f"rowwise '{name}': {side}_axes={axes!r}: give integers, or None for shared arguments"
-        )
-    prefix = jax.tree.map(lambda axis: -1 if axis is None else axis, axes, is_leaf=lambda axis: axis is None)
-    try:
-        axis_per_leaf = jax.tree.broadcast(prefix, jax.tree.unflatten(tree, range(tree.num_leaves)))
-    except ValueError:
-        raise GraphError(
-            f"rowwise '{name}': {side}_axes={axes} is not a pytree prefix of its"
-            f" {'arguments' if side == 'in' else 'results'}: give an axis (or None) for each, or one for all"
-        ) from None
-    return tuple(None if axis < 0 else axis for axis in jax.tree.leaves(axis_per_leaf))

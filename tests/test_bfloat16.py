@@ -7,8 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fdg
+import policies
 from algos import memories
-from fdg import jaxprs
+from fdg import fragment, jaxprs
 from fdg.bfloat16 import in_bfloat16
 from fdg.errors import GraphError
 from fdg.rowwise import rowwise
@@ -119,6 +121,27 @@ def test_vmap_keeps_dtypes():
     assert both["y"].dtype == jnp.float32
     assert both["n"].dtype == jnp.int32
     np.testing.assert_allclose(both["y"][1], one(x[1], w[1])["y"], atol=1e-6)
+
+
+def test_rowwise_functions_are_traced_again_in_bfloat16():
+    """By `vmap`, by gradients, and for the rows of each device."""
+    x, w = normal(0, 8, 4), normal(1, 4, 3)
+
+    class Layer:
+        act = staticmethod(
+            fragment("actor", (None, 0))(in_bfloat16(rowwise(lambda w, x: x @ w, in_axes=(None, 0))))
+        )
+        init = staticmethod(lambda key: (w, x))
+        iterate = staticmethod(lambda state: (state, {"y": jnp.sum(jnp.abs(Layer.act(*state)))}))
+
+    expected = rounded(x) @ rounded(w)
+    np.testing.assert_allclose(jax.vmap(Layer.act, (0, None))(w[None], x)[0], expected, atol=1e-6)
+    slope = jax.grad(lambda w: jnp.sum(Layer.act(w, x)))(w)
+    np.testing.assert_allclose(slope, rounded(x).T @ np.ones((8, 3)), atol=1e-6)
+    engine = fdg.compile(Layer(), policies.GPUOnly(), devices=4)
+    np.testing.assert_allclose(
+        engine.run(engine.init(seed=0), iterations=1)[1]["y"][0], np.sum(np.abs(expected)), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("mark", [in_bfloat16, rowwise])

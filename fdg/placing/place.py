@@ -206,10 +206,16 @@ def _with_sharded_leaves(plan: Plan, undelayed: FDG) -> Plan:
 
 
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
-    """Checks that a group with host calls has one device, and that all side effects are in one process."""
+    """Checks that host calls have one device, side effects one process, and mutable arrays one program."""
+    calls = [call for call, _ in schedule.calls()]
+    if any(jaxprs.is_mutable(v.variable) for call in calls for v in (*call.inputs, *call.outputs)):
+        raise PlanError(
+            f"{plan.policy} passes a mutable array (jax.new_ref) between programs: create and use it inside"
+            " one fragment, and return its value"
+        )
     groups = {group.name: group for group in plan.groups}
     processes = [getattr(device, "process_index", 0) for device in devices] or [0] * plan.num_devices
-    programs = [(groups[call.group], call.equations) for call, _ in schedule.calls()]
+    programs = [(groups[call.group], call.equations) for call in calls]
     for group, equations in programs:
         check_one_device(equations, group, plan.policy, plan.num_devices)
     check_one_process(programs, processes.__getitem__, plan.policy)

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from fdg import keys
 from fdg.batch.collective import Collective
 from fdg.errors import PlanError
 from fdg.running.hlo import read_collectives
@@ -114,15 +114,12 @@ class Program:
 def _check_widths(arguments: Any) -> None:
     """Raises `PlanError` for elements of less than 8 bits: JAX 0.10.2 confuses the layouts of such arrays."""
     for leaf in jax.tree.leaves(arguments):
-        if any(jnp.issubdtype(leaf.dtype, kind) and info(leaf.dtype).bits < 8 for kind, info in _DTYPE_INFO):
+        if not keys.is_key(leaf.dtype) and jax.dtypes.itemsize_bits(leaf.dtype) < 8:
             raise PlanError(
                 f"an array {leaf.dtype}{list(leaf.shape)} is in the state or passed between programs, but"
                 " JAX's compiled programs do not accept elements of less than 8 bits: store it with 8 bits,"
                 " and convert it where it is used"
             )
-
-
-_DTYPE_INFO: tuple[Any, ...] = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
 
 
 def compile_programs(programs: Iterable[Program], meanwhile: Callable[[], T]) -> T:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 
 from fdg.arguments import quoted
 from fdg.errors import FdgError, unknown_name
@@ -130,9 +131,8 @@ class Sweep:
 
         In a population all seeds differ, or an agent would draw the same numbers as the agent that it copies.
         """
-        if self.exploit_every is not None:
-            return [seed + i for i in range(self.agents)]
-        return [seed + i % self.num_seeds for i in range(self.agents)]
+        distinct = self.num_seeds if self.exploit_every is None else self.agents
+        return [seed + i % distinct for i in range(self.agents)]
 
     def at(self, point: int) -> Any:
         """The algorithm with the values of a point, as a separate run would have it."""
@@ -217,22 +217,28 @@ class Sweep:
 
     def init(self, start: Any) -> SweptState:
         """An agent's initial state from a row of `starts`, or from a key with the values of point 0."""
-        if isinstance(start, tuple):
-            key, numbers = start
-        else:
-            key, numbers = start, {name: jnp.float32(value) for name, value in self.points[0].items()}
+        first_point = {name: jnp.float32(value) for name, value in self.points[0].items()}
+        key, numbers = start if isinstance(start, tuple) else (start, first_point)
         membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
         with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):
-            return SweptState(dict(numbers), with_numbers(self.algorithm, numbers).init(key), membership)
+            return SweptState(dict(numbers), self._with(numbers).init(key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """One iteration of the algorithm with this agent's hyperparameters."""
         with self._explain_tracer_errors(lambda algorithm: algorithm.iterate(state.state)):
-            next_state, metrics = with_numbers(self.algorithm, state.hyperparameters).iterate(state.state)
+            next_state, metrics = self._with(state.hyperparameters).iterate(state.state)
         if self.between_agents is None:
             return SweptState(state.hyperparameters, next_state), metrics
         membership = self.between_agents.add_iteration(state.membership, metrics)
         return SweptState(state.hyperparameters, next_state, membership), {**metrics, **state.hyperparameters}
+
+    def _with(self, numbers: Mapping[str, jax.Array]) -> Any:
+        """The algorithm with an agent's hyperparameters, as weakly typed as Python's floats."""
+        weak = {
+            name: convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+            for name, x in numbers.items()
+        }
+        return with_numbers(self.algorithm, weak)
 
     def said(self) -> dict[str, Any]:
         """The entries of `config.json` that describe the sweep."""
@@ -258,10 +264,7 @@ class Sweep:
         try:
             yield
         except jax.errors.JAXTypeError:
-            numbers = {name: jnp.float32(value) for name, value in self.points[0].items()}
-            untraceable = [
-                name for name, number in numbers.items() if not self._is_traceable(name, number, call)
-            ]
+            untraceable = [name for name, _ in self.grid if not self._is_traceable(name, call)]
             if not untraceable:
                 raise
             raise FdgError(
@@ -269,9 +272,9 @@ class Sweep:
                 f" which a sweep traces: use jnp.where, or {use_search_instead(*untraceable)}"
             ) from None
 
-    def _is_traceable(self, name: str, number: jax.Array, call: Callable[[Any], Any]) -> bool:
+    def _is_traceable(self, name: str, call: Callable[[Any], Any]) -> bool:
         try:
-            jax.eval_shape(lambda traced: call(with_numbers(self.at(0), {name: traced})), number)
+            jax.eval_shape(lambda traced: call(with_numbers(self.at(0), {name: traced})), jnp.float32(0))
         except jax.errors.JAXTypeError:
             return False
         return True
@@ -287,8 +290,7 @@ class Sweep:
 
         @functools.wraps(attribute)
         def method(state: SweptState, *args: Any, **kwargs: Any) -> Any:
-            algorithm = with_numbers(self.algorithm, state.hyperparameters)
-            return getattr(algorithm, name)(state.state, *args, **kwargs)
+            return getattr(self._with(state.hyperparameters), name)(state.state, *args, **kwargs)
 
         return method
 

@@ -51,6 +51,14 @@ def test_devices_do_not_communicate(devices):
     assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
+def test_axes_may_count_from_the_end(devices):
+    last = fdg.rowwise(lambda x: (jnp.sum(x, 0), x.T), in_axes=-1, out_axes=(-1, -2))
+    found, text = split(last, (X.T,), (1,), devices)
+    np.testing.assert_array_equal(found[0], jnp.sum(X.T, 0))
+    np.testing.assert_array_equal(found[1], X)
+    assert "all-gather" not in text
+
+
 def test_vmap_is_split_by_agents_or_by_rows(devices):
     weights = jnp.array([0.5, 0.25, 0.7, 0.9, 0.5, 0.5, 0.6, 0.1])
     many = jax.vmap(marked, in_axes=(0, None))
@@ -85,10 +93,19 @@ def test_forward_mode_derivatives():
 def test_errors():
     with pytest.raises(GraphError, match=r"'tally': in_axes=\(None, 0, 0\) is not a pytree prefix"):
         fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
-    with pytest.raises(GraphError, match="prefix of its arguments: give"):
+    with pytest.raises(GraphError, match=r"prefix of its arguments \(float32.*\): give"):
         fdg.rowwise(tally, in_axes=(None, 0, 0))(0.5, X)
-    with pytest.raises(GraphError, match="prefix of its results: give"):
+    with pytest.raises(GraphError, match=r"prefix of its results \(.*\): give"):
         fdg.rowwise(tally, in_axes=(None, 0), out_axes=(0, 0, 0))(0.5, X)
+
+    for in_axes, out_axes, said in (
+        ((None, 2), 0, r"in\[1\] has batch axis 2 but shape \(16, 3\)"),
+        ((None, 0), 1, r"out\[1\] has batch axis 1 but shape \(16,\)"),
+        ((None, 0), (0, None), r"out_axes=\(0, None\): each result has a row axis"),
+        ((None, 0.0), 0, r"in\[1\] has axis 0.0: use an integer"),
+    ):
+        with pytest.raises(GraphError, match=f"rowwise 'tally': {said}"):
+            fdg.rowwise(tally, in_axes=in_axes, out_axes=out_axes)(0.5, X)
 
     def speaks(x):
         jax.debug.print("{}", x)

@@ -238,6 +238,23 @@ def test_local_ref_is_not_an_effect():
     fdg.place(Counting(), policies.GPUOnly(), 2)
 
 
+def test_ref_of_several_programs_is_refused():
+    class Counting:
+        def init(self, key):
+            return jnp.zeros(4)
+
+        def iterate(self, x):
+            memory = jax.new_ref(x)
+            memory[...] = fdg.fragment("sender", name="sent")(jnp.sin)(memory[...])
+            memory[...] = fdg.fragment("environment", name="seen")(jnp.cos)(memory[...])
+            act = fdg.fragment("actor", name="acted")(jnp.tanh)
+            return act(memory[...]), {}
+
+    fdg.place(Counting(), policies.GPUOnly(), 2)
+    with pytest.raises(fdg.PlanError, match=r"Apart\(\) passes a mutable array .*: create and use it inside"):
+        fdg.place(Counting(), Apart(), 3)
+
+
 def test_effects_in_several_processes_are_refused():
     devices = [types.SimpleNamespace(platform="cpu", process_index=i) for i in (0, 1, 1)]
     words = r"Apart\(\) puts effects into several processes.*_recv in fragment 'recv' .*\(receivers\)"

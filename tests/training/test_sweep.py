@@ -29,6 +29,7 @@ from fdg.training.sweep_results import PointResult, best_index, point_results
 from tests.refusing import refused, refuses
 from tests.tiny import Walk
 from tests.training.descent import Descent, assert_close
+from tests.training.descent import single_run as run_alone
 from tests.training.trained import assert_same, small, untimed_rows
 
 # --- grids ---
@@ -388,6 +389,28 @@ def test_sweep_start_from(tmp_path):
         sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
         assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
         assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow(Descent):
+    """Computes in bfloat16, which Python floats do not widen."""
+
+    def init(self, key):
+        return {"x": jax.random.normal(key, (self.width,), jnp.bfloat16)}
+
+    def iterate(self, state):
+        x = state["x"] - self.rate * self.slope(state["x"], jnp.zeros((), jnp.bfloat16))
+        return {"x": x}, {"episode_return": -jnp.sum(x)}
+
+
+def test_swept_floats_do_not_widen_bfloat16():
+    algorithm = Sweep(Narrow(), {"rate": (0.1, 0.3), "pull": (0.7,)})
+    engine = fdg.compile(algorithm, policies.GPUOnly(), devices=1, num_seeds=2)
+    state, _ = engine.run(engine.init(seed=0), iterations=3)
+    for point in range(2):
+        expected, _ = run_alone(algorithm.at(point), 0, 3)
+        assert state.state["x"].dtype == expected["x"].dtype == jnp.bfloat16
+        np.testing.assert_array_equal(state.state["x"][point], expected["x"])
 
 
 def test_cached_properties_are_computed_for_each_agent():
