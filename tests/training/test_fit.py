@@ -303,6 +303,28 @@ def test_interrupt_during_engine_run():
         assert_same(state, expected)
 
 
+def test_results_of_an_interrupted_run_are_not_those_of_a_later_one(monkeypatch):
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), jax.devices()[:1])
+    start = engine._execution.start
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return start(*arguments)
+
+    def failing(*arguments):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine._execution, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(engine.init(0), 2)
+    state, _ = engine.interrupted()
+    monkeypatch.setattr(engine._execution, "start", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.run(state, 1)
+    with pytest.raises(FdgError, match="no run was interrupted"):
+        engine.interrupted()
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
