@@ -64,6 +64,14 @@ def test_metrics_are_found_from_another_folder(tmp_path, monkeypatch):
     assert [len(run.metrics) for run in runs] == [4, 4] and all(run.summary for run in runs)
 
 
+def test_callback_that_changes_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    run = fitted("run", Walk(), eval_every=2, callbacks=[lambda report: os.chdir(tmp_path / "other")])
+    assert run.path == tmp_path / "run" and run.finished and len(run.metrics) == 4
+    assert (tmp_path / "run" / "summary.json").exists() and not list((tmp_path / "other").iterdir())
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
