@@ -18,6 +18,7 @@ and have separate observations for the critic.
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,6 +103,8 @@ def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectoriz
     check_options(where, _make, {"repeat_start": repeat_start})
     checked = checked_overrides(where, overrides, lambda: _defaults(task), ("repeat_start",), converts=True)
     check_count(where, "episode_length", overrides.get("episode_length", 1))
+    if checked:
+        _check_steps(where, {**_defaults(task), "impl": "jax", **dict(checked)})
     return vectorize(PlaygroundEnvironment(task, checked), repeat_start)
 
 
@@ -115,6 +118,20 @@ def _defaults(task: str) -> dict[str, Any]:
         for name, value in config.items()
         if isinstance(value, bool | int | float | str) and name not in unused
     }
+
+
+def _check_steps(where: str, config: dict[str, Any]) -> None:
+    """Refuses times for which Playground's `n_substeps` is 0 or no number, and other implementations."""
+    for name in ("ctrl_dt", "sim_dt"):
+        if not 0 < config[name] < math.inf:
+            raise FdgError(f"{where}: {name}={config[name]} must be a finite number above zero")
+    if round(config["ctrl_dt"] / config["sim_dt"]) < 1:
+        raise FdgError(
+            f"{where}: ctrl_dt={config['ctrl_dt']} must be at least sim_dt={config['sim_dt']}, or no step is"
+            " simulated"
+        )
+    if config["impl"] != "jax":
+        raise FdgError(f"{where}: impl={config['impl']!r} must be 'jax', MJX in JAX")
 
 
 @contextlib.contextmanager
