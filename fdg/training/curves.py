@@ -325,7 +325,6 @@ def read_curves(
             agents_of.setdefault(side, []).append(agent)
     curves = []
     for (label, env, _), agents in agents_of.items():
-        agents.sort(key=lambda agent: agent[4])  # by seed, as bootstrap intervals depend on the order
         all_x, all_y, finals, evaluated, seeds, failures, runs = zip(*agents, strict=True)
         final, failed = np.array(finals, float), np.array(failures)
         curves.append(Curves(label, env, all_x, all_y, final, evaluated, seeds, failed, runs))
