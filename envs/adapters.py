@@ -1,17 +1,22 @@
 """Helpers for the adapters to other packages: imports, and checks of parameters."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import jax
 
 from envs.quiet import quietly, relaxed_checks
 from envs.spaces import nested_tuple
+from fdg.arguments import check_options
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 
-KINDS = bool | int | float | str | tuple  # types of parameters, all hashable
+SCALARS = bool | int | float | str
+KINDS = SCALARS | tuple  # types of parameters, all hashable
+
+Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
+Overrides: TypeAlias = tuple[tuple[str, Override], ...]  # parameters of a library's environment, sorted
 
 
 @contextlib.contextmanager
@@ -47,6 +52,42 @@ def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
         raise FdgError(f"{where}: unknown parameter '{unknown}': {takes}")
 
 
+def checked_overrides(
+    where: str,
+    overrides: Mapping[str, Any],
+    defaults_of: Callable[[], Mapping[str, Any]],
+    ours: Iterable[str] = (),
+    kinds: Any = KINDS,
+    converts: bool = False,
+) -> Overrides:
+    """Parameters for a library's environment as a hashable value; refuses unknown ones and wrong types.
+
+    `defaults_of` returns the library's parameters with their defaults (None: any type is right). It is called
+    only if there are overrides, because it may import the library. `ours` are further names, for messages.
+    With `converts`, an integer becomes a float where the default is one.
+    """
+    if not overrides:
+        return ()
+    defaults = defaults_of()
+    check_names(where, overrides, sorted((*defaults, *ours)))
+    values = hashable_parameters(where, overrides, kinds)
+    if converts:
+        values = {name: _converted(where, name, value, defaults[name]) for name, value in values.items()}
+    else:
+        check_options(where, defaults, values)
+    return tuple(sorted(values.items()))
+
+
+def _converted(where: str, name: str, value: Any, default: Any) -> Any:
+    """The value, as a float if the default is one; raises unless it has the default's type (None: any)."""
+    kind = next((kind for kind in (bool, int, float, str, tuple) if isinstance(default, kind)), None)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is not None and type(value) is not kind:
+        raise FdgError(f"{where}: {name}={value!r} must be {describe_alternatives(kind)[0]}")
+    return value
+
+
 def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = KINDS) -> dict[str, Any]:
     """The parameters with lists as tuples; raises an `FdgError` for a value that is not of `kinds`."""
     values = {name: nested_tuple(value) for name, value in arguments.items()}
@@ -57,15 +98,6 @@ def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = K
                 f"{where}: {name}={value!r} must be a Python {expected}, so that the environment hashes"
             )
     return values
-
-
-def check_type(where: str, name: str, value: Any, kind: type) -> Any:
-    """Returns a parameter's value if it has the type `kind`; an integer becomes a float where needed."""
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise FdgError(f"{where}: {name}={value!r} must be {describe_alternatives(kind)[0]}")
-    return value
 
 
 def check_count(where: str, name: str, value: Any) -> None:

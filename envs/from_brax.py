@@ -22,12 +22,12 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import check_count, check_names, converting_errors, hashable_parameters
+from envs.adapters import Overrides, check_count, check_names, checked_overrides, converting_errors
 from envs.composite import Dict, ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.library import Facts, LibraryEnvironment
@@ -48,8 +48,6 @@ _ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supp
 
 _HEIGHT, _WIDTH = 320, 420  # pixels of an image
 
-Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
-
 
 @dataclasses.dataclass(frozen=True)
 class BraxEnvironment(LibraryEnvironment):
@@ -58,7 +56,7 @@ class BraxEnvironment(LibraryEnvironment):
     environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
     episode_length: int = 1000
-    overrides: tuple[tuple[str, Override], ...] = ()  # of the constructor's arguments
+    overrides: Overrides = ()  # of the constructor's arguments
 
     @property
     def name(self) -> str:
@@ -167,29 +165,18 @@ def _make(
         known = _backends(environment) if named_backend == DEFAULT_BACKEND else (named_backend,)
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(known)}")
     check_count(where, "episode_length", episode_length)
-    # Without overrides brax is not imported yet.
-    checked = _checked_overrides(where, environment, overrides) if overrides else {}
-    single = BraxEnvironment(environment, backend, episode_length, tuple(sorted(checked.items())))
-    return vectorize(single, repeat_start)
-
-
-def _checked_overrides(where: str, environment: str, overrides: Mapping[str, Any]) -> dict[str, Override]:
-    """Checks that brax's environment accepts the overrides; returns them as hashable values."""
-    known = _overridable_arguments(environment)
-    check_names(where, overrides, sorted((*known, "backend", "episode_length", "repeat_start")))
-    values = hashable_parameters(where, overrides)
-    parameters = inspect.signature(_registry()[environment]).parameters.values()
-    check_options(where, {parameter.name: parameter.default for parameter in parameters}, values)
-    return values
+    ours = ("backend", "episode_length", "repeat_start")
+    checked = checked_overrides(where, overrides, lambda: _overridable_arguments(environment), ours)
+    return vectorize(BraxEnvironment(environment, backend, episode_length, checked), repeat_start)
 
 
 @functools.cache
-def _overridable_arguments(environment: str) -> tuple[str, ...]:
-    """Arguments that a user may override: those with plain Python defaults, and `n_frames`."""
+def _overridable_arguments(environment: str) -> dict[str, Any]:
+    """Arguments that a user may override, with defaults: those with plain Python defaults, and `n_frames`."""
     parameters = inspect.signature(_registry()[environment]).parameters.values()
     kinds = (bool, int, float, str, tuple)
-    names = tuple(p.name for p in parameters if isinstance(p.default, kinds) and p.name != "backend")
-    return names if environment == "fast" else (*names, "n_frames")
+    defaults = {p.name: p.default for p in parameters if isinstance(p.default, kinds) and p.name != "backend"}
+    return defaults if environment == "fast" else {"n_frames": None, **defaults}
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import check_count, check_names, check_type, hashable_parameters, importing
+from envs.adapters import Overrides, check_count, checked_overrides, importing
 from envs.environment import Vectorized
 from envs.lazy_plotting import without_plotting
 from envs.library import Facts, LibraryEnvironment
@@ -42,8 +42,6 @@ NAMES = {
 RESET_RATIO = 16
 _NO_LIMIT = 2**30  # steps
 
-Override: TypeAlias = "bool | int | float | tuple[Any, ...]"
-
 
 @dataclasses.dataclass(frozen=True)
 class CraftaxEnvironment(LibraryEnvironment):
@@ -53,7 +51,7 @@ class CraftaxEnvironment(LibraryEnvironment):
     """
 
     name: str
-    overrides: tuple[tuple[str, Override], ...] = ()
+    overrides: Overrides = ()
 
     @property
     def facts(self) -> Facts:
@@ -96,26 +94,15 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vectorized:
     """Makes the environment `name`, in which `reset_ratio` instances share one new world per step."""
-    # Without overrides Craftax is not imported yet.
-    checked = _checked_overrides(name, overrides) if overrides else {}
-    single = CraftaxEnvironment(name, tuple(sorted(checked.items())))
-    return OptimisticallyReset(single, reset_ratio=reset_ratio)
 
+    def defaults_of() -> dict[str, Any]:
+        env = _craftax_environment(name)
+        return {**_defaults(env.default_params), **_defaults(env.default_static_params())}
 
-def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
-    """The overrides, with lists as tuples; raises for unknown parameters and wrong types."""
-    known = {
-        **_defaults(_craftax_environment(name).default_params),
-        **_defaults(_craftax_environment(name).default_static_params()),
-    }
     where = f"environment '{name}'"
-    check_names(where, overrides, sorted((*known, "reset_ratio")))
-    checked = {
-        field: check_type(where, field, value, type(known[field]))
-        for field, value in hashable_parameters(where, overrides).items()
-    }
-    check_count(where, "max_timesteps", checked.get("max_timesteps", 1))
-    return checked
+    checked = checked_overrides(where, overrides, defaults_of, ("reset_ratio",), converts=True)
+    check_count(where, "max_timesteps", overrides.get("max_timesteps", 1))
+    return OptimisticallyReset(CraftaxEnvironment(name, checked), reset_ratio=reset_ratio)
 
 
 def _defaults(params: Any) -> dict[str, Any]:
@@ -158,7 +145,7 @@ def _drawing_modules(classic: bool) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _craftax_environment(name: str, static_overrides: tuple[tuple[str, Override], ...] = ()) -> Any:
+def _craftax_environment(name: str, static_overrides: Overrides = ()) -> Any:
     """Craftax's environment without auto-reset; imports Craftax, also while JAX traces."""
     classic, pixels = NAMES[name]
     kind = "Pixels" if pixels else "Symbolic"

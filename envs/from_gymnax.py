@@ -23,14 +23,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs import gymnasium_parts, gymnasium_spaces, gymnax_frames
-from envs.adapters import check_count, check_names, check_type, converting_errors, hashable_parameters
+from envs.adapters import Override, Overrides, check_count, checked_overrides, converting_errors
 from envs.composite import ObservationSpace
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
@@ -55,8 +55,6 @@ DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 # the other two. Their observation space is unbounded here.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
-Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
-
 
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnvironment(LibraryEnvironment):
@@ -66,7 +64,7 @@ class GymnaxEnvironment(LibraryEnvironment):
     """
 
     name: str
-    overrides: tuple[tuple[str, Override], ...] = ()
+    overrides: Overrides = ()
     instance: Any = None  # the environment itself, if gymnax does not register it
 
     @property
@@ -122,45 +120,39 @@ def adapt(env: Any, **parameters: Any) -> GymnaxEnvironment:
     """Wraps a user's gymnax `Environment`; `parameters` are fields of its `EnvParams`."""
     params, where = env.default_params, f"environment '{env.name}'"
     defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    check_names(where, parameters, sorted(defaults))
-    values = _checked_values(where, defaults, parameters)
-    return GymnaxEnvironment(env.name, tuple(sorted(values.items())), env)
+    defaults = {name: () if getattr(value, "ndim", 0) else value for name, value in defaults.items()}
+    return GymnaxEnvironment(env.name, _checked_overrides(where, parameters, lambda: defaults), env)
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
     """Makes the environment `name`."""
-    # Without overrides gymnax is not imported yet.
-    checked = _checked_overrides(name, overrides) if overrides else {}
-    return vectorize(GymnaxEnvironment(name, tuple(sorted(checked.items()))))
+    checked = _checked_overrides(f"environment '{name}'", overrides, lambda: _defaults(name))
+    if checked:
+        arguments = _constructor_arguments(_registry()[name])
+        _check_memory(name, {field: value for field, value in checked if field in arguments})
+    return vectorize(GymnaxEnvironment(name, checked))
 
 
-def _checked_overrides(name: str, overrides: dict[str, Any]) -> dict[str, Override]:
-    """Converts the overrides to gymnax's types; raises if one does not fit."""
+def _checked_overrides(
+    where: str, overrides: dict[str, Any], defaults_of: Callable[[], dict[str, Any]]
+) -> Overrides:
+    # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
+    checked = checked_overrides(where, overrides, defaults_of, converts=True)
+    check_count(where, "max_steps_in_episode", overrides.get("max_steps_in_episode", 1))
+    return checked
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """Arguments of an environment's constructor (None), and fields of its `EnvParams` with their defaults.
+
+    A tuple overrides an array, so an array's default is ().
+    """
     factory = _registry()[name]
     parameters = {
         field.name: () if field.default is dataclasses.MISSING else field.default  # arrays have a factory
         for field in dataclasses.fields(sys.modules[factory.__module__].EnvParams)
     }
-    arguments = _constructor_arguments(factory)
-    where = f"environment '{name}'"
-    check_names(where, overrides, sorted((*parameters, *arguments)))
-    checked = _checked_values(where, parameters, overrides)
-    _check_memory(name, {field: value for field, value in checked.items() if field in arguments})
-    return checked
-
-
-def _checked_values(where: str, defaults: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Override]:
-    """Overrides in the types of the defaults of `EnvParams`; a tuple overrides an array."""
-    checked = hashable_parameters(where, overrides)
-    for field, value in checked.items():
-        default = () if getattr(defaults.get(field), "ndim", 0) else defaults.get(field)
-        kind = next((kind for kind in (bool, int, float, str, tuple) if isinstance(default, kind)), None)
-        if kind is not None:
-            # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
-            checked[field] = check_type(where, field, value, kind)
-        if field == "max_steps_in_episode":
-            check_count(where, field, value)
-    return checked
+    return {**dict.fromkeys(_constructor_arguments(factory)), **parameters}
 
 
 def _check_memory(name: str, arguments: dict[str, Override]) -> None:
@@ -247,7 +239,7 @@ def _environment_and_parameters(single: GymnaxEnvironment) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _construct(name: str, arguments: tuple[tuple[str, Override], ...]) -> Any:
+def _construct(name: str, arguments: Overrides) -> Any:
     """gymnax's environment, with its arrays on the host; equal arguments give the same object."""
     with jax.ensure_compile_time_eval():
         try:

@@ -34,13 +34,13 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import check_count, check_names, converting_errors, hashable_parameters, importing
+from envs.adapters import SCALARS, Overrides, check_count, checked_overrides, converting_errors, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
@@ -49,8 +49,6 @@ from envs.rendering import drawing, figure_image
 from envs.spaces import Box, Discrete, Space, bound
 from fdg.arguments import check_options
 from fdg.errors import FdgError, unknown_name
-
-Scalar: TypeAlias = "bool | int | float | str"
 
 _NO_LIMIT = 2**30  # steps
 
@@ -132,7 +130,7 @@ class JaxmarlGame(LibraryEnvironment):
     name: str
     agent_identity: bool | None  # append the agent's one-hot index; None: only if agents differ
     shaping: float = 0.0
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: Overrides = ()
 
     @property
     def facts(self) -> "_Facts":
@@ -250,22 +248,19 @@ def _make(
     check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
     if shaping is not None and (name not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
         raise FdgError(f"{where}: shaping={shaping!r} must be a number, for {' or '.join(_SHAPED_GAMES)}")
-    # Without overrides JaxMARL is not imported yet.
-    known = _overridable_arguments(name) if overrides else {}
+    for argument in overrides.keys() & set(kind.limit):
+        check_count(where, argument, overrides[argument])
     ours = ("agent_identity", "shaping") if name in _SHAPED_GAMES else ("agent_identity",)
-    check_names(where, overrides, sorted((*known, *ours)))
-    for argument, value in hashable_parameters(where, overrides, bool | int | float | str).items():
-        if kind.choices and argument == kind.choices[0] and value not in (names := _named_values(name)):
-            raise unknown_name(f"{argument} of {name}", str(value), names)
-        if argument in kind.limit:
-            check_count(where, argument, value)
-    check_options(where, known, overrides)
+    checked = checked_overrides(where, overrides, lambda: _overridable_arguments(name), ours, SCALARS)
+    choice = kind.choices[0] if kind.choices else None
+    if choice in overrides and overrides[choice] not in (names := _named_values(name)):
+        raise unknown_name(f"{choice} of {name}", str(overrides[choice]), names)
     if name in PARTICLES and overrides.get("action_type", "Discrete") not in ("Discrete", "Continuous"):
         value = overrides["action_type"]
         raise FdgError(f"{where}: action_type={value!r} must be 'Discrete' or 'Continuous'")
     weight = (1.0 if name in _SHAPED_GAMES else 0.0) if shaping is None else float(shaping)
     identity = kind.identity if agent_identity is None else bool(agent_identity)
-    return vectorize(JaxmarlGame(name, identity, weight, tuple(sorted(overrides.items()))))
+    return vectorize(JaxmarlGame(name, identity, weight, checked))
 
 
 @functools.cache

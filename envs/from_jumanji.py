@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.adapters import check_names, converting_errors, hashable_parameters, importing
+from envs.adapters import SCALARS, Overrides, check_names, checked_overrides, converting_errors, importing
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.library import Facts, LibraryEnvironment, with_dtypes_of
 from envs.literals import replace_arrays, replace_module_arrays
@@ -52,7 +52,6 @@ _MAX_COMBINATIONS = 2**16  # outputs of the network; beyond it, choices stay sep
 _MAX_FEATURES = 2**12  # of one part as one-hot; beyond it, codes stay numbers
 
 Codes: TypeAlias = tuple[int, int]  # (lowest code, number of codes)
-Scalar: TypeAlias = "bool | int | float | str"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class JumanjiEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Jumanji: its registered name and overrides."""
 
     registered: Any  # Jumanji's name, or an environment with its interface
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: Overrides = ()
 
     @property
     def name(self) -> str:
@@ -122,25 +121,23 @@ def adapt(env: Any, **parameters: Any) -> JumanjiEnvironment:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
-    # Without overrides Jumanji is not imported yet.
-    if overrides:
-        where = f"environment '{PREFIX}{name}'"
-        check_names(where, overrides, sorted(_overridable_arguments(name)))
-        hashable_parameters(where, overrides, bool | int | float | str)
-        check_options(where, _constructor(name), overrides)
-    return vectorize(JumanjiEnvironment(name, tuple(sorted(overrides.items()))))
+    where = f"environment '{PREFIX}{name}'"
+    checked = checked_overrides(where, overrides, lambda: _overridable_arguments(name), kinds=SCALARS)
+    if checked:
+        check_options(where, _constructor(name), overrides)  # by its annotations
+    return vectorize(JumanjiEnvironment(name, checked))
 
 
 @functools.cache
-def _overridable_arguments(name: str) -> tuple[str, ...]:
-    """Arguments that a user may override: those whose defaults are numbers, or None."""
+def _overridable_arguments(name: str) -> dict[str, None]:
+    """Names of arguments that a user may override: those whose defaults are numbers, or None."""
     parameters = inspect.signature(_constructor(name)).parameters.values()
     plain_types = bool | int | float
-    return tuple(
-        parameter.name
+    return {
+        parameter.name: None
         for parameter in parameters
         if isinstance(parameter.default, plain_types) or "int" in str(parameter.annotation)
-    )
+    }
 
 
 def _constructor(name: str) -> Any:

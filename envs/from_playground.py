@@ -18,13 +18,14 @@ and have separate observations for the critic.
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import check_count, check_names, check_type, converting_errors, importing
+from envs.adapters import Overrides, check_count, checked_overrides, converting_errors, importing
 from envs.environment import Vectorized, vectorize
 from envs.lazy_plotting import without_plotting
 from envs.library import Facts, LibraryEnvironment, with_dtypes_of
@@ -47,15 +48,13 @@ TASKS = (
 
 _HEIGHT, _WIDTH = 240, 320  # pixels of an image
 
-Scalar: TypeAlias = "bool | int | float | str"
-
 
 @dataclasses.dataclass(frozen=True)
 class PlaygroundEnvironment(LibraryEnvironment):
     """A `SingleEnvironment` of Playground: its task and overrides."""
 
     task: str
-    overrides: tuple[tuple[str, Scalar], ...] = ()
+    overrides: Overrides = ()
 
     @property
     def name(self) -> str:
@@ -100,25 +99,39 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectorized:
-    check_options(f"environment '{PREFIX}{task}'", _make, {"repeat_start": repeat_start})
-    # Without overrides Playground is not imported yet.
-    if overrides:
-        _check_overrides(task, overrides)
-    return vectorize(PlaygroundEnvironment(task, tuple(sorted(overrides.items()))), repeat_start)
-
-
-def _check_overrides(task: str, overrides: dict[str, Any]) -> None:
-    """Raises for an override that the configuration lacks, or that has the wrong type."""
     where = f"environment '{PREFIX}{task}'"
-    config = _suite().get_default_config(task)
-    defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
-    # Images, a parameter of `envs.make`, and sizes of another implementation.
-    for unused in ("vision", "action_repeat", "naconmax", "njmax"):
-        defaults.pop(unused, None)
-    check_names(where, overrides, sorted((*defaults, "repeat_start")))
-    for name, value in overrides.items():
-        check_type(where, name, value, type(defaults[name]))
+    check_options(where, _make, {"repeat_start": repeat_start})
+    checked = checked_overrides(where, overrides, lambda: _defaults(task), ("repeat_start",), converts=True)
     check_count(where, "episode_length", overrides.get("episode_length", 1))
+    if checked:
+        _check_steps(where, {**_defaults(task), "impl": "jax", **dict(checked)})
+    return vectorize(PlaygroundEnvironment(task, checked), repeat_start)
+
+
+def _defaults(task: str) -> dict[str, Any]:
+    """Entries of a task's configuration that a user may override: numbers and strings."""
+    config = _suite().get_default_config(task)
+    # Images, a parameter of `envs.make`, and sizes of another implementation.
+    unused = ("vision", "action_repeat", "naconmax", "njmax")
+    return {
+        name: value
+        for name, value in config.items()
+        if isinstance(value, bool | int | float | str) and name not in unused
+    }
+
+
+def _check_steps(where: str, config: dict[str, Any]) -> None:
+    """Refuses times for which Playground's `n_substeps` is 0 or no number, and other implementations."""
+    for name in ("ctrl_dt", "sim_dt"):
+        if not 0 < config[name] < math.inf:
+            raise FdgError(f"{where}: {name}={config[name]} must be a finite number above zero")
+    if round(config["ctrl_dt"] / config["sim_dt"]) < 1:
+        raise FdgError(
+            f"{where}: ctrl_dt={config['ctrl_dt']} must be at least sim_dt={config['sim_dt']}, or no step is"
+            " simulated"
+        )
+    if config["impl"] != "jax":
+        raise FdgError(f"{where}: impl={config['impl']!r} must be 'jax', MJX in JAX")
 
 
 @contextlib.contextmanager

@@ -155,6 +155,7 @@ class Engine:
         self.compile()
         placed = self._placed_leaves(state)
         self._count_iterations(iterations)
+        self._interrupted = None
         result: tuple[Any, PendingMetrics] | None = None
         try:
             # Delay Ctrl-C: between donation and return, the caller has no usable state.
@@ -166,7 +167,6 @@ class Engine:
         except KeyboardInterrupt:
             self._interrupted = result
             raise
-        self._interrupted = None
         return result
 
     def interrupted(self) -> tuple[Any, dict[str, jax.Array]]:

@@ -204,7 +204,7 @@ class FragmentFunction:
 
     def _call(self, receiver: tuple, *arguments: Any) -> Any:
         """Calls `body`; the second argument is what JAX's cache would not see."""
-        return self._jitted(receiver, (_num_traces, *map(uncompared, receiver)), *arguments)
+        return self._jitted(receiver, unseen_by_cache(receiver), *arguments)
 
     def __call__(self, *args, **kwargs):
         """Runs the function."""
@@ -250,14 +250,22 @@ def forget_traces() -> None:
     _num_traces += 1
 
 
-def uncompared(value: Any) -> tuple[int, ...]:
+def unseen_by_cache(value: Any) -> tuple[int, ...]:
+    """What a cache of traced programs needs in its key besides `value`, which it compares by `==`.
+
+    It changes at every `forget_traces`, and if `value` has other objects in uncompared fields.
+    """
+    return _num_traces, *_uncompared(value)
+
+
+def _uncompared(value: Any) -> tuple[int, ...]:
     """The ids of the fields in which equal dataclasses may differ (`compare=False`), at any depth."""
     if isinstance(value, tuple):
-        return tuple(i for x in value for i in uncompared(x))
+        return tuple(i for x in value for i in _uncompared(x))
     if not getattr(getattr(value, "__dataclass_params__", None), "eq", False):
         return ()
     fields = [(field.compare, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return tuple(i for is_compared, x in fields for i in (uncompared(x) if is_compared else (id(x),)))
+    return tuple(i for is_compared, x in fields for i in (_uncompared(x) if is_compared else (id(x),)))
 
 
 def _array_fields(instance: Any) -> dict[str, jax.Array]:

@@ -19,7 +19,9 @@ JSON_BYTES = 8 << 20
 
 _MAX_DEPTH = 64  # maximum nesting of objects and arrays
 _INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
-_MAYBE_LARGE = re.compile(rb"\d{19}|[eE]\+?\d{3}")  # numbers that may be out of range
+# Parts of numbers that may be out of range, with each digit as 0: a regular expression is four times as slow.
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_MAYBE_LARGE = (b"0" * 19, b"e000", b"e+000")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -120,7 +122,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
         return float(digits)
 
     # The slower hooks are needed only if a number may be out of range.
-    has_large = _MAYBE_LARGE.search(content) is not None
+    zeros = content.translate(_AS_ZEROS)
+    has_large = any(part in zeros for part in _MAYBE_LARGE)
     try:
         parsed = json.loads(
             text,

@@ -5,6 +5,7 @@
 Weights become float32, equal to the values that llama.cpp computes with.
 """
 
+import dataclasses
 import functools
 import io
 import json
@@ -21,7 +22,7 @@ from algos.language import weights
 from algos.language.config import DecoderConfig
 from algos.language.config_keys import check_config_keys
 from algos.language.decoder import Decoder
-from algos.language.layers import Weights
+from algos.language.layers import Weights, rotary_frequencies
 from algos.language.tensor_files import StoredTensor
 from envs.text.tokenizer_files import library_errors
 from envs.text.tokenizer_folders import replacing_files
@@ -39,6 +40,13 @@ _BLOCK_NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_DIVISORS = "rope_freqs.weight"  # of rotary frequencies
+_LLAMA_3_SCALING = {  # `rope_scaling` in the config.json of Llama 3.1 to 3.3, without its factor
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 # The pre-tokenizer's patterns by `tokenizer.ggml.pre`, from llama.cpp's `src/llama-vocab.cpp`. They are
@@ -110,6 +118,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MAX_STRINGS = 1 << 21  # in an array: more than any vocabulary or its merges have
 _MAX_COUNT = 1 << 16  # of values, and of tensors
+_MAX_DEPTH = 8  # of arrays in arrays
 
 
 class _HeaderReader:
@@ -153,9 +162,18 @@ class _HeaderReader:
             return self.scalar(_SCALARS[kind])
         if kind != _ARRAY:
             raise self.error(f"a value of type {kind} at {self.position}")
+        return self.array()
+
+    def array(self, depth: int = 1) -> Any:
+        """An array of numbers, or a list of texts or of arrays."""
         inner, count = self.scalar(np.uint32), self.scalar()
         if inner == _STRING and count <= min(_MAX_STRINGS, (self.size - self.position) // 8):
             return [self.text() for _ in range(count)]
+        if inner == _ARRAY and count <= (self.size - self.position) // 12:
+            if depth == _MAX_DEPTH:
+                raise self.error(f"arrays in arrays, more than {_MAX_DEPTH} deep, at {self.position}")
+            arrays = [self.array(depth + 1) for _ in range(count)]
+            return [array.tolist() if isinstance(array, np.ndarray) else array for array in arrays]
         if inner not in _SCALARS:
             raise self.error(f"an array of {count} values of type {inner} at {self.position}")
         return self.numbers(_SCALARS[inner], count)
@@ -234,9 +252,8 @@ def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfi
             f"{file}: architecture {quoted(family)} is not a supported decoder: supported are"
             f" {', '.join(_FAMILIES)}"
         )
-    scaling = header.of_kind(f"{family}.rope.scaling.type", str, file, "none")
-    if scaling not in ("none", "") or "rope_freqs.weight" in tensors:  # Llama 3.1 has only this tensor
-        raise FdgError(f"{file}: it scales rotary positions, which is not supported in GGUF files")
+    if header.of_kind(f"{family}.rope.scaling.type", str, file, "none") not in ("none", ""):
+        raise _scaling_error(file)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FdgError(f"{file}: has no matrix token_embd.weight")
@@ -269,8 +286,31 @@ def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfi
         config = DecoderConfig(**{**read, **changes})
     except FdgError as error:
         raise FdgError(f"{file}: {str(error).partition(': ')[2]}") from None
+    if _DIVISORS in tensors:
+        config = _with_llama_3_scaling(config, tensors[_DIVISORS].read(), file)
     _check_keys(header, family, config, file)
     return config
+
+
+def _with_llama_3_scaling(config: DecoderConfig, divisors: np.ndarray, file: str) -> DecoderConfig:
+    """The config with Llama 3's scaling, if that has these divisors of the rotary frequencies `[h / 2]`.
+
+    The file has no other numbers of it: those of Llama 3.1 to 3.3 are tried, with the largest divisor as the
+    factor.
+    """
+    factor = divisors.max(initial=0.0)
+    if divisors.shape != (config.width // 2,) or not 1 <= factor < math.inf:
+        raise _scaling_error(file)
+    scaling = {**_LLAMA_3_SCALING, "factor": float(factor)}
+    scaled = dataclasses.replace(config, rope_scaling=tuple(sorted(scaling.items())))
+    expected = rotary_frequencies(config)[0] / rotary_frequencies(scaled)[0]
+    if not np.allclose(divisors, expected, rtol=1e-4):
+        raise _scaling_error(file)
+    return scaled
+
+
+def _scaling_error(file: str) -> FdgError:
+    return FdgError(f"{file}: it scales rotary positions, which is not supported in GGUF files")
 
 
 # Keys of a family that do not affect logits.
@@ -302,6 +342,8 @@ def _tensors_by_key(header: _Header, config: DecoderConfig) -> dict[str, StoredT
     has_rotary_pairs = header.values["general.architecture"] == "llama"
     tensors = {}
     for name, tensor in header.tensors.items():
+        if name == _DIVISORS:
+            continue
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         other = re.fullmatch(r"(\w+)\.weight", name)
         if block and block[2] in _BLOCK_NAMES:
@@ -372,12 +414,19 @@ def read_tokenizer(file: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
             if not 0 <= token_id < len(words):
                 raise FdgError(f"{file}: tokenizer.ggml.{key}_token_id={token_id}, of {len(words)} tokens")
             settings[name] = words[token_id]
-    adds_bos, bos = header.values.get("tokenizer.ggml.add_bos_token"), settings.get("bos_token")
-    if bos is not None and (pattern in _LLAMA_3 if adds_bos is None else adds_bos is True):
-        special_tokens = [(bos, words.index(bos))]
+
+    def boundary(name: str, by_default: bool) -> list[str]:
+        """The token of this name, if it is added to each text; else an empty list."""
+        adds = header.values.get(f"tokenizer.ggml.add_{name}_token", by_default)
+        return [settings[f"{name}_token"]] if adds is True and f"{name}_token" in settings else []
+
+    begin, end = boundary("bos", pattern in _LLAMA_3), boundary("eos", False)
+    if begin or end:
+        special_tokens = [(word, words.index(word)) for word in dict.fromkeys((*begin, *end))]
         with library_errors(f"{file}: its tokenizer"):
-            processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], special_tokens)
-        tokenizer.post_processor = processor
+            tokenizer.post_processor = processors.TemplateProcessing(
+                [*begin, "$A", *end], [*begin, "$A", "$B", *end], special_tokens
+            )
     key = "tokenizer.chat_template"  # further templates have a name after it
     templates = [
         {"name": name[len(key) + 1 :] or "default", "template": text}

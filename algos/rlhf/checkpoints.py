@@ -25,13 +25,29 @@ CHARACTERS = "characters"
 _DEFAULT_RESPONSE = 64  # tokens of a response, if the checkpoint's tokens are not characters
 
 
-@functools.lru_cache(maxsize=16)
 def config_of(path: str, scores: bool = False, adapters: str | None = None) -> DecoderConfig:
     """The configuration of the checkpoint, or the reward model, in a folder, with adapters in another folder.
 
     If the folder has no weights, its `config.json` is enough: plans do not read weights. Warns if the
-    adapters name another base.
+    adapters name another base. It is cached until one of the configuration files is written again.
     """
+    files = [Path(path, "config.json"), *([] if adapters is None else [Path(adapters, peft.CONFIG)])]
+    return _config_of(path, scores, adapters, tuple(map(_version_of, files)))
+
+
+def _version_of(file: Path) -> tuple[int, ...]:
+    """Numbers that differ after a file was replaced or changed; empty if it cannot be found."""
+    try:
+        status = file.stat()
+    except (OSError, ValueError):  # ValueError: a null character
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=16)
+def _config_of(
+    path: str, scores: bool, adapters: str | None, versions: tuple[tuple[int, ...], ...]
+) -> DecoderConfig:
     if adapters is None:
         return weights.check(path, scores) if weights.has_tensors(path) else weights.planned_config(path)
     adapted = peft.read_config(adapters, config_of(path))
@@ -45,7 +61,7 @@ def config_of(path: str, scores: bool = False, adapters: str | None = None) -> D
             f" and the shapes of model={path} fit, but its name differs: adapters are useless on another"
             " base; if the base is the same, write its name there",
             FdgWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return adapted
 

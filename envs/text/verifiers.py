@@ -10,6 +10,7 @@ run a program around the model: several turns or agents (their own `Env`), tools
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -100,7 +101,7 @@ class _Scorer:
         try:
             async with asyncio.timeout(task.data.timeout.scoring):
                 await task.score(trace)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             # `verifiers` wraps what a reward raises, and asyncio its cancellation.
             cause = error if isinstance(error, TimeoutError) else error.__cause__ or error
             raise HostError(
@@ -122,7 +123,13 @@ async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> li
 def _event_loop() -> asyncio.AbstractEventLoop:
     """One event loop, in its own thread, for all calls: clients of judges may keep connections open."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+
+    def run() -> None:
+        while True:  # `sys.exit` in a task leaves `run_forever` too; the task's caller gets the error
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+
+    threading.Thread(target=run, name="verifiers", daemon=True).start()
     return loop
 
 

@@ -415,14 +415,14 @@ def compare(
 
 def _make_cell(side: Curves) -> Cell:
     returns, areas, failed = [], [], []
-    for x, y, final, seed, has_failed in zip(
-        side.x, side.y, side.final, side.seeds, side.failed, strict=True
-    ):
+    agents = zip(side.seeds, side.x, side.y, side.final, side.failed, strict=True)
+    # In the order of seeds, not of runs, because bootstrap intervals depend on it.
+    for seed, x, y, final, has_failed in sorted(agents, key=lambda agent: agent[0]):
         has_failed = has_failed or not math.isfinite(final)
         returns.append(-math.inf if has_failed else final)
         areas.append(-math.inf if has_failed else _area_by_length(x, y))
         failed += [seed] if has_failed else []
-    return Cell(side.label, side.env, np.array(returns), np.array(areas), side.seeds, failed)
+    return Cell(side.label, side.env, np.array(returns), np.array(areas), sorted(side.seeds), failed)
 
 
 def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:

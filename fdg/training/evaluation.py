@@ -20,7 +20,7 @@ import envs
 from algos.evaluation import evaluate as play_episodes
 from algos.rollout import Actor, empty_memory
 from fdg.errors import FdgError, listed
-from fdg.fragment import uncompared
+from fdg.fragment import unseen_by_cache
 from fdg.lowering.host_calls import calls_host
 from fdg.running.xla_options import jit
 from fdg.training.statistics import estimate_text, format_numbers, interval
@@ -185,9 +185,9 @@ def require_actor(algorithm: Any, verb: str) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _jit_play(
-    algorithm: Any, different: tuple[int, ...], episodes: int, greedy: bool, has_agents: bool
+    algorithm: Any, unseen: tuple[int, ...], episodes: int, greedy: bool, has_agents: bool
 ) -> Callable[[Any, Any], Any]:
-    """The jitted evaluation, which equal algorithms share; `different` is `uncompared(algorithm)`."""
+    """The jitted evaluation, which equal algorithms share; `unseen` is `unseen_by_cache(algorithm)`."""
     play_all = _episodes_function(algorithm, greedy)
     assert play_all is not None  # callers have checked `can_evaluate`
 
@@ -220,7 +220,7 @@ def evaluate(
     """
     has_agents = agents is not None
     try:
-        program = _jit_play(algorithm, uncompared(algorithm), episodes, greedy, has_agents)
+        program = _jit_play(algorithm, unseen_by_cache(algorithm), episodes, greedy, has_agents)
     except TypeError:  # the algorithm is not hashable
         program = _jit_play.__wrapped__(algorithm, (), episodes, greedy, has_agents)
     results = dict(program(state, keys))

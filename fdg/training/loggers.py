@@ -6,18 +6,20 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fdg.errors import FdgError, RunError, one_line
 from fdg.training.run_directory import read_config
 from fdg.training.settings import flatten_config
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]  # of a session that ended, as MLflow calls them
 
 
 class Logger(NamedTuple):
     """Receives metrics besides the run directory."""
 
     log: Callable[[int, Mapping[str, float]], object]  # arguments: steps (or responses) of one agent; metrics
-    close: Callable[[], object]  # writes pending metrics and ends the connection
+    close: Callable[[Status], object]  # writes pending metrics and ends the connection
 
 
 def open_loggers(
@@ -32,7 +34,7 @@ def open_loggers(
                 log, close = opener(package, path, target, flatten_config(config), steps)
         except FdgError:
             for logger in loggers:
-                logger.close()
+                logger.close("FAILED")
             raise
         reporting = _reporting(kind, RunError)
         loggers.append(Logger(reporting(log), reporting(close)))
@@ -59,7 +61,7 @@ def _open_tensorboard(package: Any, path: Path, target: str | None, config: Any,
         values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         writer.file_writer.add_summary(summary(value=values), env_steps)
 
-    return Logger(log, writer.close)
+    return Logger(log, lambda status: writer.close())
 
 
 def _open_wandb(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
@@ -68,7 +70,10 @@ def _open_wandb(package: Any, path: Path, target: str | None, config: Any, steps
     # Another run's folder may have the same name; W&B drops steps below those that an id has logged.
     run_id = read_config(path).get("id") or name
     run = package.init(project=project, name=name, id=run_id, resume="allow", dir=str(path), config=config)
-    return Logger(lambda env_steps, metrics: run.log(dict(metrics), step=env_steps), run.finish)
+    return Logger(
+        lambda env_steps, metrics: run.log(dict(metrics), step=env_steps),
+        lambda status: run.finish(exit_code=int(status == "FAILED")),
+    )
 
 
 def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, steps: int) -> Logger:
@@ -84,17 +89,22 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     # The run's id is a tag, since another run's folder may have the same name.
     tags = {"fdg_run": read_config(path).get("id") or path.name}
     earlier = client.search_runs([experiment], f"tags.fdg_run = '{tags['fdg_run']}'", max_results=1)
-    run = earlier[0] if earlier and steps else client.create_run(experiment, run_name=path.name, tags=tags)
-    if not steps:
+    run = earlier[0] if earlier else client.create_run(experiment, run_name=path.name, tags=tags)
+    run_id = run.info.run_id
+    if not earlier:
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
-        client.log_batch(run.info.run_id, params=parameters)
+        client.log_batch(run_id, params=parameters)
+    logged = client.get_metric_history(run_id, "iteration") if earlier else []
+    last_step = max((metric.step for metric in logged), default=0)
 
     def log(env_steps: int, metrics: Mapping[str, float]) -> None:
+        if env_steps <= last_step:  # an earlier session logged this row after its last checkpoint
+            return
         now = int(time.time() * 1000)
         batch = [entities.Metric(name, value, now, env_steps) for name, value in metrics.items()]
-        client.log_batch(run.info.run_id, metrics=batch)
+        client.log_batch(run_id, metrics=batch)
 
-    return Logger(log, lambda: client.set_terminated(run.info.run_id))
+    return Logger(log, lambda status: client.set_terminated(run_id, status))
 
 
 _TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's package, and what opens it

@@ -165,6 +165,7 @@ class _Session:
         targets = job.loggers if distributed.is_first() else {}
         trackers = loggers.open_loggers(targets, run.path, job.config, start * job.steps_per_iteration)
         evaluator = Evaluator(job, engine, run, start)
+        status: loggers.Status = "FAILED"
         try:
             with (
                 ctrl_c.collected_signals(_interrupt, grace=ctrl_c.GRACE_SECONDS) as signals,
@@ -178,9 +179,10 @@ class _Session:
                 wall_before = recorder.wall_s
                 state, iteration, caught = self._iterations(state, start, recorder, evaluator, signals)
                 seconds = {"wall_s": recorder.wall_s, "compile_s": compile_s}
+                status = "FINISHED" if caught is None else "KILLED"
         finally:
             for tracker in trackers:
-                tracker.close()
+                tracker.close(status)
             evaluator.close()
         solved, unit = SOLVED.get(job.described["env"]), steps_unit(job.algorithm)
         points, failed = point_names(job.algorithm), recorder.failed

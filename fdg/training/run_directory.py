@@ -47,10 +47,15 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        self._given, self._absolute = path, path.absolute()
         self.checkpoints, self.best = path / CHECKPOINTS, path / BEST
         self._metrics: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The directory as it was given, or its absolute path if `os.chdir` was called since (a callback)."""
+        return self._given if self._given.absolute() == self._absolute else self._absolute
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":

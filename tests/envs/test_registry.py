@@ -1,12 +1,13 @@
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
 import algos
 import envs
-from envs import from_brax, from_gymnax, from_jaxmarl, probe, registry
+from envs import from_brax, from_gymnax, from_jaxmarl, from_playground, probe, registry
 from fdg.errors import FdgError, UnknownNameError
 from tests.refusing import refuses
 
@@ -136,6 +137,45 @@ def test_invalid_overrides_are_refused(name, overrides, message):
         pytest.importorskip("mujoco_playground")
     with pytest.raises(FdgError, match=f"environment '{name}': .*{message}"):
         envs.make(name, **overrides).observation_space.shape  # noqa: B018 constructor arguments are checked here
+
+
+@pytest.fixture
+def playground(monkeypatch):
+    """A stub of MuJoCo Playground with the configuration of a task."""
+    config = {"ctrl_dt": 0.01, "sim_dt": 0.01, "episode_length": 1000, "impl": "jax", "njmax": 100}
+    suite = types.SimpleNamespace(get_default_config=lambda task: config)
+    package = types.SimpleNamespace(dm_control_suite=suite)
+    monkeypatch.setitem(sys.modules, "mujoco_playground", types.SimpleNamespace(_src=package))
+    monkeypatch.setitem(sys.modules, "mujoco_playground._src", package)
+    from_playground._suite.cache_clear()
+    yield
+    from_playground._suite.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"ctrl_dt": 0.0}, "ctrl_dt=0.0 must be a finite number above zero"),
+        ({"sim_dt": 0}, "sim_dt=0.0 must be a finite number above zero"),
+        ({"sim_dt": float("inf")}, "sim_dt=inf must be a finite number above zero"),
+        ({"ctrl_dt": 0.004}, "ctrl_dt=0.004 must be at least sim_dt=0.01"),
+        ({"impl": "warp"}, "impl='warp' must be 'jax'"),
+        ({"impl": 1}, "impl=1 must be a string"),
+        (
+            {"njmax": 1},
+            "unknown parameter 'njmax': takes ctrl_dt, episode_length, impl, repeat_start, sim_dt",
+        ),
+    ],
+)
+def test_parameters_that_playground_cannot_step_are_refused(playground, overrides, message):
+    with refuses(f"environment 'playground:CheetahRun': {message}"):
+        envs.make("playground:CheetahRun", **overrides)
+
+
+def test_parameters_of_playground(playground):
+    env = envs.make("playground:CheetahRun", ctrl_dt=1, impl="jax")
+    assert env == envs.make("playground:CheetahRun", impl="jax", ctrl_dt=1.0)
+    assert env != envs.make("playground:CheetahRun")
 
 
 @pytest.mark.parametrize("text", ["hanabi?hand_size=0", "MPE_simple_spread_v3?num_agents=0"])

@@ -34,6 +34,8 @@ class Sum(vf.Task[Data]):
         said = trace.last_reply
         if said == "raise":
             raise ValueError("no such sum")
+        if said in ("stop", "exit"):
+            raise {"stop": asyncio.CancelledError, "exit": SystemExit}[said]("no judge")
         return {"nan": float("nan"), "text": "much"}.get(said, float(said == self.data.answer))
 
     @vf.reward(weight=0.5)
@@ -131,6 +133,8 @@ def test_taskset_arguments(folder):
             "raise",
             r"reward of environment 'sums' raised ValueError: no such sum \(sums.py, line 21\) for",
         ),
+        ("exit", r"reward of environment 'sums' raised SystemExit: no judge .* for the response 'exit'"),
+        ("stop", r"reward of environment 'sums' raised CancelledError: no judge .* for the response 'stop'"),
         (
             "text",
             "raised ValueError: could not convert string to float: 'much'.* for the response 'text' to the",
@@ -139,7 +143,7 @@ def test_taskset_arguments(folder):
     ],
 )
 def test_failing_reward_is_named(folder, response, message):
-    alphabet = envs.text.CharacterTokenizer("0123456789+=raisetnx")
+    alphabet = envs.text.CharacterTokenizer("0123456789+=raisetnxop")
     task = envs.make("verifiers:sums").with_tokenizer(alphabet, max_response=8)
     tokens, mask = task.responses_of(["2", response])
     answer = task.sample(jax.random.split(jax.random.key(0), 2)).answer

@@ -14,9 +14,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from algos.language import DecoderConfig, Prompts, Sampling, generate, gguf, weights
+from algos.language.layers import rotary_frequencies
 from algos.language.weights import tensor_table
 from envs.text.tokenizer_folders import tokenizer_of as tokenizer_of_folder
 from fdg.errors import FdgError
+from tests.language import stand_in_gguf
 from tests.language.test_generation import TINY
 
 
@@ -207,7 +209,7 @@ def test_convert_replaces_an_earlier_tokenizer(tmp_path):
 
 def test_unsupported_files_are_named(tmp_path):
     library = pytest.importorskip("gguf")
-    arrays = {**zeros(8), "rope_freqs.weight": np.ones(2, np.float32)}
+    arrays = {**zeros(8), "rope_freqs.weight": np.array([1, 2], np.float32)}
     with pytest.raises(FdgError, match="it scales rotary positions, which is not supported in GGUF files"):
         gguf.load(file_with_tokenizer(tmp_path, [], arrays))
     writer = library.GGUFWriter(tmp_path / "parts.gguf", "qwen2", split_max_tensors=20)
@@ -216,6 +218,64 @@ def test_unsupported_files_are_named(tmp_path):
     for number in (1, 2):
         with pytest.raises(FdgError, match=f"is part {number} of 2: merge them, llama-gguf-split --merge"):
             gguf.load(tmp_path / f"parts-0000{number}-of-00002.gguf")
+
+
+def write_tiny(path, width=16, values=(), arrays=()):
+    """Writes a Llama of one layer with heads of `width`, by the stub's writer."""
+    config = DecoderConfig.tiny(8, **{**TINY, "num_layers": 1}, head_dim=width)
+    numbers = {
+        "block_count": 1, "context_length": 131072, "embedding_length": 16, "feed_forward_length": 24,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": width,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
+    }  # fmt: skip
+    found = {}
+    for key, (_, shape, _) in tensor_table(config).items():
+        for name, gguf_name in GGUF_NAMES.items():
+            key = key.replace(name, gguf_name)
+        found[key] = np.zeros(shape, np.float32)
+    general = {"general.architecture": "llama", **{f"llama.{name}": x for name, x in numbers.items()}}
+    return stand_in_gguf.write(path, {**general, **dict(values)}, {**found, **dict(arrays)})
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_scaling_of_llama_3_is_read_from_its_tensor(tmp_path, monkeypatch, factor):
+    """Llama 3.1 to 3.3: the tensor has the divisors of frequencies, as llama.cpp's converter writes."""
+    stand_in_gguf.install(monkeypatch)
+    waves = 2 * np.pi * 500000.0 ** (np.arange(0, 128, 2) / 128)
+    smooth = (8192 / waves - 1) / 3
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(waves < 8192 / 4, 1.0, np.where(waves > 8192, factor, between))
+    file = write_tiny(tmp_path / "a.gguf", 128, arrays={"rope_freqs.weight": divisors.astype(np.float32)})
+    config = gguf.load(file)[0].config
+    scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+    assert config.rope == {**scaling, "original_max_position_embeddings": 8192}
+    plain = DecoderConfig.tiny(8, **TINY, head_dim=128, rope_theta=500000.0)
+    found = rotary_frequencies(plain)[0] / rotary_frequencies(config)[0]
+    np.testing.assert_allclose(found, divisors, rtol=1e-6)
+    for wrong in (divisors * 2, divisors[1:], divisors[::-1], divisors * np.nan):
+        arrays = {"rope_freqs.weight": np.asarray(wrong, np.float32)}
+        with pytest.raises(FdgError, match="it scales rotary positions, which is not supported in GGUF"):
+            gguf.load(write_tiny(tmp_path / "b.gguf", 128, arrays=arrays))
+
+
+def test_end_token_and_nested_arrays(tmp_path, monkeypatch):
+    stand_in_gguf.install(monkeypatch)
+    byte_level = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
+    words = ["<s>", "</s>", *sorted(byte_level.alphabet()), "aa"]
+    values = {"model": "gpt2", "pre": "qwen2", "tokens": words, "token_type": [3, 3, *[1] * 257]}
+    values |= {"merges": ["a a"], "bos_token_id": 0, "eos_token_id": 1}
+    for bos, eos in ((False, False), (True, False), (False, True), (True, True)):
+        keys = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+        keys |= {"tokenizer.ggml.add_bos_token": bos, "tokenizer.ggml.add_eos_token": eos}
+        keys["general.nested"] = [[[1, 2], [3]], [[4]]]
+        tokenizer, _ = gguf.read_tokenizer(write_tiny(tmp_path / "a.gguf", values=keys))
+        assert tokenizer.encode("b").ids == [*[0] * bos, words.index("b"), *[1] * eos]
+        assert len(tokenizer.encode("b", "b").ids) == 2 + bos + eos
+    deep = 1
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(FdgError, match="is not a complete GGUF file: its header says arrays in arrays, more"):
+        gguf.load(write_tiny(tmp_path / "a.gguf", values={"general.nested": deep}))
 
 
 def test_unknown_pre_tokenizer_is_refused(tmp_path):

@@ -72,6 +72,14 @@ def test_export_copies_the_tokenizer(folder, tmp_path):
     assert make("sft", model=str(out)).env == again.env
 
 
+def test_overwritten_checkpoint_is_read_again(folder):
+    assert make("sft", model=str(folder)).network.config.num_layers == 1
+    weights.save(folder, *random_network(101, num_layers=2))
+    algorithm = make("sft", model=str(folder))
+    assert algorithm.network.config.num_layers == 2
+    assert len(jax.jit(algorithm.init)(jax.random.key(0)).parameters["layers"]) == 2
+
+
 def test_export_removes_the_files_of_another_tokenizer(folder, tmp_path):
     """An earlier chat template would take precedence."""
     out, network = tmp_path / "out", random_network(101)

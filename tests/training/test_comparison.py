@@ -158,6 +158,18 @@ def test_equal_labels_are_one_side(tmp_path):
     assert "runs have not ended: mine 1 of 2 runs (CartPole-v1)" in found.notes
 
 
+def test_results_do_not_depend_on_the_order_of_runs(tmp_path):
+    shape = ("CartPole-v1", [1.0, 5.0], [[1.0] * 2] * 3)
+    runs = [write_run(tmp_path / str(i), "ppo", *shape, seed=2 * i, rate=0.1 * i) for i in range(3)]
+    for labels in ((), ("mine",) * 3):
+        found, reversed_order = (fdg.compare(order, labels=labels) for order in (runs, runs[::-1]))
+        assert {cell.label: list(cell.seeds) for cell in found.cells} == {
+            cell.label: list(cell.seeds) for cell in reversed_order.cells
+        }
+    assert list(reversed_order.cells[0].seeds) == [0, 1, 2, 3, 4, 5]
+    assert reversed_order.estimate("mine", "CartPole-v1") == found.estimate("mine", "CartPole-v1")
+
+
 def test_repeated_seed_is_noted(tmp_path):
     shape = ("ppo", "CartPole-v1", [1.0] * 2, [[1.0] * 2] * 3)
     runs = [write_run(tmp_path / name, *shape, seed=seed) for name, seed in (("a", 0), ("b", 1), ("c", 3))]

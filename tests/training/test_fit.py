@@ -64,6 +64,14 @@ def test_metrics_are_found_from_another_folder(tmp_path, monkeypatch):
     assert [len(run.metrics) for run in runs] == [4, 4] and all(run.summary for run in runs)
 
 
+def test_callback_that_changes_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    run = fitted("run", Walk(), eval_every=2, callbacks=[lambda report: os.chdir(tmp_path / "other")])
+    assert run.path == tmp_path / "run" and run.finished and len(run.metrics) == 4
+    assert (tmp_path / "run" / "summary.json").exists() and not list((tmp_path / "other").iterdir())
+
+
 class SlowAtTheEnd(Descent):
     """Iterations from the eighth on take 40 ms on the host."""
 
@@ -301,6 +309,28 @@ def test_interrupt_during_engine_run():
         if done < 5:
             state, _ = engine.run(state, 5 - done)
         assert_same(state, expected)
+
+
+def test_results_of_an_interrupted_run_are_not_those_of_a_later_one(monkeypatch):
+    engine = fdg.compile(Pupil(), policies.GPUOnly(), jax.devices()[:1])
+    start = engine._execution.start
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return start(*arguments)
+
+    def failing(*arguments):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine._execution, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(engine.init(0), 2)
+    state, _ = engine.interrupted()
+    monkeypatch.setattr(engine._execution, "start", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.run(state, 1)
+    with pytest.raises(FdgError, match="no run was interrupted"):
+        engine.interrupted()
 
 
 @pytest.mark.parametrize(

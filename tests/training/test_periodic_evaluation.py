@@ -1,5 +1,6 @@
 """Evaluation during training (`eval_every`): rows, best checkpoint, early stops, metric loggers."""
 
+import collections
 import dataclasses
 import importlib.util
 import re
@@ -188,7 +189,7 @@ def test_trackers_get_metrics_with_names_like_evaluations(tmp_path, monkeypatch)
             return state, {**metrics, "eval_accuracy": jnp.float32(state)}
 
     logged = []
-    tracker = loggers.Logger(lambda steps, metrics: logged.append(metrics), lambda: None)
+    tracker = loggers.Logger(lambda steps, metrics: logged.append(metrics), lambda status: None)
     monkeypatch.setattr("fdg.training.loggers.open_loggers", lambda *_: [tracker])
     fitted(tmp_path / "run", Named(), iterations=4, eval_every=2, num_seeds=2)
     assert [row["eval_accuracy"] for row in logged] == [1, 2, 3, 4]
@@ -217,7 +218,7 @@ def test_wandb_runs_of_folders_with_the_same_name(tmp_path, monkeypatch):
 
     def init(**options):
         calls.append((options["name"], options["id"]))
-        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda: None)
+        return types.SimpleNamespace(log=lambda metrics, step: None, finish=lambda exit_code: None)
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     for folder in "ab":
@@ -237,13 +238,15 @@ def test_mlflow_in_a_file(tmp_path, monkeypatch):
 
 
 class FakeMlflow:
-    """The functions of `mlflow` that fdg calls; records created runs and logged values."""
+    """The functions of `mlflow` that fdg calls; records created runs, logged values and final statuses."""
 
     runs: ClassVar[list] = []
     logged: ClassVar[list] = []
+    statuses: ClassVar[list] = []
 
     class entities:
-        Param = Metric = lambda *values: values
+        Param = collections.namedtuple("Param", "key value")
+        Metric = collections.namedtuple("Metric", "name value time step")
 
     MlflowClient = classmethod(lambda cls, tracking_uri: cls())
 
@@ -261,28 +264,51 @@ class FakeMlflow:
     def log_batch(self, run, params=(), metrics=()):
         self.logged.append((run, params, metrics))
 
-    def set_terminated(self, run):
-        pass
+    def get_metric_history(self, run, name):
+        return [x for other, _, metrics in self.logged for x in metrics if (other, x.name) == (run, name)]
+
+    def set_terminated(self, run, status="FINISHED"):
+        self.statuses.append(status)
 
 
-def test_mlflow_resumes_the_run_of_the_same_id(tmp_path, monkeypatch):
-    monkeypatch.setattr(FakeMlflow, "runs", [])
-    monkeypatch.setattr(FakeMlflow, "logged", [])
+@pytest.fixture
+def mlflow(monkeypatch):
+    for name in ("runs", "logged", "statuses"):
+        monkeypatch.setattr(FakeMlflow, name, [])
     monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
+    return FakeMlflow
+
+
+def test_mlflow_resumes_the_run_of_the_same_id(tmp_path, mlflow):
     for folder in "ab":
         fitted(tmp_path / folder / "bo's run", Counter(), iterations=1, mlflow="project")
     fitted(tmp_path / "a" / "bo's run", Counter(), iterations=2, mlflow="project", resume=True)
-    found = list(dict.fromkeys(run for run, _, metrics in FakeMlflow.logged if metrics))
-    assert found == ["bo's run-0", "bo's run-1"] and FakeMlflow.logged[-1][0] == "bo's run-0"
+    found = list(dict.fromkeys(run for run, _, metrics in mlflow.logged if metrics))
+    assert found == ["bo's run-0", "bo's run-1"] and mlflow.logged[-1][0] == "bo's run-0"
 
 
-def test_failure_of_a_tracker_is_one_line(tmp_path, monkeypatch):
+def test_mlflow_after_a_failure_and_a_resume(tmp_path, mlflow):
+    """A failed run has that status, and iterations after its last checkpoint are logged once."""
+
+    def fail(report):
+        if report.iteration == 3:
+            raise ValueError("user code")
+
+    settings = {"iterations": 4, "mlflow": "project", "checkpoint_every": 4}
+    with pytest.raises(RunError, match="user code"):
+        fitted(tmp_path / "run", Counter(), callbacks=[fail], **settings)
+    assert mlflow.statuses == ["FAILED"]
+    fitted(tmp_path / "run", Counter(), resume=True, **settings)
+    assert len(mlflow.runs) == 1 and mlflow.statuses == ["FAILED", "FINISHED"]
+    steps = [metric.step for metric in mlflow().get_metric_history("run-0", "iteration")]
+    assert steps == [row["env_steps"] for row in rows(tmp_path / "run")]
+
+
+def test_failure_of_a_tracker_is_one_line(tmp_path, monkeypatch, mlflow):
     def fail(*values, **options):
         raise ConnectionError("the server\nis gone")
 
-    monkeypatch.setattr(FakeMlflow, "runs", [])
-    monkeypatch.setattr(FakeMlflow, "log_batch", fail)
-    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow)
+    monkeypatch.setattr(mlflow, "log_batch", fail)
     monkeypatch.setattr(loggers, "read_config", lambda path: {})
     message = "--mlflow: cannot log there: ConnectionError: the server is gone"
     with pytest.raises(FdgError, match=message) as refused:

@@ -177,6 +177,21 @@ def test_algorithm_without_an_actor(tmp_path):
         pupil.evaluate(greedy=False)
 
 
+def test_evaluation_sees_an_attribute_changed_between_runs(tmp_path):
+    from tests.tiny import Walk
+
+    class Scored(Walk):
+        bonus = 1.0
+
+        def evaluate(self, state, key, episodes):
+            return {"return": jnp.float32(self.bonus)}
+
+    algorithm = Scored()
+    assert fitted(tmp_path / "one", algorithm).evaluate().mean == 1.0
+    Scored.bonus = 2.0
+    assert fitted(tmp_path / "two", algorithm).evaluate().mean == 2.0
+
+
 def test_user_algorithm(tmp_path):
     """Algorithms need no base class: `init` and `iterate`, and `actor` to act."""
     from tests.training.own import Guesser
