@@ -18,11 +18,12 @@ from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
-# For each set of groups, the smallest number of devices with the same batch axes as theirs (`batch.lengths`).
-Units = Mapping[frozenset[str], int]
+# For each set of groups, the smallest number of devices that divides the same axis lengths as the least
+# common multiple of the groups' numbers of devices (`batch.lengths`).
+EquivalentDevices = Mapping[frozenset[str], int]
 
 
-def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units) -> Axes:
+def batch_axes(placement: Placement, leaves: Sequence[int | None], devices: EquivalentDevices) -> Axes:
     """The batch axis of every variable.
 
     If one variable becomes another, at the start or end of a loop or from trip to trip, both have the same
@@ -30,12 +31,12 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units)
     """
     region = placement.region
     axes: Axes = dict(zip(region.inputs, leaves, strict=False))
-    _follow(region, axes, placement, units)
+    _follow(region, axes, placement, devices)
     _unify(region, axes)
     return axes
 
 
-def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> None:
+def _follow(region: Region, axes: Axes, placement: Placement, devices: EquivalentDevices) -> None:
     """Propagates batch axes from a region's inputs."""
     declared_axes = placement.opened.declared_axes
 
@@ -49,13 +50,13 @@ def _follow(region: Region, axes: Axes, placement: Placement, units: Units) -> N
         if isinstance(item, Operation):
             operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in item.eqn.invars]
             row = None if item.row is None else axes.get(item.row)
-            unit = units[placement.groups[item]]
-            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, unit)
+            count = devices[placement.groups[item]]
+            results = [row + 1] if row is not None else batch_flow.equation_axes(item.eqn, operands, count)
             set_axes(item.eqn.outvars, results)
             continue
         set_axes(item.body.inputs, map(axes.get, item.starts))
         for _ in range(len(item.body.inputs) + 1):  # in each round, an axis may reach another carried value
-            _follow(item.body, axes, placement, units)
+            _follow(item.body, axes, placement, devices)
             next_axes = [
                 (v, axes.get(end)) for v, end in zip(item.body.inputs, item.body.outputs, strict=True)
             ]
