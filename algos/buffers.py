@@ -263,7 +263,7 @@ def _check_goals(env: Any) -> None:
         )
     shapes = [getattr(parts[name], "shape", None) for name in ("achieved_goal", "desired_goal")]
     if None in shapes:
-        raise FdgError(f"hindsight: goals of '{env.name}' have parts: give one array for each goal")
+        raise FdgError(f"hindsight: a goal of '{env.name}' has parts: make each goal a single array")
     if shapes[0] != shapes[1]:
         raise FdgError(
             f"hindsight: achieved_goal of '{env.name}' has shape {shapes[0]}, but desired_goal {shapes[1]}:"

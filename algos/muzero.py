@@ -166,7 +166,8 @@ class MuZero(Agent, presets="MuZero"):
 
         Each term is the loss at the observation, plus the mean loss of the unrolled steps. Each application
         of the dynamics halves the gradient. After a termination, targets of reward and value are zero, and
-        there is no policy loss. Steps after a truncation or the rollout are not `known`, and have no loss.
+        there is no policy loss. Steps after a truncation, or after the end of the rollout, are not `known`:
+        they have no loss.
         """
         scale = rescaled if self.rescale else lambda x: x
         count = sample.playing.shape[0]
@@ -293,7 +294,8 @@ class Model(nn.Module):
     """Dense networks for representation, dynamics and predictions; images are convolved first.
 
     Latent states are scaled to [0, 1] by their minimum and maximum (arXiv 1911.08265, appendix G). The
-    dynamics are a residual block. With the setting `rescale`, predicted values and rewards are rescaled.
+    dynamics are a residual block. With the setting `rescale`, values and rewards are on
+    the scale of `algos.returns.rescaled`.
     """
 
     observation_space: ObservationSpace
@@ -315,18 +317,18 @@ class Model(nn.Module):
     def represent(self, observation: Any) -> jax.Array:
         """`observation [N, *obs]` -> latent states `[N, D]`."""
         space, convolve = self.observation_space, self.layers.convolve
-        return _rescale_latent(self.representation(networks.actor_features(observation, space, convolve)))
+        return _to_unit_range(self.representation(networks.actor_features(observation, space, convolve)))
 
     def imagine(self, latent: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`latent [N, D]`, `action [N]` -> the next latent states `[N, D]`, and the rewards `[N]`."""
         inputs = jnp.concatenate([latent, jax.nn.one_hot(action, self.actions, dtype=latent.dtype)], axis=-1)
-        return _rescale_latent(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
+        return _to_unit_range(latent + self.dynamics(inputs)), self.reward(inputs)[:, 0]
 
     def predict(self, latent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`latent [N, D]` -> the policy's logits `[N, n]`, and the values `[N]`."""
         return self.policy(latent), self.value(latent)[:, 0]
 
 
-def _rescale_latent(x: jax.Array) -> jax.Array:
+def _to_unit_range(x: jax.Array) -> jax.Array:
     low, high = jnp.min(x, axis=-1, keepdims=True), jnp.max(x, axis=-1, keepdims=True)
     return (x - low) / jnp.maximum(high - low, 1e-5)

@@ -402,7 +402,7 @@ class ActorCritic(nn.Module):
 
 
 def actor_outputs(space: Space) -> int:
-    """Outputs of an actor's trunk: the policy's parameters; for a `Box` only the means."""
+    """The number of outputs of an actor's trunk: all parameters of the policy; for a `Box` only the means."""
     size = distributions.for_space(space).size
     return size // 2 if isinstance(space, Box) else size
 

@@ -128,7 +128,7 @@ class SplitState(NamedTuple):
 def split_update(
     self: Any, gradient: Parameters, learned: Any, is_due: jax.Array
 ) -> tuple[Parameters, SplitState]:
-    """Updates the critics and, if `is_due`, actor and temperature; returns parameters, optimiser states."""
+    """Updates the critics and, if `is_due`, actor and temperature; `self` is a `SoftEnsemble` or CrossQ."""
     parameters, state = learned.parameters, learned.optimizer_state
     critics, critics_state = self._one_update(gradient.critics, state.critics, parameters.critics)
     before = (parameters.actor, parameters.log_temperature), state.actor
@@ -249,7 +249,7 @@ class SoftEnsemble(Agent, driver=off_policy):
         error = self._error(values, target)
         loss = jnp.mean(error if weight is None else weight * error)
         return loss, {
-            **({} if weight is None else {"error": _distance(values, target)}),
+            **({} if weight is None else {"error": _absolute_errors(values, target)}),
             "critic_loss": loss,
             "value": jnp.mean(values),
             "entropy": -jnp.mean(next_log_prob),
@@ -257,7 +257,7 @@ class SoftEnsemble(Agent, driver=off_policy):
         }
 
     def _actor_loss(self, actor_and_temperature, critics, transition: Transition, keys: Keys) -> jax.Array:
-        """The losses of the actor, which maximises the mean of all critics, and of the temperature."""
+        """The sum of the temperature's loss and the actor's, which maximises the mean of all critics."""
         actor, log_temperature = actor_and_temperature
         action, log_prob = self._policy(actor, transition.observation).sample_with_log_prob(keys.action)
         values = self._values(critics, transition.observation, action, keys.actor_dropout)
@@ -287,8 +287,8 @@ class SoftEnsemble(Agent, driver=off_policy):
         )
 
 
-def _distance(values: jax.Array, target: jax.Array) -> jax.Array:
-    """Absolute errors of the critics' values, or mean quantiles, averaged over critics: `[N]`."""
+def _absolute_errors(values: jax.Array, target: jax.Array) -> jax.Array:
+    """Absolute errors of the critics' values (means over their quantiles), averaged over critics: `[N]`."""
     count = len(target)
     value = jnp.mean(values.reshape(len(values), count, -1), axis=2)
     return jnp.mean(jnp.abs(value - jnp.mean(target.reshape(1, count, -1), axis=2)), axis=0)

@@ -4,7 +4,8 @@
     build/venvs/ortools/bin/pip install ortools
     python -m bench.codesign_schedules --python build/venvs/ortools/bin/python
 
-This prints by how much our latencies exceed CP-SAT's, which go to tests/codesign/cpsat.json, for a test.
+It prints by how much our latencies exceed CP-SAT's, and writes CP-SAT's to tests/codesign/cpsat.json, which
+a test reads.
 """
 
 import json

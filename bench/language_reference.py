@@ -51,7 +51,7 @@ def logits(file: str) -> dict[str, np.ndarray]:
 
 
 def gguf(file: str) -> dict[str, np.ndarray]:
-    """256 tokens that the model generates greedily; the best token at each position; the last logits."""
+    """A random prompt with 256 greedy tokens; the best token at each position; the last logits."""
     path = pathlib.Path(file)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, 32))

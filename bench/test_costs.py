@@ -24,12 +24,12 @@ from bench.harness import ROOT, Spread, in_turns
 from bench.peers.alternate import ours, speeds
 
 _PROGRESS = re.compile(r"\s*\d+% ")
-PAIRS = 5
+_ROUNDS = 5  # timings of each side
 _NOISE = 4 * 2**20  # bytes that a process may grow by without a leak
 
 
 def test_costs_first_progress_line(benchmark, record, tmp_path):
-    """Seconds from a process's start to its first line of progress, if the configuration ran before."""
+    """Seconds from a process's start to its first line of progress, of a first run and of later ones."""
     first_seconds = _seconds_to_progress(tmp_path, "first")
     later_seconds = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
     benchmark.pedantic(lambda: None, rounds=1)  # timed above, because the process runs beyond the first line
@@ -86,21 +86,23 @@ def test_costs_memory_over_a_thousand_iterations(benchmark, record):
 def test_costs_step_of_many_environments(benchmark, record):
     """Seconds per step with 16,384 environments, relative to 1,024 environments."""
     many_flags, few_flags = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
-    _ratio("a step of 16,384 environments by one of 1,024", many_flags, few_flags, 1.0, benchmark, record)
+    _record_ratio(
+        "a step of 16,384 environments by one of 1,024", many_flags, few_flags, 1.0, benchmark, record
+    )
 
 
 def test_costs_agent_of_many_seeds(benchmark, record):
     """Seconds per agent of 256 agents in one program, relative to a single agent."""
     many_flags, single_flags = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
-    _ratio("an agent of 256 by one alone", many_flags, single_flags, 1 / 20, benchmark, record)
+    _record_ratio("an agent of 256 by one alone", many_flags, single_flags, 1 / 20, benchmark, record)
 
 
-def _ratio(name, flags, reference_flags, at_most, benchmark, record):
+def _record_ratio(name, flags, reference_flags, at_most, benchmark, record):
     """Records the seconds per step with `flags`, relative to those with `reference_flags`."""
     with ours(flags) as driver, ours(reference_flags) as other:
-        rounds = in_turns({"flags": driver.round, "of_flags": other.round}, PAIRS)
+        rounds = in_turns({"flags": driver.round, "reference": other.round}, _ROUNDS)
     benchmark.pedantic(lambda: None, rounds=1)
-    ratio = Spread.ratio(speeds(rounds["of_flags"]), speeds(rounds["flags"]))
+    ratio = Spread.ratio(speeds(rounds["reference"]), speeds(rounds["flags"]))
     record(name, {"flags": flags, "of_flags": reference_flags, "at_most": at_most, **ratio.figures})
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
 
@@ -181,7 +183,7 @@ def test_while_training_cost(benchmark, record, tmp_path):
         run = fdg.fit(algorithm, out=out, seed=number, progress=False, eval_episodes=0, **settings[name])
         return run.summary["wall_s"]
 
-    seconds = in_turns({name: functools.partial(train_once, name=name) for name in settings}, PAIRS)
+    seconds = in_turns({name: functools.partial(train_once, name=name) for name in settings}, _ROUNDS)
     benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(seconds["on"], seconds["off"])
     medians = {f"{name}_seconds": Spread.of(times).median for name, times in seconds.items()}

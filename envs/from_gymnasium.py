@@ -145,7 +145,7 @@ class WorkerPool(InTwoHalves):
 
     @np.errstate(over="ignore")  # see reset
     def recv(self, timeout: float) -> Transition:
-        """The result of the running step, with the instances of failed workers as `failures`."""
+        """The result of the running step; `failures`: workers that failed or took over `timeout` seconds."""
         transition = Transition.empty(self._size, self._source.wire_space, len(self._source.info))
         failures = []
         for i, (ok, reply) in self._replies(self._pending, timeout).items():

@@ -65,7 +65,7 @@ def observation_box(name: str, space: Any) -> Box:
 
 
 def encode(space: Any, batch: Any) -> Any:
-    """Encodes a batch of observations as `[B, *observation_box.shape]`, always a copy.
+    """Encodes a batch of observations as `[B, *observation_box.shape]` in that box's dtype, always a copy.
 
     JAX arrays (with texts as bytes) become a JAX array, also in a compiled program; anything else becomes a
     NumPy array.

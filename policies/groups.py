@@ -36,7 +36,7 @@ def divide(policy: Any, devices: Sequence[str], **sizes: int | None) -> list[Gro
     """
     for name, size in sizes.items():
         if size is not None and (not isinstance(size, int) or size < 1):
-            raise PlanError(f"{policy}: {name}={quoted(size)}: give a number of at least 1")
+            raise PlanError(f"{policy}: {name}={quoted(size)}: give a whole number of at least 1")
     count = len(devices)
     if count == 1:
         return [Group(name, (0,)) for name in sizes]

@@ -32,7 +32,7 @@ def group_size(default: int | None, text: str) -> Any:
 
 
 def device_count(default: int | None, text: str, least: int | None = None, **options: Any) -> Any:
-    """A field for another number of devices; `ShardsParameters` checks that it is at least `least`."""
+    """A field for any other number of devices; `ShardsParameters` checks that it is at least `least`."""
     return dataclasses.field(default=default, metadata={"help": text, "least": least}, **options)
 
 
@@ -56,7 +56,7 @@ class ShardsParameters:
     )
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """Raises an error for unknown fields, and for settings of a subclass that Python ignores."""
+        """Raises an error for unknown fields, and if a subclass lacks an annotation or the decorator."""
         dataclass_fields(cls)
         if args or fields:  # `copy` and `pickle` call without arguments
             check_call(cls, args, fields)
@@ -69,7 +69,7 @@ class ShardsParameters:
                 continue
             size = getattr(self, field.name)
             if not isinstance(size, int) or size < least:
-                fix = f"give a number of {'at least 1' if least else 'devices, 0 for none'}"
+                fix = "give a whole number of at least 1" if least else "give a number of devices, 0 for none"
                 raise PlanError(f"{type(self).__name__}: {field.name}={quoted(size)}: {fix}")
         if not isinstance(self.parameters, str | None):
             object.__setattr__(self, "parameters", parameter_rules(self.parameters))

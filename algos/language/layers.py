@@ -1,8 +1,8 @@
 """The layers of a decoder block, as functions of weights: RMSNorm, rotary positions, attention, SwiGLU.
 
-Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads, `K` key-value heads, `h` the width of a head,
-`S` attended tokens. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]` if it has one, and with
-`"a": [in, r]` and `"b": [r, out]` if it has an adapter.
+Shapes: `N` sequences of `T` tokens, `D` width, `H` query heads, `K` key-value heads, `h` the width of a head
+(`DecoderConfig.width`), `S` attended tokens. A linear layer is `{"kernel": [in, out]}`, with `"bias": [out]`
+if it has one, and with `"a": [in, r]` and `"b": [r, out]` if it has an adapter.
 """
 
 import functools
@@ -52,8 +52,8 @@ def rotary_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
 
     `config.rope_type` changes the frequencies of arXiv 2104.09864, sec. 3.2.2: "linear" divides all of them;
     "llama3" divides those whose wavelength exceeds the trained context, with a smooth transition (Llama 3.1's
-    release); "yarn" follows arXiv 2309.00071, eq. 17-23, and "longrope" arXiv 2402.13753, sec. 3.3 (here its
-    factors for short texts).
+    release); "yarn" follows arXiv 2309.00071, eq. 17-23, and "longrope" arXiv 2402.13753, sec. 3.3 (here with
+    its factors for short texts; `rotary` applies those for long texts).
     """
     width, rope = config.width, config.rope
     plain = config.rope_theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
@@ -148,12 +148,12 @@ def attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) ->
 
     `q` [N, T, H, h], `keys` and `values` [N, K, S, h] and `mask` [N, T, S] bool to [N, T, H * h].
     """
-    n, t, h, width = q.shape
+    n, t, heads, width = q.shape
     grouped = q.reshape(n, t, keys.shape[1], -1, width)
     scores = at_least_float32(jnp.einsum("ntkgd,nksd->nkgts", grouped, keys)) * width**-0.5
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    return jnp.einsum("nkgts,nksd->ntkgd", weights, values).reshape(n, t, h * width)
+    return jnp.einsum("nkgts,nksd->ntkgd", weights, values).reshape(n, t, heads * width)
 
 
 def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
@@ -163,7 +163,7 @@ def swiglu(weights: Weights, x: jax.Array, scale: float) -> jax.Array:
 
 
 def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
-    """Merges adapters into kernels, `kernel + lora_alpha / lora_rank * a b`, on the host (eq. 3)."""
+    """Merges adapters into kernels, `kernel + lora_alpha / lora_rank * a b` (arXiv 2106.09685), in NumPy."""
     if "base" not in parameters:
         return parameters
     scale = config.lora_alpha / config.lora_rank

@@ -98,7 +98,9 @@ def load(directory: str | os.PathLike[str], config: DecoderConfig) -> tuple[Deco
             zeros = {letter: np.zeros(shape, np.float32) for letter, shape in shapes.items()}
             blocks.setdefault(path[1], {}).setdefault(path[2], {})[path[3]] = zeros
     for (_, i, part, name), letter, key, tensor in _match_tensors(folder, config, adapted.lora_rank):
-        blocks[i][part][name][letter] = np.ascontiguousarray(weights.finite(tensor, f"{folder}: '{key}'").T)
+        blocks[i][part][name][letter] = np.ascontiguousarray(
+            weights.read_finite(tensor, f"{folder}: '{key}'").T
+        )
     return adapted, {"layers": blocks}
 
 

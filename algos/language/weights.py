@@ -40,7 +40,7 @@ def tensor_table(
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], bool]]:
     """By tensor name: the parameter's path, the shape in the file, and whether the file has the transpose.
 
-    Names are Hugging Face's. With `scores`, for a reward model: instead of the head it has `score` [D, 1],
+    Names are Hugging Face's. `scores` is for a reward model, which has `score` [D, 1] instead of the head,
     applied at the last token (in Transformers, `...ForSequenceClassification` with one label).
 
     >>> tensor_table(DecoderConfig.tiny(17))["model.layers.1.self_attn.k_proj.weight"]
@@ -121,7 +121,7 @@ def assemble(
     """Makes parameters from tensors with Hugging Face's names and shapes."""
     parameters: Weights = {}
     for key, (path, transposed, tensor) in _match_tensors(config, tensors, where, scores).items():
-        array = finite(tensor, f"{where}: '{key}'")
+        array = read_finite(tensor, f"{where}: '{key}'")
         node = parameters
         for name in path[:-1]:
             node = node.setdefault(name, {})
@@ -129,7 +129,7 @@ def assemble(
     return parameters
 
 
-def finite(tensor: StoredTensor, where: str) -> np.ndarray:
+def read_finite(tensor: StoredTensor, where: str) -> np.ndarray:
     """Reads a tensor as float32, and checks that it is finite."""
     array = tensor.read()
     flat = array.reshape(-1)
@@ -269,7 +269,7 @@ def save(
         }
     if os.path.lexists(pathlib.Path(directory) / "adapter_config.json"):
         raise FdgError(
-            f"{directory}: holds adapters, which would be added to the checkpoint: name another one"
+            f"{directory}: holds adapters, which would be added to the checkpoint: give another directory"
         )
     with staging_folder(directory, "config.json", files) as partial:
         shards = _shards(decoder.config, base, shard_bytes, np.dtype(jax.numpy.dtype(dtype)))

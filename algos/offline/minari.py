@@ -39,7 +39,7 @@ _ALLOWED_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20  # HDF5 decompresses a chunk whole
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # built into HDF5; others may be plugins
 _PNG_SIGNATURE = b"\x89PNG"
-_ROWS_PER_READ = 64  # rows of variable length that are read at once
+_STRINGS_PER_READ = 64  # byte strings that are read at once
 MAX_METADATA_BYTES = 64 << 20  # Minari writes the bounds of each element of a space
 _NUMBER_KINDS = "biuf"  # NumPy's kinds of dtypes: booleans, integers, floats
 
@@ -80,7 +80,7 @@ class Arrays:
     def __init__(self, h5py: Any, file: Any, path: str | os.PathLike[str], size: int):
         self._h5py, self._file, self._path = h5py, file, path
         self._max_bytes = _ALLOWED_BYTES + _MAX_EXPANSION * size
-        self.read_bytes, self._row_bytes, self._size = 0, 0, size
+        self.read_bytes, self._string_bytes, self._size = 0, 0, size
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
@@ -99,29 +99,29 @@ class Arrays:
             )
         return np.asarray(array[()])
 
-    def has_rows(self, name: str, axes: int) -> bool:
-        """True if the elements are byte strings of any length, not arrays with this number of axes."""
-        array = self._checked_array(name, rows=True)
+    def has_byte_strings(self, name: str, axes: int) -> bool:
+        """True if elements are byte strings of any length, rather than arrays with this number of axes."""
+        array = self._checked_array(name, strings=True)
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 
-    def rows(self, name: str, count: int) -> Iterator[bytes]:
+    def byte_strings(self, name: str, count: int) -> Iterator[bytes]:
         """Yields `count` byte strings: encoded pictures, or texts; together no larger than the file."""
-        array = self._checked_array(name, rows=True)
+        array = self._checked_array(name, strings=True)
         if array.shape[:1] != (count,):
             raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
-        self._add_row_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
-        for start in range(0, count, _ROWS_PER_READ):  # many rows may refer to the same bytes of the file
-            for row in array[start : start + _ROWS_PER_READ]:
-                content = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
-                self._add_row_bytes(name, len(content) if array.ndim == 1 else 0)
+        self._add_string_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
+        for start in range(0, count, _STRINGS_PER_READ):  # many may refer to the same bytes of the file
+            for element in array[start : start + _STRINGS_PER_READ]:
+                content = element if isinstance(element, bytes) else np.asarray(element, np.uint8).tobytes()
+                self._add_string_bytes(name, len(content) if array.ndim == 1 else 0)
                 yield content
 
-    def _add_row_bytes(self, name: str, count: int) -> None:
-        self._row_bytes += count
-        if self._row_bytes > self._size:
+    def _add_string_bytes(self, name: str, count: int) -> None:
+        self._string_bytes += count
+        if self._string_bytes > self._size:
             raise self._error(name, "makes the pictures and texts larger than the file")
 
-    def _checked_array(self, name: str, rows: bool = False) -> Any:
+    def _checked_array(self, name: str, strings: bool = False) -> Any:
         """An array of the file; checks that its data is in this file and its chunks are not too large."""
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
@@ -137,8 +137,8 @@ class Arrays:
             raise self._error(name, "is not an array")
         if node.is_virtual or node.external:
             raise self._error(name, "has its data in another file, which is not read")
-        is_rows = h5py.check_vlen_dtype(node.dtype) == np.uint8 or h5py.check_string_dtype(node.dtype)
-        if not (node.dtype.kind in _NUMBER_KINDS or (rows and is_rows)) or node.shape is None:
+        is_strings = h5py.check_vlen_dtype(node.dtype) == np.uint8 or h5py.check_string_dtype(node.dtype)
+        if not (node.dtype.kind in _NUMBER_KINDS or (strings and is_strings)) or node.shape is None:
             raise self._error(name, f"has dtype {node.dtype!s:.40}: it must be of numbers")
         properties = node.id.get_create_plist()
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
@@ -154,7 +154,7 @@ class Arrays:
 
 # --- data sets ---
 
-ARRAYS, METADATA = "main_data.hdf5", "metadata.json"
+ARRAYS, METADATA = "main_data.hdf5", "metadata.json"  # names of the files of a data set
 FILES = (ARRAYS, METADATA)
 FORMAT_VERSION = "0.5.3"  # the Minari version whose layout is written
 _MAX_STEPS = 2**31 - 1
@@ -239,30 +239,36 @@ class DataSet:
 
     def _space(self, what: str) -> Any:
         text = self.metadata.get(f"{what}_space")
-        return json_object(text.encode(), self._file, any_number=True) if isinstance(text, str) else {}
+        return (
+            json_object(text.encode(), self._metadata_file, any_number=True) if isinstance(text, str) else {}
+        )
 
     def _count(self, name: str) -> int:
         """A number of the metadata, which must be from 1 to `_MAX_STEPS`."""
         value = self.metadata.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_STEPS:
-            raise FdgError(f"{self._file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}")
+            raise FdgError(
+                f"{self._metadata_file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}"
+            )
         return value
 
     @property
-    def _file(self) -> Path:
+    def _metadata_file(self) -> Path:
         return self.folder / METADATA
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The contents of `metadata.json`."""
-        if not os.path.lexists(self._file):
+        if not os.path.lexists(self._metadata_file):
             raise FdgError(
                 f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
                 " Minari"
             )
-        values = read_json(self._file, MAX_METADATA_BYTES, any_number=True)
+        values = read_json(self._metadata_file, MAX_METADATA_BYTES, any_number=True)
         if values.get("data_format", "hdf5") != "hdf5":
-            raise FdgError(f"{self._file}: data_format is {values['data_format']!r:.40}: only hdf5 is read")
+            raise FdgError(
+                f"{self._metadata_file}: data_format is {values['data_format']!r:.40}: only hdf5 is read"
+            )
         return values
 
 
@@ -323,7 +329,7 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
     """An array `[length, *leaf.shape]`, or a list of texts."""
     if leaf.shape is None:
         texts = []
-        for step, content in enumerate(arrays.rows(where, length)):
+        for step, content in enumerate(arrays.byte_strings(where, length)):
             try:
                 texts.append(content.decode())
             except UnicodeDecodeError:
@@ -331,10 +337,10 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
                 raise FdgError(f"{file}: {where} is not UTF-8 at step {step}: {fix}") from None
         return texts
     mode = minari_spaces.picture_mode(leaf.shape) if leaf.dtype in ("uint8", "int64") else None
-    if mode is None or not arrays.has_rows(where, len(leaf.shape)):
+    if mode is None or not arrays.has_byte_strings(where, len(leaf.shape)):
         return arrays.read(where, (length, *leaf.shape))
     pictures = []
-    for step, content in enumerate(arrays.rows(where, length)):
+    for step, content in enumerate(arrays.byte_strings(where, length)):
         if leaf.is_codes and not content.startswith(_PNG_SIGNATURE):
             raise FdgError(
                 f"{file}: {where} has codes of categories as JPEG, which changes them: record these"
@@ -431,7 +437,7 @@ class Writer:
         self.num_steps += count
 
 
-def metadata(
+def make_metadata(
     name: str,
     observation_space: ObservationSpace,
     action_space: Space | dict[str, Any],

@@ -1,4 +1,4 @@
-"""Papers of the group-relative family, conventions of libraries, and rewards and advantages of some papers.
+"""Variants (papers) of group-relative training, conventions of libraries, and rewards and advantages.
 
 An objective has three layers, of which later ones take precedence: a variant (a paper), a convention (a
 library's choices where papers leave room, or differ), and explicit values.
@@ -154,12 +154,12 @@ class Family(Part):
 
     @staticmethod
     def variant_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values of the variant that the fields `values` name; empty if they name no variant."""
+        """The values that the variant named in the fields `values` sets; empty if they name no variant."""
         return VARIANTS.get(str(values.get("variant")), {})
 
     @classmethod
     def oversampling_factor(cls, values: Mapping[str, Any]) -> int:
-        """The oversampling factor of dynamic sampling: that of the fields `values`, or else the variant's."""
+        """The oversampling factor of dynamic sampling, from the fields `values`, or else their variant."""
         times = values.get("dynamic_sampling")
         times = cls.variant_values(values).get("dynamic_sampling", 0) if times is None else times
         return max(1, times) if isinstance(times, int) else 1

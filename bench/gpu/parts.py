@@ -1,9 +1,9 @@
-"""The parts of the measurements by number (4 is not used); each is a command of less than ten minutes."""
+"""The parts of the measurements on GPUs by number (4 is not used), each with its time limit in seconds."""
 
 from bench.gpu import language, options, peers, predictions, training
 from bench.gpu.measuring import Part
 
-PARTS = {
+PARTS = {  # title, time limit, measurements
     1: Part("Ceilings, agreement with the CPU, and training", 520, training.machine_and_training),
     2: Part("Compared with PureJaxRL and brax's trainer", 360, peers.measurements),
     3: Part("XLA's settings, and the share of the limit", 430, options.measurements),

@@ -151,7 +151,8 @@ def convolution(
         if stride < 1 or padded < kernel_size:
             raise FdgError(
                 f"convolution: a kernel of {kernel_size} with stride {stride} does not fit an image "
-                f"of {size}, {padded} with padding; give a smaller kernel, padding, a stride of at least 1"
+                f"of {size}, {padded} with padding; give a smaller kernel, more padding, or a stride of at "
+                "least 1"
             )
         sizes.append((padded - kernel_size) // stride + 1)
     rows, columns = sizes

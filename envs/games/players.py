@@ -145,29 +145,29 @@ def match(
     return jnp.concatenate([first_scores, 0.0 - second_scores])
 
 
-class _Match(NamedTuple):
-    """One game of a match."""
+class _GameState(NamedTuple):
+    """The state of one game of a match."""
 
     key: jax.Array
     position: Position
     memories: tuple[Any, Any]  # of `one` and `other`
 
 
-def _start(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _Match:
+def _start(game: Game, one: Player, other: Player, key: jax.Array, random_moves: int) -> _GameState:
     """A game after its random opening moves."""
     key, start_key, first_key, second_key, *opening_keys = jax.random.split(key, 4 + random_moves)
     start = position = game.init(start_key)
     for opening_key in opening_keys:
         position = play_on(game, position, random_move(game, opening_key, position))
     position = where(game.outcome(position)[0], start, position)
-    return _Match(key, position, (one.begin(first_key), other.begin(second_key)))
+    return _GameState(key, position, (one.begin(first_key), other.begin(second_key)))
 
 
-def _move(game: Game, player: Player, match: _Match, index: int) -> _Match:
+def _move(game: Game, player: Player, state: _GameState, index: int) -> _GameState:
     """The game after a move of the player with this index, if the game is not over."""
-    key, move_key = jax.random.split(match.key)
-    over, _ = game.outcome(match.position)
-    memories = list(match.memories)
-    action, memory_after = player.choose(move_key, memories[index], match.position)
+    key, move_key = jax.random.split(state.key)
+    over, _ = game.outcome(state.position)
+    memories = list(state.memories)
+    action, memory_after = player.choose(move_key, memories[index], state.position)
     memories[index] = where(over, memories[index], memory_after)
-    return _Match(key, play_on(game, match.position, action), (memories[0], memories[1]))
+    return _GameState(key, play_on(game, state.position, action), (memories[0], memories[1]))

@@ -28,44 +28,44 @@ from fdg.training.curves import finish_figure, make_figure, style_of
 class FailureModel:
     """How often a job fails, and what checkpoints and failures cost."""
 
-    between: float  # mean seconds between failures of the whole job; infinite if it never fails
+    seconds_between: float  # mean seconds between failures of the whole job; infinite if it never fails
     save: float  # seconds to save a checkpoint; nothing else runs meanwhile
     restart: float  # seconds from a failure until the last checkpoint is loaded
 
     def __post_init__(self) -> None:
-        for name in ("between", "save", "restart"):
+        for name in ("seconds_between", "save", "restart"):
             value = getattr(self, name)
-            if not value >= 0 or (name == "between" and value == 0):
-                least = "above" if name == "between" else "of at least"
+            if not value >= 0 or (name == "seconds_between" and value == 0):
+                least = "above" if name == "seconds_between" else "of at least"
                 raise FdgError(f"failures: {name} = {value}: give seconds {least} 0")
 
 
 def young_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to first order.
 
-    >>> young_interval(FailureModel(between=86_400, save=60, restart=300))
+    >>> young_interval(FailureModel(seconds_between=86_400, save=60, restart=300))
     3219.9...
     """
-    return math.sqrt(2 * failures.save * failures.between)
+    return math.sqrt(2 * failures.save * failures.seconds_between)
 
 
 def daly_interval(failures: FailureModel) -> float:
     """The best interval in seconds of work between checkpoints, to higher order.
 
-    >>> daly_interval(FailureModel(between=86_400, save=60, restart=300))
+    >>> daly_interval(FailureModel(seconds_between=86_400, save=60, restart=300))
     3180.06...
     """
-    if math.isinf(failures.between):
+    if math.isinf(failures.seconds_between):
         return math.inf
-    if failures.save >= 2 * failures.between:
-        return failures.between
-    ratio = failures.save / (2 * failures.between)
+    if failures.save >= 2 * failures.seconds_between:
+        return failures.seconds_between
+    ratio = failures.save / (2 * failures.seconds_between)
     return young_interval(failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - failures.save
 
 
 def expected_goodput(failures: FailureModel, interval: float) -> float:
     """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
-    between = failures.between
+    between = failures.seconds_between
     if math.isinf(between):
         return interval / (interval + failures.save) if not math.isinf(interval) else 1.0
     try:
@@ -80,12 +80,16 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
     `interval` is the seconds of work between checkpoints, and `work` the total.
     """
-    if max(failures.restart, min(interval, work) + failures.save) > 30 * failures.between:
+    if max(failures.restart, min(interval, work) + failures.save) > 30 * failures.seconds_between:
         return 0.0  # almost every restart or every interval fails
     random = np.random.default_rng(seed)
     time_limit = 1e3 * (work + failures.restart + failures.save)
     now = useful = 0.0
-    failure = now + random.exponential(failures.between) if not math.isinf(failures.between) else math.inf
+    failure = (
+        now + random.exponential(failures.seconds_between)
+        if not math.isinf(failures.seconds_between)
+        else math.inf
+    )
     while useful < work:
         # All whole intervals before the failure are one step, since there may be millions.
         is_last = work - useful <= interval
@@ -100,7 +104,7 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
             continue
         now = failure
         while (
-            failure := now + random.exponential(failures.between)
+            failure := now + random.exponential(failures.seconds_between)
         ) <= now + failures.restart and now < time_limit:
             now = failure
         now += failures.restart
@@ -141,7 +145,7 @@ class Point:
 
 
 def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
-    """Predicts a plan with stragglers and failures; `steps` per iteration are summed over agents."""
+    """Predicts a plan with stragglers and failures; `steps` is the number per iteration, over all agents."""
     prediction = predict(plan, dataclasses.replace(cluster, straggling=0.0))
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
@@ -158,12 +162,12 @@ def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
 
 def _intervals_and_goodputs(failures: FailureModel) -> tuple[tuple[float, float, float], tuple[float, float]]:
     """`Point.save_every` and `Point.goodput`. Simulations try multiples of Daly's interval."""
-    if math.isinf(failures.between):
+    if math.isinf(failures.seconds_between):
         return (math.inf, math.inf, math.inf), (1.0, 1.0)
     first_order, higher_order = young_interval(failures), daly_interval(failures)
     tried_factors = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8)
     intervals = [higher_order * factor for factor in tried_factors]
-    work = min(_WORK_RATIO * failures.between, _MAX_INTERVALS * higher_order)
+    work = min(_WORK_RATIO * failures.seconds_between, _MAX_INTERVALS * higher_order)
     best_simulated, goodput = best_interval(failures, intervals, work)
     return (first_order, higher_order, best_simulated), (expected_goodput(failures, higher_order), goodput)
 
@@ -189,7 +193,9 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             )
         )
     lines = table(header, rows, numeric=(0, 2, 3, 4, 6, 7))
-    if price or any(point.straggling > 1 or not math.isinf(point.failures.between) for point in points):
+    if price or any(
+        point.straggling > 1 or not math.isinf(point.failures.seconds_between) for point in points
+    ):
         header = ["devices", "policy", "stragglers", "fails every", "save every: Young", "Daly", "simulated"]
         header += ["goodput: Daly", "simulated", "price of 1M steps"]
         failure_rows: list[tuple[str, ...]] = []
@@ -198,7 +204,7 @@ def points_report(points: Sequence[Point], price: bool) -> str:
             goodputs = [f"{share:.1%}" for share in point.goodput]
             cost = f"{point.price_per_million:.4g}" if price else ""
             slowdown = f"+{point.straggling - 1:.1%}"
-            failures = duration(point.failures.between)
+            failures = duration(point.failures.seconds_between)
             failure_rows.append((*point.row_labels, slowdown, failures, *intervals, *goodputs, cost))
         lines += ["", *table(header, failure_rows, numeric=(0, *range(2, 10)))]
     unused = [f"{' on '.join(p.row_labels[::-1])}: {line}" for p in points for line in idle_notes(p.plan)]

@@ -199,7 +199,7 @@ class CommandLine:
         flags, options = self.flags, self._words.options
         for name in _NAMES:
             if flags.get(name) == "":
-                raise FdgError(f"--{name}: give a name")
+                raise FdgError(f"--{name} is empty: give a name")
         has_memory = options.get("--memory", "none").lower() != "none"
         if has_memory and flags.get("algo", None if base else "ppo") == "ppo":
             flags["algo"] = "recurrent_ppo"

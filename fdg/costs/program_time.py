@@ -15,6 +15,7 @@ from fdg.costs.hardware import BY_BYTES, DeviceKind
 from fdg.jaxprs.count import Product
 from fdg.profiling.work import SizedOperation, Work
 
+# Classes of work. "operation" is the start-up of any operation except products, "trip" that of a loop's trip.
 CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
 
 _NO_FUSION: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)

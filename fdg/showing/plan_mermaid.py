@@ -7,7 +7,10 @@ from fdg.showing.words import device_ranges, quantity
 
 
 def plan_mermaid(plan: Plan) -> str:
-    """A Mermaid flowchart: boxes are groups, arrows are transfers (dotted: to the next step or iteration)."""
+    """A Mermaid flowchart of groups (boxes) with their fragments and collectives, and of transfers (arrows).
+
+    A dotted arrow is a transfer to the next step or iteration.
+    """
     lines = ["flowchart LR"]
     fragment_ids = {f.name: f"f{i}" for i, f in enumerate(plan.graph.fragments)}
     group_ids = {group.name: f"g{i}" for i, group in enumerate(plan.groups)}

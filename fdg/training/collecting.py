@@ -222,7 +222,7 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
         data.check_appendable(observations, actions)
     elif not files.is_free(out):
         raise FdgError(f"{out}: is neither a data set nor empty: give a new folder, or a data set to add to")
-    metadata = minari.metadata(
+    metadata = minari.make_metadata(
         env.name,
         env.observation_space,
         actions.description,

@@ -106,7 +106,7 @@ ERRORS = {
     "--policy cnnlstmpolicy": "policy 'cnnlstmpolicy' is a network",
     "--sweep lr=1e-4..1e-2": "is a range: write learning_rate=log:1e-4..1e-2x8",
     "--sweep discount=0..1x4": "is a range: write discount=lin:0..1x8",
-    "--policy central --workers 0": "workers=0: give a number of at least 1",
+    "--policy central --workers 0": "workers=0: give a whole number of at least 1",
     "--policy single_learner_fine --staleness 1": "use --policy single_learner_coarse or central",
     "--learning-rate -1e-3": "learning_rate=-0.001: it must be above zero",
     "--learning-rate -inf": "learning_rate=-inf: it must be above zero",

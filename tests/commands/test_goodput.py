@@ -21,7 +21,7 @@ from fdg.commands.cluster_report import (
 from fdg.errors import FdgError
 from tests.tiny import Pupil
 
-JOB = FailureModel(between=10_000.0, save=50.0, restart=100.0)
+JOB = FailureModel(seconds_between=10_000.0, save=50.0, restart=100.0)
 
 
 def test_goodput_without_failures():
@@ -66,7 +66,7 @@ def reference(job, interval, work, seed):
     """Simulates one interval at a time, as a reference for `simulate`."""
     random = np.random.default_rng(seed)
     now = done = 0.0
-    failure = random.exponential(job.between)
+    failure = random.exponential(job.seconds_between)
     while done < work:
         left = min(interval, work - done)
         end = now + left + (job.save if done + left < work else 0.0)
@@ -74,7 +74,7 @@ def reference(job, interval, work, seed):
             now, done = end, done + left
             continue
         now = failure
-        while (failure := now + random.exponential(job.between)) <= now + job.restart:
+        while (failure := now + random.exponential(job.seconds_between)) <= now + job.restart:
             now = failure
         now += job.restart
     return work / now
@@ -82,6 +82,6 @@ def reference(job, interval, work, seed):
 
 @pytest.mark.parametrize("save", [0.0, 0.5, 7.0])
 def test_simulate_matches_reference(save):
-    job = FailureModel(between=100.0, save=save, restart=5.0)
+    job = FailureModel(seconds_between=100.0, save=save, restart=5.0)
     for seed, interval in itertools.product(range(5), (0.7, 3.0, 40.0)):
         assert simulate(job, interval, 500.0, seed) == pytest.approx(reference(job, interval, 500.0, seed))

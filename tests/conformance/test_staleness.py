@@ -91,7 +91,7 @@ def test_initial_history(devices):
 def test_alternating_actor_and_learner_are_refused(devices):
     """Gardener's actor and learner alternate in one loop."""
     with refuses(
-        *("staleness=2", "'pour' (actors)", "'tend' (learners)", "take turns", "use staleness=0"),
+        *("staleness=2", "'pour' (actors)", "'tend' (learners)", "in one loop", "use staleness=0"),
         kind=fdg.PlanError,
     ):
         fdg.compile(Gardener(12), Coarse(actors=2, staleness=2), devices[:3])

@@ -177,7 +177,7 @@ def test_actor_and_learner_alternate_in_a_while_loop():
         w, x = p.loop(2, trip, (s["w"], s["x"]), "while")
         return {"w": w, "v": s["v"], "x": x}, {}
 
-    refused(program, "'act' (actors)", "'learn' (learners)", "take turns", "use staleness=0", groups=TWO)
+    refused(program, "'act' (actors)", "'learn' (learners)", "in one loop", "use staleness=0", groups=TWO)
 
 
 def branch_program(within, reader):

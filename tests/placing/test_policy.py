@@ -100,7 +100,7 @@ def test_numpy_integers_are_plain_numbers():
 @pytest.mark.parametrize("kind", [policies.Split, policies.Standalone])
 @pytest.mark.parametrize("size", [0, -1])
 def test_generation_parallel_is_at_least_one(kind, size):
-    with pytest.raises(PlanError, match=f"{kind.__name__}: generation_parallel={size}: give a number of at"):
+    with pytest.raises(PlanError, match=f"{kind.__name__}: generation_parallel={size}: give a whole number"):
         kind(generation_parallel=size)
 
 

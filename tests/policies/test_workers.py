@@ -34,7 +34,7 @@ def test_invalid_fields_are_refused():
         fdg.PlanError, match=r"1 environments . 1 actors . 1 learners = 3 devices, but there a"
     ):
         Workers().place(["cpu"] * 2)
-    with pytest.raises(fdg.PlanError, match="actors=0: give a number of at least 1"):
+    with pytest.raises(fdg.PlanError, match="actors=0: give a whole number of at least 1"):
         Workers(actors=0).place(["cpu"] * 4)
     with pytest.raises(fdg.PlanError, match="Workers: buffers=-1: give a number of devices, 0 for none"):
         Workers(buffers=-1)

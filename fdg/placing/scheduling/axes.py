@@ -16,11 +16,12 @@ from fdg.placing.scheduling.placement import Placement
 
 Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
-# For each set of groups, the smallest number of devices with the same batch axes as theirs (`batch.lengths`).
-Units = Mapping[frozenset[str], int]
+# For each set of groups, the smallest number of devices that divides the same axis lengths as the least
+# common multiple of the groups' numbers of devices (`batch.lengths`).
+EquivalentDevices = Mapping[frozenset[str], int]
 
 
-def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units) -> Axes:
+def batch_axes(placement: Placement, leaves: Sequence[int | None], devices: EquivalentDevices) -> Axes:
     """The batch axis of every variable.
 
     If one variable becomes another, at the start or end of a loop or from trip to trip, both have the same
@@ -39,7 +40,7 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units)
         before = dict(axes)
         for step in region.walk():
             if isinstance(step, Operation):
-                results = _result_axes(step, axes, units[placement.groups[step]])
+                results = _result_axes(step, axes, devices[placement.groups[step]])
                 set_axes(zip(step.eqn.outvars, results, strict=True))
             else:
                 set_axes((after, axes.get(v)) for v, after in step.pairs if axes.get(after) is None)
@@ -47,13 +48,13 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], units: Units)
     return axes
 
 
-def _result_axes(operation: Operation, axes: Axes, unit: int) -> list[int | None]:
+def _result_axes(operation: Operation, axes: Axes, count: int) -> list[int | None]:
     """The axes of an operation's results; rows are stacked in front of their axis."""
     row = None if operation.row is None else axes.get(operation.row)
     if row is not None:
         return [row + 1]
     operands = [None if jaxprs.is_literal(v) else axes.get(v) for v in operation.eqn.invars]
-    return batch_flow.equation_axes(operation.eqn, operands, unit)
+    return batch_flow.equation_axes(operation.eqn, operands, count)
 
 
 def _unify(region: Region, axes: Axes) -> None:

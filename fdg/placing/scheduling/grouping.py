@@ -37,14 +37,14 @@ def make_schedule(
     The first `num_leaves` carried values are the state's leaves. A further carried value, the token of side
     effects, is initialised like a constant. `newer` are fragments that read newer parameters than fragments
     before them. An operation with such a fragment gets a higher level than all earlier operations of its
-    group, and its program is not merged into a program without such fragments.
+    group, and no program without such fragments is merged into its program.
     """
     region = placement.region
     collector = _StepCollector(placement, value_of, _find_origins(region), region, newer)
     metrics = tuple(collector.on_producer(v) for v in region.outputs[len(region.inputs) :])
     starts = [[value_of(v, group) for group in groups] for v, groups in collector.carried.items()]
     for end, copies in zip(region.outputs, starts, strict=False):
-        producer = collector.producer(end)  # it has the primary copy, which is the first of `copies`
+        producer = collector.producer(end)  # its copy must be the first of `copies`
         copies[:] = [v for v in copies if v.group == producer] + [v for v in copies if v.group != producer]
     tokens = starts[num_leaves:]
     needed = [*tokens, *collector.constants.values()]
@@ -115,11 +115,11 @@ class _StepCollector:
         """A variable on the group that computes it."""
         return self.value_of(variable, self.producer(variable))
 
-    def steps(self, live_out: Iterable[Value], tokens: Collection[Value], delay: str) -> tuple[Step, ...]:
+    def steps(self, live_out: Iterable[Value], tokens: Collection[Value], trip: str) -> tuple[Step, ...]:
         """The steps in order, with live ranges.
 
         `live_out` are values that are needed afterwards, besides `next_values`. `tokens`, like constants, are
-        never freed. `delay` is the word for a trip of the region: "iteration", or "step" for a loop.
+        never freed. `trip` is the word for a trip of the region: "iteration", or "step" for a loop.
         """
         while (pair := self._mergeable_pair()) is not None:
             group, early, late = pair
@@ -130,7 +130,7 @@ class _StepCollector:
             transfer.level = levels.get(key, transfer.level)
         needed = [*(value for end in self.next_values for value in end.values()), *live_out]
         constants = {value for copies in self.constants.values() for value in copies}.union(tokens)
-        return with_live_ranges(list(self._ordered_steps(delay)), needed, constants)
+        return with_live_ranges(list(self._ordered_steps(trip)), needed, constants)
 
     # --- the walk ---
 
@@ -234,7 +234,7 @@ class _StepCollector:
 
     # --- the order ---
 
-    def _ordered_steps(self, delay: str) -> Iterator[Step]:
+    def _ordered_steps(self, trip: str) -> Iterator[Step]:
         """Yields each level's programs and loops, then the transfers of their results."""
         last = max([-1, *(level for _, level in self._programs), *(level for level, _ in self._loops)])
         for level in range(-1, last + 1):
@@ -242,7 +242,7 @@ class _StepCollector:
                 if (group, level) in self._programs:
                     yield self._make_call(group, self._programs[group, level])
             yield from (repeat for loop_level, repeat in self._loops if loop_level == level)
-            yield from self._make_moves(level, delay)
+            yield from self._make_moves(level, trip)
 
     def _make_call(self, group: str, operations: Sequence[Operation]) -> Call:
         defined = dict.fromkeys(v for op in operations for v in op.outputs)
@@ -251,7 +251,7 @@ class _StepCollector:
         inputs, outputs = (tuple(self.value_of(v, group) for v in side) for side in (read, defined))
         return Call("", group, tuple(fragments), tuple(op.eqn for op in operations), inputs, outputs)
 
-    def _make_moves(self, level: int, delay: str) -> Iterator[Move]:
+    def _make_moves(self, level: int, trip: str) -> Iterator[Move]:
         moves: dict[tuple[str, str, bool], list[tuple[_Transfer, Value]]] = collections.defaultdict(list)
         for value, transfer in self._transfers.items():
             if transfer.level == level:
@@ -266,7 +266,7 @@ class _StepCollector:
                 tuple((t.source, value) for t, value in pairs),
                 tuple(dict.fromkeys(sources)),
                 tuple(dict.fromkeys(users)),
-                delay if for_next_trip else "",
+                trip if for_next_trip else "",
             )
 
 

@@ -154,9 +154,9 @@ class Readers:
                 while (parent := self.parent_of[updater]) is not None and groups[parent] == groups[updater]:
                     updater = parent
                 raise PlanError(
-                    f"{self.where} counts {self.unit}, but within one iteration {self._label(actor)} and"
-                    f" {self._label(updater)} take turns with the same parameters: use {self.off_setting}, or"
-                    f" let the loop around them end before the update"
+                    f"{self.where} counts {self.unit}, but in one loop of an iteration {self._label(actor)}"
+                    f" reads parameters that {self._label(updater)} updates: use {self.off_setting}, or move"
+                    f" the update out of the loop"
                 )
 
     def check_control(self, eqn: core.JaxprEqn, predicate: Versioned, need: ReadersByValue) -> None:

@@ -41,7 +41,7 @@ def write(folder, env, episodes):
         for observations, steps in episodes:
             writer.add(observations, steps)
     counts = {"total_episodes": writer.num_episodes, "total_steps": writer.num_steps}
-    metadata = minari.metadata(env.name, env.observation_space, env.action_space, "by hand", **counts)
+    metadata = minari.make_metadata(env.name, env.observation_space, env.action_space, "by hand", **counts)
     (inner / minari.METADATA).write_text(json.dumps(metadata))
     return str(folder)
 
