@@ -176,7 +176,7 @@ def _read_kind(
             platform = platform or similar.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
-        rates = {name: (rate.meaning, published.kind("H100").rate(name)) for name, rate in RATES.items()}
+        rates = {key: (rate.meaning, published.kind("H100").rate(key)) for key, rate in RATES.items()}
         references = [] if platform == "cpu" else [kind.figures for kind in published.KINDS.values()]
         figures = _read_figures(f"[kinds.{name}]", "rate", settings, rates, references)
         return DeviceKind(escape_unprintable(name), platform, {**base, **figures}), usual_links, None

@@ -25,10 +25,11 @@ class Rate(NamedTuple):
     """What a figure of a kind of device means, and its values where nothing was measured or published."""
 
     meaning: str  # its unit, then what it measures
-    # on a core of a server of 2026 (`bench/machines/intel-xeon-*`), for CPUs without a calibration. Those of
-    # float64, linear algebra and host calls are assumed; None if such a CPU has the `default` too.
+    # for CPUs without a calibration: measured on a core of a server of 2026 (`bench/machines/intel-xeon-*`),
+    # except those of float64, linear algebra and host calls, which are assumed; None if they lack the figure
     core: float | None = None
-    default: float | None = None  # for kinds that lack the figure; None for the rate of their memory
+    # for kinds that lack the figure; None for the rate of their memory, or for products, of another product
+    default: float | None = None
     gpu: float | None = None  # the default of GPUs and of TPUs, if it is another one
     tpu: float | None = None
 

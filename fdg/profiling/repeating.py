@@ -52,8 +52,7 @@ class Repeated:
     @property
     def platform(self) -> str:
         """The platform of the arguments' devices."""
-        devices = (device for x in self._arguments for device in x.devices())
-        return next((device.platform for device in devices), jax.default_backend())
+        return platform_of(self._arguments)
 
     def lower(self) -> Any:
         """Lowers the program."""
@@ -116,6 +115,12 @@ class Repeated:
             for j, value in running[-1][0].items():
                 self._arguments[j] = value
         return seconds
+
+
+def platform_of(arrays: Iterable[jax.Array]) -> str:
+    """The platform of the arrays' devices; without arrays, that of JAX's default devices."""
+    devices = (device for array in arrays for device in array.devices())
+    return next((device.platform for device in devices), jax.default_backend())
 
 
 def compile_all(programs: Iterable[Repeated]) -> None:

@@ -20,6 +20,8 @@ from fdg import jaxprs
 from fdg.batch.rules.random import has_batch_dependent_draws
 from fdg.fragment import FragmentMark, fragments_in
 from fdg.jax_internals import ClosedJaxpr
+from fdg.profiling.repeating import platform_of
+from fdg.running.program import compile_lowered
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.reader import Reader, Scope
 
@@ -145,4 +147,5 @@ def inputs_of(graph: FDG, leaves: Sequence[Any]) -> Mapping[str, list[jax.Array]
         run_agent = run
         is_sequential = has_batch_dependent_draws(jaxprs.open_jaxpr(graph.jaxpr))
         run = (lambda leaves: jax.lax.map(run_agent, leaves)) if is_sequential else jax.vmap(run_agent)
-    return jax.jit(run)(list(leaves))
+    leaves = list(leaves)
+    return compile_lowered(jax.jit(run).lower(leaves), platform_of(leaves))(leaves)

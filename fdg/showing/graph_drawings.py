@@ -130,14 +130,9 @@ def _row(graph: FDG, parent: str | None) -> tuple[Canvas, float, float]:
             canvas.line(path, tooltip=tooltip, stroke_dasharray=dashes, marker_end=ARROW)
             for stroke in ("#fff", ""):  # a white outline, then the text
                 canvas.text(
-                    (start + end) / 2,
-                    rail_y - 4,
-                    label,
-                    11,
-                    text_anchor="middle",
-                    stroke=stroke,
-                    stroke_width=3,
-                )
+                    (start + end) / 2, rail_y - 4, label, 11,
+                    text_anchor="middle", stroke=stroke, stroke_width=3,
+                )  # fmt: skip
     extent = bottom + 10 + _RAIL_GAP * (1 + max(rails_below.values(), default=-1)) + 8
     return canvas, x - _NODE_GAP + _PADDING, extent
 

@@ -8,6 +8,7 @@ import fdg
 import policies
 from fdg.errors import FdgError
 from fdg.profiling.repeating import Repeated, compile_all
+from fdg.profiling.sites import inputs_of
 from fdg.running import program, xla_options
 from fdg.running.xla_options import PRESETS, choose_xla_options
 from tests.tiny import Walk
@@ -87,6 +88,9 @@ def test_profiles_compile_with_the_options():
     choose_xla_options("xla_gpu_quick=true")
     with pytest.raises(FdgError, match="No such compile option"):
         compile_all([Repeated(lambda x: [x + 1], [jnp.float32(1)])])
+    graph = fdg.trace(Walk())
+    with pytest.raises(FdgError, match="No such compile option"):
+        inputs_of(graph, jax.tree.leaves(Walk().init(jax.random.key(0))))
 
 
 def test_fallback_to_the_older_emitter(monkeypatch):
