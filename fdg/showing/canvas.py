@@ -44,7 +44,8 @@ class Canvas:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
             f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui,-apple-system,Helvetica,Arial,'
-            f'sans-serif" style="background:#fff" role="img" aria-label="{html.escape(label)}">'
+            'sans-serif" style="background:#fff;max-width:100%;height:auto" role="img" '
+            f'aria-label="{html.escape(label)}">'
             '<defs><marker id="fdg-move" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
             f'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>'
             f'<rect width="100%" height="100%" fill="#fff"/>{"".join(self.elements)}</svg>'
