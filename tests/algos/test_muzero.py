@@ -205,6 +205,12 @@ def test_learns_policy_of_observation():
     assert mean_return(algos.MuZero(env=env, total_steps=128 * 60, **SMALL), 60) > 0.9
 
 
+def test_learns_with_action_mask():
+    env = envs.make("probe:masked")
+    found = mean_return(algos.MuZero(env=env, total_steps=128 * 150, **SMALL), 150)
+    assert found > 0.9 * env.single.optimal_return
+
+
 def test_no_learning_without_rewards_in_search():
     """Nor with mctx's own rescaling, which stretches the smallest difference of values to the full range."""
 

@@ -1,4 +1,4 @@
-"""RecurrentPPO: initial memories of sequences, resets, truncations and burn-in.
+"""RecurrentPPO: initial memories of sequences, resets, truncations, burn-in, and a memory probe.
 
 The loss is PPO's, equation 9 of Schulman et al. 2017 (arXiv 1707.06347; by hand in `test_ppo.py`), over
 sequences. Stored memories and burn-in are those of Kapturowski et al. 2019 (R2D2, ICLR), section 3.
@@ -17,6 +17,7 @@ import envs
 from algos.on_policy import Epochs
 from algos.recurrent import Output
 from algos.recurrent_ppo import Minibatch
+from tests.algos.probes import trained
 
 FROZEN = {"learning_rate": 1e-20, "anneal_learning_rate": False}  # no learning
 
@@ -207,6 +208,19 @@ def test_burn_in_is_normalised():
     samples, (_, value) = second
     np.testing.assert_allclose(value[1::2], samples.decision.value[1::2], atol=1e-5)
     assert np.abs(value[1::2]).max() > 0.1
+
+
+# --- memory probe ---
+
+
+def test_learns_memory_probe():
+    """The cue is shown at the first of 5 steps and needed at the last."""
+    algorithm = algos.RecurrentPPO(
+        env=envs.make("probe:memory"), num_envs=16, num_steps=16, memory_size=16, sequence_length=8,
+        burn_in=4, learning_rate=3e-3, anneal_learning_rate=False,
+    )  # fmt: skip
+    state = trained(algorithm, 60)
+    assert jax.jit(algorithm.evaluate, static_argnums=2)(state, jax.random.key(1), 256)["return"] > 0.95
 
 
 # --- minibatches ---

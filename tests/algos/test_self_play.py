@@ -134,6 +134,24 @@ def test_opponent_acts_like_stored_actor():
     assert same.any()
 
 
+def test_ppo_learns_tic_tac_toe():
+    ppo = algos.PPO(
+        env=ENV,
+        num_envs=32,
+        num_steps=16,
+        learning_rate=2.5e-3,
+        anneal_learning_rate=False,
+        hidden=(64,),
+    )
+    algorithm = algos.SelfPlay(ppo, size=2, every=5)
+    state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
+    evaluate = jax.jit(lambda state: algorithm.evaluate(state, jax.random.key(1), 256)["return"])
+    before = float(evaluate(state))
+    for _ in range(60):
+        state, _ = iterate(state)
+    assert before + 0.15 < float(evaluate(state)), "against random moves, which it never trained with"
+
+
 def test_fit_and_load(tmp_path):
     """`fit` sets `total_steps` of the inner algorithm, and `load` restores the state."""
     algorithm = algos.SelfPlay(CountingAlgorithm(), size=2, every=2)

@@ -69,6 +69,7 @@ CONTENTS = {
     "copying": lambda rng: rng.integers(97, 123, (COUNT, 6)),
     "reversal": lambda rng: rng.integers(97, 123, (COUNT, 6)),
     "parity": lambda rng: rng.integers(0, 2, (COUNT, 8)),
+    "binary": lambda rng: rng.integers(0, 1024, (COUNT, 1)),
 }
 OPTIONS = {
     "addition": {"digits": 8},

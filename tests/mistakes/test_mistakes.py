@@ -143,6 +143,11 @@ MISTAKES = {
         "the network gives float32[4, 2]",
         "a pair, (policy [4, P], value [4])",
     ),
+    "a third output": (
+        with_net(lambda p, x: (x @ p["policy"], x @ p["value"], x)),
+        "the network gives",
+        "a pair, (policy [4, P], value [4])",
+    ),
     "if in a network": (with_net(branches_on_observation), "(`x = 2 * x if", "use jnp.where"),
     "float() in a network": (
         with_net(lambda p, x: (x @ p["policy"], float(x.sum()) * p["value"])),
