@@ -28,17 +28,15 @@ PAIRS = 5
 _NOISE = 4 * 2**20  # bytes that a process may grow by without a leak
 
 
-def test_costs_first_progress_line(benchmark, record, tmp_path):
+def test_costs_first_progress_line(record, tmp_path):
     """Seconds from a process's start to its first line of progress, if the configuration ran before."""
     first_seconds = _seconds_to_progress(tmp_path, "first")
     later_seconds = [_seconds_to_progress(tmp_path, str(i)) for i in range(3)]
-    benchmark.pedantic(lambda: None, rounds=1)  # timed above, because the process runs beyond the first line
     figures = {
         "first_seconds": first_seconds,
         "again_seconds": statistics.median(later_seconds),
         "at_most": 4.0,
     }
-    benchmark.extra_info.update(figures)
     record("first progress line", figures)
     print(
         f"\nfirst progress line after {first_seconds:.1f} s; if it ran before,"
@@ -67,13 +65,12 @@ def _seconds_to_progress(directory, name):
         process.stdout.close()
 
 
-def test_costs_memory_over_a_thousand_iterations(benchmark, record):
+def test_costs_memory_over_a_thousand_iterations(record):
     """Growth of a process's peak memory between 100 iterations and 1,100."""
     with ours("--total-steps 51200", keeps_state=True) as driver:
         driver.round(0)
         before = driver.round(1)["peak_bytes"]
-        results = []
-        benchmark.pedantic(lambda: results.append(driver.round(2)), rounds=10, iterations=1)
+        results = [driver.round(2) for _ in range(10)]
     growth = results[-1]["peak_bytes"] - before
     figures = {"before_bytes": before, "growth_bytes": growth, "at_most": _NOISE}
     record("memory over 1,000 iterations", figures)
@@ -83,23 +80,22 @@ def test_costs_memory_over_a_thousand_iterations(benchmark, record):
     assert growth <= _NOISE
 
 
-def test_costs_step_of_many_environments(benchmark, record):
+def test_costs_step_of_many_environments(record):
     """Seconds per step with 16,384 environments, relative to 1,024 environments."""
     many_flags, few_flags = "--num-envs 16384 --total-steps 2097152", "--num-envs 1024 --total-steps 1048576"
-    _ratio("a step of 16,384 environments by one of 1,024", many_flags, few_flags, 1.0, benchmark, record)
+    _ratio("a step of 16,384 environments by one of 1,024", many_flags, few_flags, 1.0, record)
 
 
-def test_costs_agent_of_many_seeds(benchmark, record):
+def test_costs_agent_of_many_seeds(record):
     """Seconds per agent of 256 agents in one program, relative to a single agent."""
     many_flags, single_flags = "--num-seeds 256 --total-steps 10240", "--total-steps 102400"
-    _ratio("an agent of 256 by one alone", many_flags, single_flags, 1 / 20, benchmark, record)
+    _ratio("an agent of 256 by one alone", many_flags, single_flags, 1 / 20, record)
 
 
-def _ratio(name, flags, reference_flags, at_most, benchmark, record):
+def _ratio(name, flags, reference_flags, at_most, record):
     """Records the seconds per step with `flags`, relative to those with `reference_flags`."""
     with ours(flags) as driver, ours(reference_flags) as other:
         rounds = in_turns({"flags": driver.round, "of_flags": other.round}, PAIRS)
-    benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(speeds(rounds["of_flags"]), speeds(rounds["flags"]))
     record(name, {"flags": flags, "of_flags": reference_flags, "at_most": at_most, **ratio.figures})
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
@@ -110,7 +106,7 @@ _MAX_SWEEP_RATIO = 1 / 5
 
 
 @pytest.mark.parametrize("runs_per_point", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
-def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
+def test_sweep_cost(record, tmp_path, runs_per_point):
     """Seconds of a sweep, with compilation, evaluation and files, relative to separate runs.
 
     Args:
@@ -137,7 +133,6 @@ def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
                 abs(swept_return - first_metrics["episode_return"])
                 / max(1.0, abs(first_metrics["episode_return"]))
             )
-    benchmark.pedantic(lambda: None, rounds=1)
     separate_seconds = float(np.mean(seconds)) * len(_POINTS) * _SEEDS
     figures = {
         "agents": len(_POINTS) * _SEEDS,
@@ -148,7 +143,6 @@ def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
         "ratio_middle_half": [swept_s / separate_seconds] * 2,  # one measurement
         "at_most": _MAX_SWEEP_RATIO,
     }
-    benchmark.extra_info.update(figures)
     record("a sweep of 3 x 16 agents beside separate runs", figures)
     print(
         f"\n{figures['agents']} agents in {swept_s:.1f} s, separately {separate_seconds:.1f} s:"
@@ -167,7 +161,7 @@ def _timed(call):
 _MAX_OVERHEAD = 0.05
 
 
-def test_while_training_cost(benchmark, record, tmp_path):
+def test_while_training_cost(record, tmp_path):
     """Seconds of training with ten evaluations, default checkpoints and TensorBoard, relative to none."""
     algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=64, total_steps=5_000_000)
     every = algorithm.num_iterations // 10
@@ -182,11 +176,9 @@ def test_while_training_cost(benchmark, record, tmp_path):
         return run.summary["wall_s"]
 
     seconds = in_turns({name: functools.partial(train_once, name=name) for name in settings}, PAIRS)
-    benchmark.pedantic(lambda: None, rounds=1)
     ratio = Spread.ratio(seconds["on"], seconds["off"])
     medians = {f"{name}_seconds": Spread.of(times).median for name, times in seconds.items()}
     figures = {**medians, **ratio.figures, "at_most": 1 + _MAX_OVERHEAD}
-    benchmark.extra_info.update(figures)
     record("evaluation, metrics, TensorBoard and checkpoints while training", figures)
     print(f"\nall on takes {ratio:.3f} of the time of all off")
     assert ratio.median <= 1 + _MAX_OVERHEAD
