@@ -16,7 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from bench.harness import Spread, timed_in_turns
+from bench.harness import Spread, repeated, timed_in_turns
 
 PAIRS = 15
 SIZES = {
@@ -56,17 +56,6 @@ def train_with_fixed_length(algorithm, iterations):
     return jax.jit(train, donate_argnums=0)
 
 
-def repeated_call(step, state):
-    """A function that runs `step` on the last state, which is donated."""
-
-    def call():
-        nonlocal state
-        state, metrics = step(state)
-        return metrics
-
-    return call
-
-
 def ppo(size):
     """PPO of a size, and the number of iterations per call."""
     fields = dict(SIZES[size])
@@ -79,8 +68,8 @@ def measure_ratio(name, train, size, plain=None):
     algorithm, iterations = ppo(size)
     other_algorithm = plain or algorithm
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
-    engine_call = repeated_call(functools.partial(engine.run, iterations=iterations), engine.init(0))
-    other_call = repeated_call(
+    engine_call = repeated(functools.partial(engine.run, iterations=iterations), engine.init(0))
+    other_call = repeated(
         train(other_algorithm, iterations), jax.jit(other_algorithm.init)(jax.random.key(0))
     )
     seconds = timed_in_turns({"engine": engine_call, name: other_call}, PAIRS)
