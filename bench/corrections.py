@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import scipy  # imports `stats` on first use
+
 import fdg
 import policies
 from bench.harness import environment, parser, table
@@ -48,7 +50,6 @@ EXPERIMENTS = {
     ),
 }
 ETAS = (0, 1, 4, 16)
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantiles for intervals of 95%, by the number of seeds
 METHODS: dict[str, dict[str, Any]] = {
     "naive": {"old_log_prob": "actor"},
     "decoupled": {"old_log_prob": "learner", "correction": "decoupled"},
@@ -99,7 +100,8 @@ def results_table(cells: list[dict[str, Any]]) -> str:
     rows = []
     for cell in cells:
         values = [100 * x for x in cell["greedy"]]
-        spread = STUDENT.get(len(values), 1.96) * statistics.stdev(values) / len(values) ** 0.5
+        quantile = scipy.stats.t.ppf(0.975, len(values) - 1)
+        spread = quantile * statistics.stdev(values) / len(values) ** 0.5
         baseline = means.get((cell["method"] if (cell["method"], 0) in means else "decoupled", 0))
         difference = "" if baseline is None else f"{statistics.mean(values) - 100 * baseline:+.1f}"
         solved = f"{statistics.mean(values):.1f} ± {spread:.1f}"

@@ -51,6 +51,22 @@ def timed_in_turns(calls: Mapping[Key, Callable[[], Any]], rounds: int) -> dict[
     return in_turns(sides, rounds)
 
 
+def repeated(step: Callable[[Any], tuple[Any, Any]], state: Any) -> Callable[[], tuple[Any, Any]]:
+    """A function that calls `step` on the state that the last call returned, which may be donated.
+
+    >>> call = repeated(lambda state: (state + 1, f"from {state}"), 0)
+    >>> call(), call()
+    ((1, 'from 0'), (2, 'from 1'))
+    """
+
+    def call() -> tuple[Any, Any]:
+        nonlocal state
+        state, result = step(state)
+        return state, result
+
+    return call
+
+
 def run_module(module: str, *arguments: str, seconds: float, **environment: str) -> Any:
     """Runs a module in a new process, on CPUs by default; returns the last line of its output, as JSON.
 

@@ -10,6 +10,7 @@ turns. On busy cores sleeps end late; longer stages (`--milliseconds 200 --itera
 """
 
 import dataclasses
+import functools
 import statistics
 import time
 
@@ -34,16 +35,6 @@ def sleep_then_return(x, duration):
         return np.asarray(x)
 
     return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x) if duration else x + 0
-
-
-def timed_runs(engines, iterations, rounds):
-    """Seconds of `iterations` iterations of each engine, in turns, each time from a new state."""
-
-    def run(engine):
-        state = jax.block_until_ready(engine.init(0))
-        return seconds(lambda: engine.run(state, iterations))
-
-    return in_turns({name: lambda _, engine=engine: run(engine) for name, engine in engines.items()}, rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +123,15 @@ def main():
             return fdg.compile(Stages(times), policies.GPUOnly(), jax.devices()[:1])
         return fdg.compile(Stages(times), policies.Standalone(rewards=1, lag=lag), jax.devices()[:4])
 
-    engines = {name: engine_of(times, lag) for name, (times, lag, _) in runs.items()}
-    timed = timed_runs(engines, args.iterations, args.rounds)
+    def seconds_of(_, engine):
+        state = jax.block_until_ready(engine.init(0))
+        return seconds(lambda: engine.run(state, args.iterations))
+
+    sides = {
+        name: functools.partial(seconds_of, engine=engine_of(times, lag))
+        for name, (times, lag, _) in runs.items()
+    }
+    timed = in_turns(sides, args.rounds)
     for name, (times, _, bound) in runs.items():
         median, sequential = statistics.median(timed[name]), sum(times) * MICRO_BATCHES * args.iterations
         print(

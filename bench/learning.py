@@ -9,16 +9,19 @@ continues.
 """
 
 import dataclasses
+import json
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bench import harness
-from bench.runs import Outcome, train_seeds
 from fdg.training.curves import compare
-from fdg.training.statistics import interquartile_mean
+from fdg.training.statistics import interquartile_mean, interval
 
 RUNS = Path("runs/learning")
 PICTURES = Path("docs/images/learning")
@@ -105,13 +108,42 @@ EXPERIMENTS = (
 )
 
 
+def train_seeds(experiment: Experiment, out: Path, first: int) -> list[Path]:
+    """Trains all seeds, in one program or one after the other; returns the run directories."""
+    flags, count = experiment.train_flags, experiment.num_seeds
+    if experiment.together:
+        return [_train([*flags, "--num-seeds", str(count), "--seed", str(first)], out)]
+    return [_train([*flags, "--seed", str(i)], out / f"seed-{i}") for i in range(first, first + count)]
+
+
+def _train(flags: Sequence[str], out: Path) -> Path:
+    """Trains into a run directory; resumes an interrupted run, and does nothing if the run has ended."""
+    if not (out / "summary.json").exists():
+        flags = ["--resume", str(out)] if (out / "config.json").exists() else [*flags, "--out", str(out)]
+        print("python -m fdg.train", shlex.join(flags), flush=True)
+        subprocess.run([sys.executable, "-m", "fdg.train", *flags], check=True)
+    return out
+
+
 def row(experiment: Experiment, runs: Sequence[Path]) -> str:
     """The experiment's line of the table in `docs/results.md`, from its run directories."""
-    outcome = Outcome.of(runs)
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    returns = np.array([value for x in summaries for value in x.get("eval_returns", [x["eval_return"]])])
+    low, high = interval(returns, interquartile_mean)
     statistic = interquartile_mean if experiment.of == "interquartile mean" else np.mean
-    verdict = "met" if statistic(outcome.returns) >= experiment.at_least else "not met"
-    cells = (experiment.env, experiment.algo, f"{outcome.steps:,}", *outcome.cells)
-    return f"| {' | '.join(cells)} | {experiment.of} {experiment.at_least:g}: {verdict} |"
+    verdict = "met" if statistic(returns) >= experiment.at_least else "not met"
+    cells = (
+        experiment.env,
+        experiment.algo,
+        f"{summaries[0]['env_steps']:,}",
+        str(len(returns)),
+        f"{returns.mean():.1f}",
+        f"{float(interquartile_mean(returns)):.1f} [{low:.1f}, {high:.1f}]",
+        f"{returns.min():.1f}, {returns.max():.1f}",
+        f"{sum(x['wall_s'] for x in summaries):,.0f} s",
+        f"{experiment.of} {experiment.at_least:g}: {verdict}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
@@ -151,7 +183,7 @@ def main() -> None:
             print(f"{experiment.name}: python -m fdg.train {flags} {seeds}--seed {args.seed}")
             continue
         out = RUNS / (experiment.name + f"-from-{args.seed}" * (args.seed != 0))
-        runs = train_seeds(experiment.train_flags, out, args.seed, experiment.num_seeds, experiment.together)
+        runs = train_seeds(experiment, out, args.seed)
         if args.pictures:
             draw(experiment, runs)
         print(row(experiment, runs), flush=True)

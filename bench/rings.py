@@ -23,7 +23,7 @@ import numpy as np
 
 from algos.rings import in_parts, of_parts
 from algos.rollout import rollout
-from bench.harness import in_turns, parser, seconds
+from bench.harness import in_turns, parser, repeated, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition
 
@@ -111,17 +111,13 @@ def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, ste
 
     @functools.partial(jax.jit, static_argnums=2)
     def run_rollout(state: Any, observation: Any, steps: int) -> Any:
-        return rollout(
+        state, observation, _ = rollout(
             functools.partial(act, inference), step, jax.random.key(1), state, observation, steps, rings
-        )[:2]
+        )
+        return (state, observation), None
 
-    state_and_observation = jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))
-
-    def run() -> Any:
-        nonlocal state_and_observation
-        state_and_observation = run_rollout(*state_and_observation, steps)
-        return state_and_observation
-
+    first = jax.block_until_ready(begin(jax.random.split(jax.random.key(0), rows)))
+    run = repeated(lambda pair: run_rollout(*pair, steps), first)
     seconds(run)  # compiles
     return lambda _: seconds(run)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import algos
 import fdg
-from bench.harness import in_turns, parser, seconds, table
+from bench.harness import in_turns, parser, repeated, seconds, table
 from bench.rings import Sleeping
 from envs import HostEnvironment, from_ray, host, satellites
 from fdg import ray_cluster
@@ -42,15 +42,10 @@ def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
             observation=state.observation,
             **algorithm._rollout_arguments,
         )
-        return state._replace(env_state=env_state, observation=observation)
+        return state._replace(env_state=env_state, observation=observation), None
 
-    state_now = jax.block_until_ready(roll(state))  # compiles, here and in the workers
-
-    def run() -> Any:
-        nonlocal state_now
-        state_now = roll(state_now)
-        return state_now
-
+    run = repeated(roll, state)
+    seconds(run)  # compiles, here and in the workers
     return lambda _: seconds(run)
 
 

@@ -16,7 +16,7 @@ import algos
 import envs
 import fdg
 import policies
-from bench.harness import Spread, timed_in_turns
+from bench.harness import Spread, repeated, timed_in_turns
 
 PAIRS = 15
 SIZES = {
@@ -56,17 +56,6 @@ def train_with_fixed_length(algorithm, iterations):
     return jax.jit(train, donate_argnums=0)
 
 
-def repeated_call(step, state):
-    """A function that runs `step` on the last state, which is donated."""
-
-    def call():
-        nonlocal state
-        state, metrics = step(state)
-        return metrics
-
-    return call
-
-
 def ppo(size):
     """PPO of a size, and the number of iterations per call."""
     fields = dict(SIZES[size])
@@ -74,19 +63,17 @@ def ppo(size):
     return algos.PPO(env=envs.make("CartPole-v1"), total_steps=10**9, **fields), iterations
 
 
-def measure_ratio(name, train, size, benchmark, plain=None):
+def measure_ratio(name, train, size, plain=None):
     """The median ratio of the engine's steps/s to those of another loop over the algorithm."""
     algorithm, iterations = ppo(size)
     other_algorithm = plain or algorithm
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
-    engine_call = repeated_call(functools.partial(engine.run, iterations=iterations), engine.init(0))
-    other_call = repeated_call(
+    engine_call = repeated(functools.partial(engine.run, iterations=iterations), engine.init(0))
+    other_call = repeated(
         train(other_algorithm, iterations), jax.jit(other_algorithm.init)(jax.random.key(0))
     )
     seconds = timed_in_turns({"engine": engine_call, name: other_call}, PAIRS)
     ratio = Spread.ratio(seconds[name], seconds["engine"])
-    benchmark.extra_info.update(ratio.figures)
-    benchmark.pedantic(lambda: jax.block_until_ready(engine_call()), rounds=3)
     steps = iterations * algorithm.steps_per_iteration
     speeds = (f"{side} {steps / Spread.of(times).median:,.0f} steps/s" for side, times in seconds.items())
     print(f"\n{size}: {', '.join(speeds)}; engine/{name} {ratio:.3f}, {PAIRS} pairs")
@@ -94,13 +81,13 @@ def measure_ratio(name, train, size, benchmark, plain=None):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_engine_against_plain_jit(size, benchmark):
+def test_engine_against_plain_jit(size):
     algorithm, _ = ppo(size)
     plain = PPOWithoutFragments(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)})
     assert "fdg" not in str(jax.make_jaxpr(plain.iterate)(jax.eval_shape(plain.init, jax.random.key(0))))
-    assert measure_ratio("plain", train_with_scan, size, benchmark, plain) >= 0.98
+    assert measure_ratio("plain", train_with_scan, size, plain) >= 0.98
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_number_of_iterations_against_a_fixed_one(size, benchmark):
-    assert measure_ratio("fixed", train_with_fixed_length, size, benchmark) >= 0.99
+def test_any_number_of_iterations_against_a_fixed_one(size):
+    assert measure_ratio("fixed", train_with_fixed_length, size) >= 0.99

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import harness, performance, results, runs
+from bench import corrections, harness, learning, performance, results
 from bench import table as bench_table
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
@@ -110,21 +110,29 @@ def test_rounds_of_one_training_call():
         rounds.next(2)
 
 
-def test_outcome_cells(tmp_path):
+def test_row_of_results(tmp_path):
     """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value.
 
     In 13 of 256 resamples (5%) at least three of the four values are 0, in as many 100: both ends of 95%.
     """
     several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
-    for evaluated, expected in (
-        (several, ("4", "26.5", "3.0 [0.0, 100.0]", "0.0, 100.0", "2 s")),
-        ({"eval_return": 7.0}, ("1", "7.0", "7.0 [7.0, 7.0]", "7.0, 7.0", "2 s")),
+    experiment = learning.Experiment("ppo", "CartPole-v1", 1000, 20)
+    for evaluated, count, expected in (
+        (several, 1, "4 | 26.5 | 3.0 [0.0, 100.0] | 0.0, 100.0 | 2 s | mean 20: met"),
+        ({"eval_return": 7.0}, 1, "1 | 7.0 | 7.0 [7.0, 7.0] | 7.0, 7.0 | 2 s | mean 20: not met"),
+        ({"eval_return": 7.0}, 2, "2 | 7.0 | 7.0 [7.0, 7.0] | 7.0, 7.0 | 4 s | mean 20: not met"),
     ):
         summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
         (tmp_path / "summary.json").write_text(json.dumps(summary))
-        assert runs.Outcome.of([tmp_path]).cells == expected
-    both = runs.Outcome.of([tmp_path, tmp_path])
-    assert (both.steps, both.wall_s, list(both.returns)) == (1000, 4.0, [7.0, 7.0])
+        row = learning.row(experiment, [tmp_path] * count)
+        assert row == f"| CartPole-v1 | ppo | 1,000 | {expected} |"
+
+
+def test_interval_of_six_seeds_is_students():
+    """Mean 50, deviation 54.77, the quantile of five degrees of freedom 2.571: 50 ± 57.5."""
+    cell = {"method": "naive", "eta": 0, "greedy": [0.0] * 3 + [1.0] * 3, "sampled": [0.5]}
+    table = corrections.results_table([{**cell, "reward": [[1.0]] * 10, "wall_s": [1.0] * 10}])
+    assert "| naive | 0 | 50.0 ± 57.5 | +0.0 | 50.0 | 1 | 1 |" in table
 
 
 def test_rounds_alternate_after_warm_up():

@@ -49,7 +49,7 @@ def run(number: int, settings: Settings, seconds: float | None) -> None:
     # Some parts have several processes on the GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     record = Record(record_of(settings.out, number), settings.tiny)
-    with contextlib.closing(MeasuringProcess(PARTS[number].measurements, settings)) as process:
+    with contextlib.closing(MeasuringProcess()) as process:
         measure(PARTS[number], settings, record, process, seconds)
     print("", *markdown(PARTS[number], number, settings.out), sep="\n")
     print(f"part {number}: {time.monotonic() - begun:.0f} s")

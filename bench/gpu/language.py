@@ -4,7 +4,6 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import policies
 from algos.language import Decoder, DecoderConfig, Prompts, Sampling, generate, sample_keys
 from bench.gpu.measuring import Figures, Measurement, Settings
 from bench.gpu.training import memory_of
-from bench.harness import seconds
+from bench.harness import repeated, seconds
 from bench.peers.serve import Stopwatch
 from envs.text import CharacterTokenizer
 
@@ -167,13 +166,7 @@ def time_grpo(config: DecoderConfig, prompts: int, group: int, response: int, mi
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])
     with Stopwatch() as watch:
         engine.compile()
-    state = engine.init(0)
-
-    def iterate() -> Any:
-        nonlocal state
-        state, metrics = engine.run(state, 1)
-        return state, metrics
-
+    iterate = repeated(lambda state: engine.run(state, 1), engine.init(0))
     return {
         "responses": prompts * group,
         "s an iteration": min([seconds(iterate) for _ in range(3)][1:]),

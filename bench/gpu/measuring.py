@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from bench.results import machine_facts
 from fdg import files
@@ -73,9 +73,6 @@ class Measurement:
         return f"{self.table}: {self.row}"
 
 
-Measurements: TypeAlias = Callable[[Settings], list[Measurement]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Part:
     """The measurements of one command.
@@ -88,7 +85,7 @@ class Part:
 
     title: str
     seconds: float
-    measurements: Measurements
+    measurements: Callable[[Settings], list[Measurement]]
 
 
 class Record:
@@ -202,8 +199,7 @@ def _text(value: Any) -> str:
 class MeasuringProcess:
     """A spawned process that makes measurements; after a failure a new one replaces it."""
 
-    def __init__(self, measurements: Measurements, settings: Settings):
-        self._measurements, self._settings = measurements, settings
+    def __init__(self) -> None:
         self._process: Any = None
         self._pipe: Any = None
 
@@ -214,13 +210,11 @@ class MeasuringProcess:
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, other = spawn.Pipe()
-            self._process = spawn.Process(
-                target=serve, args=(other, self._measurements, self._settings), daemon=True
-            )
+            self._process = spawn.Process(target=serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
         try:
-            self._pipe.send(measurement.name)
+            self._pipe.send(measurement)
             if not self._pipe.poll(limit):
                 self.close()
                 raise FailedError(f"longer than {limit:.0f} s")
@@ -246,17 +240,16 @@ class MeasuringProcess:
             self._process = None
 
 
-def serve(pipe: Any, measurements: Measurements, settings: Settings) -> None:
-    """Runs in the spawned process: answers each name with figures and an error, one of which is None."""
+def serve(pipe: Any) -> None:
+    """Runs in the spawned process: answers each measurement with figures and an error, one of them None."""
     os.setsid()  # `killpg` then kills its children, too
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # libraries print to standard error
-    by_name = {measurement.name: measurement for measurement in measurements(settings)}
     with contextlib.suppress(EOFError):
         while True:
-            name = pipe.recv()
+            measurement = pipe.recv()
             try:
-                pipe.send((measure_here(by_name[name], math.inf), None))
+                pipe.send((measure_here(measurement, math.inf), None))
             except FailedError as error:
                 pipe.send((None, str(error)))
 

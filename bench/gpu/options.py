@@ -11,6 +11,7 @@ import jax
 import fdg
 from bench.gpu.measuring import ROWS, Figures, Measurement, Settings
 from bench.gpu.training import compile_job, flags_of
+from bench.harness import Spread, repeated, seconds, timed_in_turns
 from bench.peers.serve import Stopwatch
 from fdg.running.xla_options import NONE, PRESETS
 
@@ -68,22 +69,18 @@ def compare_option(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
     with Stopwatch() as watch:
         precision = ("--precision", "bfloat16") if name == "bfloat16" else ()
         job, engine_with, state_with = compile_job((*flags, "--xla-options", _text(options), *precision))
-    sides = [(engine, jax.tree.map(jax.numpy.copy, state)), (engine_with, state_with)]
-    seconds: tuple[list[float], list[float]] = ([], [])
-    count = 1
-    for _ in range(rounds + 1):
-        for i, (side_engine, state_with) in enumerate(sides):
-            with Stopwatch() as round_watch:
-                end, metrics = side_engine.run(state_with, count)
-                jax.block_until_ready((end, metrics))
-            sides[i] = (side_engine, end)
-            seconds[i].append(round_watch.seconds / count)
-        count = max(1, round(0.3 / seconds[0][-1]))
-    seconds_without, seconds_with = (times[1:] for times in seconds)
+    count = 1  # iterations of a round
+    without = repeated(lambda state: engine.run(state, count), jax.tree.map(jax.numpy.copy, state))
+    for _ in range(3):  # the first calls take longer
+        count = max(1, round(0.3 * count / seconds(without)))
+    calls = {"without": without, "with": repeated(lambda state: engine_with.run(state, count), state_with)}
+    timed = timed_in_turns(calls, rounds)
     return {
-        "steps/s without": job.steps_per_iteration / statistics.median(seconds_without),
-        "steps/s with": job.steps_per_iteration / statistics.median(seconds_with),
-        "ratio": statistics.median(a / b for a, b in zip(seconds_without, seconds_with, strict=True)),
+        **{
+            f"steps/s {side}": count * job.steps_per_iteration / statistics.median(times)
+            for side, times in timed.items()
+        },
+        "ratio": Spread.ratio(timed["without"], timed["with"]).median,
         "compile s": watch.seconds,
         "options": dict(options),
     }
