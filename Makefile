@@ -101,7 +101,7 @@ docs: $(STAMP)
 check: lint test
 
 bench: $(STAMP)
-	"$(BIN)/python" -m pytest bench -s $(ARGS)
+	"$(BIN)/python" -m pytest bench --benchmark-only $(ARGS)
 
 bench-peers: $(STAMP)
 	"$(BIN)/python" -m bench.peers $(ARGS)
@@ -124,5 +124,5 @@ lock:
 	"$(NEWEST)" .ci/lock.py --only test > constraints.new && mv constraints.new constraints-newest.txt
 
 clean:
-	rm -rf "$(VENV)" "$(VENV)-newest" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)" "$(VENV)-newest" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -63,7 +63,7 @@ def ppo(size):
     return algos.PPO(env=envs.make("CartPole-v1"), total_steps=10**9, **fields), iterations
 
 
-def measure_ratio(name, train, size, plain=None):
+def measure_ratio(name, train, size, benchmark, plain=None):
     """The median ratio of the engine's steps/s to those of another loop over the algorithm."""
     algorithm, iterations = ppo(size)
     other_algorithm = plain or algorithm
@@ -74,6 +74,8 @@ def measure_ratio(name, train, size, plain=None):
     )
     seconds = timed_in_turns({"engine": engine_call, name: other_call}, PAIRS)
     ratio = Spread.ratio(seconds[name], seconds["engine"])
+    benchmark.extra_info.update(ratio.figures)
+    benchmark.pedantic(lambda: jax.block_until_ready(engine_call()), rounds=3)
     steps = iterations * algorithm.steps_per_iteration
     speeds = (f"{side} {steps / Spread.of(times).median:,.0f} steps/s" for side, times in seconds.items())
     print(f"\n{size}: {', '.join(speeds)}; engine/{name} {ratio:.3f}, {PAIRS} pairs")
@@ -81,13 +83,13 @@ def measure_ratio(name, train, size, plain=None):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_engine_against_plain_jit(size):
+def test_engine_against_plain_jit(size, benchmark):
     algorithm, _ = ppo(size)
     plain = PPOWithoutFragments(**{f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)})
     assert "fdg" not in str(jax.make_jaxpr(plain.iterate)(jax.eval_shape(plain.init, jax.random.key(0))))
-    assert measure_ratio("plain", train_with_scan, size, plain) >= 0.98
+    assert measure_ratio("plain", train_with_scan, size, benchmark, plain) >= 0.98
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_number_of_iterations_against_a_fixed_one(size):
-    assert measure_ratio("fixed", train_with_fixed_length, size) >= 0.99
+def test_any_number_of_iterations_against_a_fixed_one(size, benchmark):
+    assert measure_ratio("fixed", train_with_fixed_length, size, benchmark) >= 0.99

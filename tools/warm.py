@@ -22,7 +22,7 @@ from bench.forks import LateError, LostError, forked
 LIBRARIES = ("jax", "scipy.stats", "flax.linen", "optax", "chex", "orbax.checkpoint", "jaxopt", "hypothesis")
 LIBRARIES += ("pandas", "seaborn", "matplotlib.pyplot", "mujoco.mjx", "gymnasium", "envpool", "rich")
 
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist")
 OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are already imported
 
 
