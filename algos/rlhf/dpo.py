@@ -16,7 +16,6 @@ from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.objective import Preference
 from algos.rlhf.preferences import GroupSize, PreferenceAgent, ranking_accuracy
 from algos.rlhf.responses import has_reward, response_log_probs, rollouts, staleness
-from algos.rlhf.updates import map_micro_batches
 from fdg.settings.fields import hyperparameter, require, require_positive
 
 
@@ -106,7 +105,7 @@ class DPO(PreferenceAgent, presets="DPO"):
             return super().evaluate(state, key, episodes, greedy)
         pairs = self._held_out_pairs(key, episodes)
         reference_log_probs = self.refer(self._reference_parameters(state), pairs)
-        chosen, rejected = self._log_ratios(state.parameters, pairs, reference_log_probs)
+        chosen, rejected = self._scores(state.parameters, pairs, reference_log_probs)
         return {"return": ranking_accuracy(pairs, chosen - rejected)}
 
     # --- fragments; `problems`, `respond`, `score` and `update` are inherited from `LanguageAgent` ---
@@ -114,49 +113,29 @@ class DPO(PreferenceAgent, presets="DPO"):
     @fdg.fragment("reference", in_axes=(None, 0))
     def refer(self, parameters, pairs):
         """Log-probabilities `[B, R]` of the chosen and of the rejected responses under the reference."""
-        size = self.rows_per_micro_batch
-        return map_micro_batches(lambda part: self._log_probs_of_pairs(parameters, part), pairs, size)
+        return tuple(self._log_probs(parameters, responses) for responses in (pairs.chosen, pairs.rejected))
 
     def _version(self, state: Any) -> jax.Array:
         if self.respondent == "policy":
             return LanguageAgent._version(self, state)
         return super()._version(state)
 
-    def _loss(self, parameters, is_first, minibatch):
-        weight = minibatch.weight
-        chosen, rejected = self._log_ratios(parameters, minibatch.pairs, minibatch.other_inputs)
-        margin = chosen - rejected
-        pair_losses = registry.option("losses").preference_loss(
-            margin, self.beta, self.preference, self.label_smoothing
-        )
-        loss = jnp.sum(weight * pair_losses)
-        return loss, {
-            "loss": loss,
-            "preference_accuracy": jnp.sum(weight * (margin > 0)),
-            "margin": jnp.sum(weight * margin),
-            "chosen_reward": self.beta * jnp.sum(weight * chosen),
-            "rejected_reward": self.beta * jnp.sum(weight * rejected),
-        }
+    @property
+    def _score_scale(self) -> float:
+        return self.beta
 
-    def _log_ratios(self, parameters, pairs, reference_log_probs):
+    def _pair_losses(self, chosen, rejected):
+        return registry.option("losses").preference_loss(
+            chosen - rejected, self.beta, self.preference, self.label_smoothing
+        )
+
+    def _scores(self, parameters, pairs, reference_log_probs):
         """Log-probabilities of the chosen and the rejected response minus the reference's: `[n]` each."""
         log_ratios = []
-        responses_and_log_probs = zip(
-            (pairs.chosen, pairs.rejected),
-            self._log_probs_of_pairs(parameters, pairs),
-            reference_log_probs,
-            strict=True,
-        )
-        for responses, log_prob, reference in responses_and_log_probs:
+        for responses, reference in zip((pairs.chosen, pairs.rejected), reference_log_probs, strict=True):
+            log_prob, _ = response_log_probs(self.network, parameters, responses, self.temperature)
             log_ratio = jnp.sum(jnp.where(responses.policy_mask, log_prob - reference, 0.0), axis=1)
             if self.preference == "ipo":  # means over tokens, as the authors state for their experiments
                 log_ratio /= jnp.maximum(jnp.sum(responses.policy_mask, axis=1, dtype=jnp.float32), 1)
             log_ratios.append(log_ratio)
         return log_ratios
-
-    def _log_probs_of_pairs(self, parameters, pairs):
-        """Log-probabilities `[n, R]` of the chosen and of the rejected responses."""
-        return tuple(
-            response_log_probs(self.network, parameters, responses, self.temperature)[0]
-            for responses in (pairs.chosen, pairs.rejected)
-        )

@@ -27,7 +27,7 @@ from fdg.settings.presets import HasPresets
 
 
 class State(NamedTuple):
-    """The state of GRPO and DPO."""
+    """The state of GRPO, DPO and SFT."""
 
     parameters: Any
     reference: Any  # parameters of the KL reference; () if there is none, or if it is the adapters' base
@@ -206,13 +206,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     # --- state ---
 
     def _initial_state(self, key: jax.Array, count: int, has_reference: bool = True) -> State:
-        """The initial state; an iteration samples `count` prompts."""
+        """The initial state; an iteration samples responses to `count` prompts."""
         parameter_key, key = jax.random.split(key)
         parameters = self._initial_parameters(parameter_key)
+        is_judged = getattr(self, "reward_model", None) is not None
         return State(
             parameters=parameters,
             reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if has_reference else (),
-            reward_model=self.reward_settings.initial_parameters(self, parameter_key),
+            reward_model=self.reward_settings.initial_parameters(self, parameter_key) if is_judged else (),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
             iteration=jnp.int32(0),

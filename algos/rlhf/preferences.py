@@ -70,7 +70,9 @@ class GroupSize(Part):
 class PreferenceAgent(LanguageAgent):
     """Base of the algorithms that learn from the best and the worst of several responses to a prompt.
 
-    A subclass has the part `GroupSize`. Prompts whose responses all have the same reward do not count. If the
+    A subclass has the part `GroupSize`, and two methods: `_scores(parameters, pairs, other_inputs)` gives a
+    score of each chosen and of each rejected response, and `_pair_losses(chosen, rejected)` the losses of
+    such scores; all are `[n]` float32. Prompts whose responses all have the same reward do not count. If the
     task has pairs (`text:preferences`) and no reward is set, the pairs are read from the task, and no
     responses are sampled.
     """
@@ -121,6 +123,24 @@ class PreferenceAgent(LanguageAgent):
         )
         metrics["informative"] = jnp.mean(pairs.differ, dtype=jnp.float32)
         return trained, optimizer_state, metrics
+
+    def _loss(self, parameters, is_first, minibatch):
+        weight = minibatch.weight
+        chosen, rejected = self._scores(parameters, minibatch.pairs, minibatch.other_inputs)
+        loss = jnp.sum(weight * self._pair_losses(chosen, rejected))
+        margin = chosen - rejected
+        return loss, {
+            "loss": loss,
+            "preference_accuracy": jnp.sum(weight * (margin > 0)),
+            "margin": jnp.sum(weight * margin),
+            "chosen_reward": self._score_scale * jnp.sum(weight * chosen),
+            "rejected_reward": self._score_scale * jnp.sum(weight * rejected),
+        }
+
+    @property
+    def _score_scale(self) -> float:
+        """The reward of a score of one, in metrics."""
+        return 1.0
 
     @property
     def _reads_pairs(self) -> bool:

@@ -118,7 +118,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
                 self, parameters, key, episodes, greedy=False, per_problem=self.group_size
             )
             pairs = best_and_worst(responses, reward.total, self.group_size)
-        return {"return": ranking_accuracy(pairs, self._margin(state.parameters, pairs))}
+        chosen, rejected = self._scores(state.parameters, pairs, ())
+        return {"return": ranking_accuracy(pairs, chosen - rejected)}
 
     def worth(self, state: Any, prompts: list[str], responses: list[str]) -> list[float]:
         """The model's rewards of responses to the user's prompts, one response to each.
@@ -149,27 +150,14 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         network = merge_adapters(self.network.config, state.parameters["network"])
         save(path, self.network, {**network, "score": state.parameters["score"]}, self.env.tokenizer)
 
-    def _loss(self, parameters, is_first, minibatch):
-        pairs, weight = minibatch.pairs, minibatch.weight
-        chosen, rejected = (
-            model_reward(self.network, parameters, responses) for responses in (pairs.chosen, pairs.rejected)
-        )
-        margin = chosen - rejected
+    def _pair_losses(self, chosen, rejected):
         centring = self.centre_coefficient * jnp.square(chosen + rejected)
         # Bradley and Terry, as in Ouyang et al. 2022 (arXiv 2203.02155), equation 1.
-        loss = jnp.sum(weight * (-jax.nn.log_sigmoid(margin) + centring))
-        return loss, {
-            "loss": loss,
-            "preference_accuracy": jnp.sum(weight * (margin > 0)),
-            "margin": jnp.sum(weight * margin),
-            "chosen_reward": jnp.sum(weight * chosen),
-            "rejected_reward": jnp.sum(weight * rejected),
-        }
+        return -jax.nn.log_sigmoid(chosen - rejected) + centring
 
-    def _margin(self, parameters, pairs):
-        """The model's reward of the chosen minus that of the rejected response: `[B]` float32."""
-        chosen = model_reward(self.network, parameters, pairs.chosen)
-        return chosen - model_reward(self.network, parameters, pairs.rejected)
+    def _scores(self, parameters, pairs, other_inputs):
+        """The model's rewards of the chosen and of the rejected responses."""
+        return [model_reward(self.network, parameters, side) for side in (pairs.chosen, pairs.rejected)]
 
     def _responding_parameters(self, state: Any) -> Any:
         network = state.parameters["network"]

@@ -66,9 +66,7 @@ class Judge(Part):
         return Decoder(dataclasses.replace(config, dtype=algorithm.dtype, packed_rows=algorithm._packed_rows))
 
     def initial_parameters(self, algorithm: Any, key: jax.Array) -> Any:
-        """The reward model's parameters; `()` without one."""
-        if self.reward_model is None:
-            return ()
+        """The reward model's parameters."""
         return registry.option("model").initial_reward_model(self.network(algorithm), self.reward_model, key)
 
     def with_scores(

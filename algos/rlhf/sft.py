@@ -11,22 +11,13 @@ import jax
 import jax.numpy as jnp
 
 import fdg
-from algos.rlhf.language_agent import LanguageAgent
+from algos.rlhf.language_agent import LanguageAgent, State
 from algos.rlhf.objective import Aggregation, token_weights
 from algos.rlhf.responses import Responses, response_log_probs
 from algos.rlhf.updates import run_updates
 from envs.text import Prompts
 from fdg.arguments import quoted
 from fdg.settings.fields import hyperparameter, require
-
-
-class State(NamedTuple):
-    """The state of supervised fine-tuning."""
-
-    parameters: Any
-    optimizer_state: Any
-    key: jax.Array  # of the whole run
-    iteration: jax.Array  # int32
 
 
 class Minibatch(NamedTuple):
@@ -81,10 +72,7 @@ class SFT(LanguageAgent, presets="SFT"):
 
     def init(self, key: jax.Array) -> State:
         """The initial state."""
-        parameter_key, key = jax.random.split(key)
-        parameters = self._initial_parameters(parameter_key)
-        optimizer_state = self._optimizer.init(self._trained(parameters))
-        return State(parameters, optimizer_state, key, jnp.int32(0))
+        return self._initial_state(key, 0, has_reference=False)
 
     def iterate(self, state: State) -> tuple[State, dict[str, jax.Array]]:
         """Draws demonstrations, and makes all updates on them."""

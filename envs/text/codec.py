@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.text.characters import Text
+from envs.text.characters import Text, concatenate
 
 _UNREADABLE = 0x7F  # a character that no answer contains
 
@@ -27,18 +27,21 @@ def encode(
     int32` and a mask `[width] bool`.
     """
     ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
-    front, back = (jnp.asarray(list(part), jnp.int32) for part in (before, after))
-    total = len(before) + text.length + len(after)
-    # the position within the whole sequence; negative in padding on the left
-    position = jnp.arange(width) - (width - total if left_padded else 0)
-    tokens, offset = jnp.zeros(width, jnp.int32), jnp.int32(0)
-    for piece, length in ((front, len(before)), (ids, text.length), (back, len(after))):
-        if piece.shape[0]:
-            piece_tokens = jnp.take(piece, jnp.clip(position - offset, 0, piece.shape[0] - 1))
-            tokens = jnp.where((position >= offset) & (position < offset + length), piece_tokens, tokens)
-        offset = offset + length
-    mask = (position >= 0) & (position < total)
-    return jnp.where(mask, tokens, tokenizer.pad), mask
+    front, back = (Text(jnp.asarray(list(part), jnp.int32), jnp.int32(len(part))) for part in (before, after))
+    tokens, count = concatenate(front, text._replace(codes=ids), back)
+    return fit(tokens, 0, count, width, tokenizer.pad, left_padded)
+
+
+def fit(
+    values: jax.Array, start: Any, count: jax.Array, width: int, filler: int, left_padded: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """`count` values from `start` on, padded to `[width]`, and their mask `[width] bool`.
+
+    Values beyond `width` are dropped from the end (from the start, if left-padded).
+    """
+    position = jnp.arange(width) - (width - count if left_padded else 0)
+    mask = (position >= 0) & (position < count)
+    return jnp.where(mask, values[jnp.clip(start + position, 0, len(values) - 1)], filler), mask
 
 
 def decode(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.text.characters import Text
+from envs.text.codec import fit
 from envs.text.drawing import is_held_out
 from envs.text.rows import Row
 
@@ -39,16 +40,10 @@ class Ragged(NamedTuple):
     def row(
         self, i: jax.Array, width: int, filler: int, left_padded: bool = False
     ) -> tuple[jax.Array, jax.Array]:
-        """One list in traced code: `[width]`, and its mask.
-
-        Numbers beyond `width` are dropped from the end (from the start, if left-padded).
-        """
+        """One list in traced code, `[width] int32`, and its mask: see `codec.fit`."""
         values, starts = jnp.asarray(self.values), jnp.asarray(self.starts)
-        start, length = starts[i], starts[i + 1] - starts[i]
-        position = jnp.arange(width) - (width - length if left_padded else 0)
-        mask = (position >= 0) & (position < length)
-        tokens = values[jnp.clip(start + position, 0, len(self.values) - 1)]
-        return jnp.where(mask, tokens, filler).astype(jnp.int32), mask
+        tokens, mask = fit(values, starts[i], starts[i + 1] - starts[i], width, filler, left_padded)
+        return tokens.astype(jnp.int32), mask
 
     def text(self, i: jax.Array) -> Text:
         """One list, of bytes, as a text in traced code."""

@@ -256,22 +256,20 @@ def _load(kind: str, path: str, test_path: str, *names: str, stamps: tuple[Any, 
             f"{len(trained_prompts & held_out_prompts)} of the {len(held_out_prompts)} held-out prompts of"
             f" {test_path} are in {path} too: an evaluation on them says little"
         )
-    locations = [record.where for file_rows in records for record in file_rows]
     no_answers = not any((row.answer or "").strip() for row in split_rows[0])
-    rows_without_answer = (
-        (where, row) for where, row in zip(locations, rows, strict=True) if no_answers or row.answer is None
-    )
-    unanswered = next((_location_without_answer(where, row) for where, row in rows_without_answer), None)
+    unanswered = next((_place_without_answer(row) for row in rows if no_answers or row.answer is None), None)
     digests = (hashlib.sha256(read_bytes(file, 1 << 30)).hexdigest() for file in (path, test_path) if file)
     return _FileContents(tuple(rows), len(split_rows[0]), shared, unanswered, " ".join(digests))
 
 
-def _location_without_answer(where: str, row: Row) -> str:
-    """The location of a row without an answer, and why a conversation has none."""
+def _place_without_answer(row: Row) -> str:
+    """The file and line of a row without an answer, and why a conversation has none."""
     if row.answer is not None:  # an empty answer, as in all rows
-        return f"{where}, like every other row"
+        return f"{row.where}, like every other row"
     last = row.prompt[-1] if isinstance(row.prompt, tuple) else None
-    return where if last is None else f"{where}: 'messages' ends with role '{last['role']}', not 'assistant'"
+    if last is None:
+        return row.where
+    return f"{row.where}: 'messages' ends with role '{last['role']}', not 'assistant'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,22 +302,14 @@ class ReasoningGym(Table):
     @property
     def host_reward(self) -> HostReward:
         """The data set's own score."""
-        return HostReward(_Scorer(self.dataset, self.size, self.seed))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scorer:
-    """A data set's scoring; a value, so that equal tasks share programs."""
-
-    dataset: str
-    size: int
-    seed: int
+        return HostReward(self)
 
     @property
     def __name__(self) -> str:
         return self.dataset
 
     def __call__(self, responses: list[str], entry: list[Any]) -> list[float]:
+        """The scores of responses, as a reward function."""
         data = _dataset(self.dataset, self.size, self.seed)
         return [data.score_answer(answer=r.strip(), entry=e) for r, e in zip(responses, entry, strict=True)]
 

@@ -72,29 +72,21 @@ class Verifiers(Table):
     @property
     def host_reward(self) -> HostReward:
         """The environment's own score."""
-        return HostReward(_Scorer(*self._key))
-
-    @property
-    def _key(self) -> tuple[str, str, int | None]:
-        return self.environment, self.arguments, self.size
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scorer:
-    """An environment's scoring; a value, so that equal tasks share programs."""
-
-    environment: str
-    arguments: str
-    size: int | None
+        return HostReward(self)
 
     @property
     def __name__(self) -> str:
         return self.environment
 
     def __call__(self, responses: list[str], idx: list[int]) -> list[float]:
-        tasks = _tasks(self.environment, self.arguments, self.size)
+        """The scores of responses, as a reward function."""
+        tasks = _tasks(*self._key)
         coroutines = [self._score(tasks[i], response) for i, response in zip(idx, responses, strict=True)]
         return asyncio.run_coroutine_threadsafe(_gather_scores(coroutines), _event_loop()).result()
+
+    @property
+    def _key(self) -> tuple[str, str, int | None]:
+        return self.environment, self.arguments, self.size
 
     async def _score(self, task: Any, text: str) -> float:
         trace = _completed_trace(task, text)
