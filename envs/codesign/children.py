@@ -34,16 +34,15 @@ class Kernel(NamedTuple):
     bias: jax.Array  # [out] float32
 
 
-Sizes = dict[str, tuple[int, int, int]]  # by a kernel's name: taps, inputs, outputs
-Widths = dict[str, tuple[Any, Any]]  # by a kernel's name: inputs and outputs in use, int32 scalars
+Sizes = dict[str, tuple[int, Any, Any]]  # by a kernel's name: taps, inputs, outputs
 
 
 class Network(NamedTuple):
     """The masked network of all children of a space."""
 
     sizes: Sizes  # of the kernels
-    # (choice [decisions] int32, the chosen options) -> the widths of the child's kernels
-    widths: Callable[[jax.Array], Widths]
+    # (choice [decisions] int32, the chosen options) -> the part of the kernels that the child uses
+    used: Callable[[jax.Array], Sizes]
     # (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or [N, rows, columns]
     apply: Callable[[dict[str, Kernel], jax.Array, jax.Array], jax.Array]
 
@@ -95,21 +94,14 @@ def _mask_filters(width: jax.Array, images: jax.Array) -> jax.Array:
 
 def _resnet9(task: Task, space: ResNet9) -> Network:
     """The masked network of `ResNet9`: filters beyond a child's are 0, as are its missing residual pairs."""
-    largest = [max(decision.options) for decision in task.decisions]
-    widths = [largest[0], *largest[1::2]]
-    sizes: Sizes = {"first": (9, space.channels, widths[0])}
-    for stage in (1, 2, 3):
-        sizes[f"down {stage}"] = (9, widths[stage - 1], widths[stage])
-        sizes |= {f"pair {stage} {i}": (9, widths[stage], widths[stage]) for i in (0, 1)}
-    sizes["last"] = (1, widths[3], space.classes)
 
-    def widths_of(choice: jax.Array) -> Widths:
+    def used(choice: Any) -> Sizes:
         filters = [choice[0], choice[1], choice[3], choice[5]]
-        used: Widths = {"first": (space.channels, filters[0]), "last": (filters[3], space.classes)}
+        sizes: Sizes = {"first": (9, space.channels, filters[0])}
         for stage in (1, 2, 3):
-            used[f"down {stage}"] = filters[stage - 1], filters[stage]
-            used |= {f"pair {stage} {i}": (filters[stage], filters[stage]) for i in (0, 1)}
-        return used
+            sizes[f"down {stage}"] = 9, filters[stage - 1], filters[stage]
+            sizes |= {f"pair {stage} {i}": (9, filters[stage], filters[stage]) for i in (0, 1)}
+        return {**sizes, "last": (1, filters[3], space.classes)}
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
         features = _mask_filters(choice[0], jax.nn.relu(convolve(images, kernels["first"])))
@@ -121,7 +113,7 @@ def _resnet9(task: Task, space: ResNet9) -> Network:
             features = _mask_filters(width, jax.nn.relu(features + residuals * residual))
         return features.mean((1, 2)) @ kernels["last"].weights[0] + kernels["last"].bias[None]
 
-    return Network(sizes, widths_of, apply)
+    return Network(used([max(decision.options) for decision in task.decisions]), used, apply)
 
 
 def _unet(task: Task, space: UNet) -> Network:
@@ -134,24 +126,23 @@ def _unet(task: Task, space: UNet) -> Network:
         *[max(inner if level < levels - 1 else 0, max(lasts)) for level in range(1, levels)],
     ]
     uppers = [first, *[inner] * (levels - 2)]  # of all levels but the last
-    sizes: Sizes = {"first": (9, space.channels, first), "end": (1, first, 1)}
-    for level in range(1, levels):
-        upper_width = uppers[level - 1]
-        sizes[f"down {level}"] = 9, upper_width, level_widths[level]
-        sizes[f"up {level}"] = 4, level_widths[level], upper_width
-        sizes[f"join {level}"] = 9, 2 * upper_width, upper_width
+
+    def sizes(uppers: list, lowers: list) -> Sizes:
+        """Sizes of kernels from the widths of levels: as the upper of two, and as the lower."""
+        kernels: Sizes = {"first": (9, space.channels, uppers[0]), "end": (1, uppers[0], 1)}
+        for level in range(1, levels):
+            upper, lower = uppers[level - 1], lowers[level]
+            kernels |= {f"down {level}": (9, upper, lower), f"up {level}": (4, lower, upper)}
+            kernels[f"join {level}"] = 9, 2 * upper, upper
+        return kernels
 
     def width(choice: jax.Array, level: int) -> jax.Array:
         height, first, inner, last = choice
         return first if level == 0 else jnp.where(level == height - 1, last, inner)
 
-    def widths_of(choice: jax.Array) -> Widths:
-        widths: Widths = {"first": (space.channels, choice[1]), "end": (choice[1], 1)}
-        for level in range(1, levels):
-            above, here = width(choice, level - 1), width(choice, level)
-            widths |= {f"down {level}": (above, here), f"up {level}": (here, above)}
-            widths[f"join {level}"] = 2 * above, above
-        return widths
+    def used(choice: jax.Array) -> Sizes:
+        widths = [width(choice, level) for level in range(levels)]
+        return sizes(widths, widths)
 
     def apply(kernels: dict[str, Kernel], choice: jax.Array, images: jax.Array) -> jax.Array:
         features = _mask_filters(choice[1], _leaky(convolve(images, kernels["first"])))
@@ -172,7 +163,7 @@ def _unet(task: Task, space: UNet) -> Network:
             )
         return _pointwise(features, kernels["end"])[..., 0]
 
-    return Network(sizes, widths_of, apply)
+    return Network(sizes(uppers, level_widths), used, apply)
 
 
 _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _unet}
@@ -199,10 +190,10 @@ def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kern
 
     Children with the same key share random numbers, which reduces the noise between them.
     """
-    widths, kernels = children.widths(choice), {}
+    used, kernels = children.used(choice), {}
     for index, (name, (taps, inputs, outputs)) in enumerate(children.sizes.items()):
         draw = jax.random.normal(jax.random.fold_in(key, index), (taps, inputs, outputs))
-        num_products = widths[name][0] * (1 if name.startswith("up") else taps)  # per output
+        num_products = used[name][1] * (1 if name.startswith("up") else taps)  # per output
         # A residual pair starts as zero, so that a deeper child starts equal to a shallower one.
         scale = jnp.where(name.startswith("pair") and name.endswith(" 1"), 0, jnp.sqrt(2 / num_products))
         kernels[name] = Kernel(scale * draw, jnp.zeros(outputs))

@@ -258,10 +258,10 @@ class CoDesign:
     def _step_rows(self, keys: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         """`step`, which computes each row independently."""
         if self._at_once:
-            chosen, at = jax.vmap(self._repair)(action), state.at + 1
+            chosen = jax.vmap(functools.partial(problem.repair, self.problem))(action)
         else:
             chosen = jax.vmap(functools.partial(problem.decide, self.problem))(state.chosen, state.at, action)
-            at = state.at + 1
+        at = state.at + 1
         done = at == self.max_episode_steps
         evaluate = functools.partial(problem.evaluate, self.problem)
         empty_result = jax.tree.map(
@@ -309,12 +309,12 @@ class CoDesign:
         """The state with completed designs inserted into `best` and `front`, and the penalty's new weight."""
         violation = result.violation
         if self.draws_specs:
-            costs = problem.Costs(result.latency_cycles, result.energy_pj, result.area_mm2)
+            costs = problem.Costs(*result[:3])
             violation = jax.vmap(lambda cost: problem.over(cost, self.problem.specs).sum())(costs)
-        new = found.evaluated_designs(state.chosen, result, jnp.where(done, violation, jnp.inf))
-        reward, leader_reward = (x[:, 0] - state.rho * x[:, 1] for x in (
-            jnp.stack([result.score, penalty], 1), state.leader
-        ))  # fmt: skip
+        # The first fields of an evaluation are those of a design: costs, accuracies, score.
+        new = Designs(state.chosen, *result[:5], jnp.where(done, violation, jnp.inf))
+        candidate = jnp.stack([result.score, penalty], 1)
+        reward, leader_reward = (x[:, 0] - state.rho * x[:, 1] for x in (candidate, state.leader))
         leads = done & (reward > leader_reward)
         # If the reward prefers a design that violates a spec to one that meets all, the penalty increases.
         prefers_violation = leads & ~result.feasible & (state.best.violation == 0)
@@ -323,7 +323,7 @@ class CoDesign:
         )
         return state._replace(
             rho=rho,
-            leader=jnp.where(leads[:, None], jnp.stack([result.score, penalty], 1), state.leader),
+            leader=jnp.where(leads[:, None], candidate, state.leader),
             best=jax.vmap(found.better)(new, state.best),
             front=jax.vmap(found.insert)(state.front, new),
         )
@@ -375,9 +375,6 @@ class CoDesign:
         bounds = jnp.asarray(self.problem.bounds, jnp.float32)
         scale = jnp.where(jnp.isfinite(bounds) & (bounds > specs), specs / (bounds - specs), 1)
         return jnp.where(jnp.isfinite(specs), excess * scale, 0).sum()
-
-    def _repair(self, choices: jax.Array) -> jax.Array:
-        return problem.repair(self.problem, choices)
 
     @property
     def _at_once(self) -> bool:

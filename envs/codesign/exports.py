@@ -4,7 +4,7 @@ Only layers with multiplications are exported, because each tool models pooling 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from envs.codesign.layers import Layer
@@ -23,6 +23,7 @@ class Chip(NamedTuple):
     dram_bytes_per_cycle: float
 
 
+_Loops = dict[str, int]  # sizes by the names of ZigZag's loops
 EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can express
 # Sizes of registers in words: the accumulators of a column of `dla`; the filters, input rows and sums of a PE
 # of `rs` (JSSC 2017); a pair of words, one in use and the next one.
@@ -39,10 +40,10 @@ def zigzag(layers: Sequence[Layer], chip: Chip, technology: Technology) -> dict[
     """
     _check_template(chip)
     weighted = [layer for layer in layers if layer.has_weights]
-    unrolled = [_UNROLL[chip.template](layer, chip) for layer in weighted]
+    unroll, (down, across) = _UNROLL[chip.template]
     mapping = [
-        _mapping("default", _UNROLL_DEFAULT[chip.template](chip)),
-        *(_mapping(f"layer{index}", loops) for index, loops in enumerate(unrolled)),
+        _mapping("default", {down: chip.rows}, {across: chip.columns}),
+        *(_mapping(f"layer{index}", *unroll(layer, chip)) for index, layer in enumerate(weighted)),
     ]
     return {
         "accelerator": json.dumps(_accelerator(chip, technology), indent=1),
@@ -96,14 +97,18 @@ def _workload_layer(index: int, layer: Layer, technology: Technology) -> dict[st
     }
 
 
-def _mapping(name: str, unrolled: dict[str, dict[str, int]]) -> dict[str, Any]:
+def _mapping(name: str, down: _Loops, across: _Loops) -> dict[str, Any]:
     """An entry of ZigZag's mapping: the loops that each axis of the array unrolls."""
-    spatial = {axis: [f"{loop}, {size}" for loop, size in sizes.items()] for axis, sizes in unrolled.items()}
+    spatial = {}
+    for axis, loops in (("D1", down), ("D2", across)):
+        # Without those of size 1, but at least one loop: ZigZag unrolls any loops over an empty axis.
+        kept = {loop: size for loop, size in loops.items() if size > 1} or dict([next(iter(loops.items()))])
+        spatial[axis] = [f"{loop}, {size}" for loop, size in kept.items()]
     links = {"O": "O", "W": "I2", "I": "I1"}
     return {"name": name, "spatial_mapping": spatial, "memory_operand_links": links}
 
 
-def _unroll_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+def _unroll_dla(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
     """Unrolls input channels down and output channels across; free PEs take kernel rows or groups."""
     in_group, out_group = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     rows = {"C": min(in_group, chip.rows)}
@@ -113,15 +118,14 @@ def _unroll_dla(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
     groups_at_once = min(chip.rows // in_group, chip.columns // out_group, layer.groups)
     if groups_at_once > 1:
         columns["G"] = groups_at_once
-    return {"D1": _drop_ones(rows), "D2": _drop_ones(columns)}
+    return rows, columns
 
 
-def _unroll_shi(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
-    rows, columns = min(layer.out_rows, chip.rows), min(layer.out_columns, chip.columns)
-    return {"D1": _drop_ones({"OY": rows}), "D2": _drop_ones({"OX": columns})}
+def _unroll_shi(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
+    return {"OY": min(layer.out_rows, chip.rows)}, {"OX": min(layer.out_columns, chip.columns)}
 
 
-def _unroll_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
+def _unroll_rs(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
     """Unrolls kernel rows down and output rows across; free PEs take kernels, groups or channels."""
     strip, kernel_rows = min(layer.out_rows, chip.columns), min(layer.kernel_rows, chip.rows)
     remaining = {
@@ -132,19 +136,14 @@ def _unroll_rs(layer: Layer, chip: Chip) -> dict[str, dict[str, int]]:
         name = next((name for name, size in remaining.items() if size > 1), "K")
         axis[name] = min(room, remaining[name])
         remaining[name] //= max(axis[name], 1)
-    return {"D1": _drop_ones(axes[0]), "D2": _drop_ones(axes[1])}
+    return axes
 
 
-def _drop_ones(sizes: dict[str, int]) -> dict[str, int]:
-    """Drops dimensions of size 1, but keeps one of them: ZigZag unrolls any loops over an empty axis."""
-    return {name: size for name, size in sizes.items() if size > 1} or dict([next(iter(sizes.items()))])
-
-
-_UNROLL = {"dla": _unroll_dla, "shi": _unroll_shi, "rs": _unroll_rs}
-_UNROLL_DEFAULT = {
-    "dla": lambda chip: {"D1": {"C": chip.rows}, "D2": {"K": chip.columns}},
-    "shi": lambda chip: {"D1": {"OY": chip.rows}, "D2": {"OX": chip.columns}},
-    "rs": lambda chip: {"D1": {"FY": chip.rows}, "D2": {"OY": chip.columns}},
+# A function of a layer, and the loops that other layers unroll down and across the whole array.
+_UNROLL: dict[str, tuple[Callable[[Layer, Chip], tuple[_Loops, _Loops]], tuple[str, str]]] = {
+    "dla": (_unroll_dla, ("C", "K")),
+    "shi": (_unroll_shi, ("OY", "OX")),
+    "rs": (_unroll_rs, ("FY", "OY")),
 }
 
 
@@ -272,9 +271,9 @@ _WINDOW_MAPS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
 
 
 def _flow_dla(chip: Chip, is_depthwise: bool) -> list[str]:
-    if is_depthwise:
-        return ["SpatialMap(1,1) C", *_WINDOW_MAPS, *_KERNEL_MAPS]
     inner = ["SpatialMap(1,1) C", *_WINDOW_MAPS, *_KERNEL_MAPS]
+    if is_depthwise:
+        return inner
     outer = ["SpatialMap(1,1) K", f"TemporalMap({chip.rows},{chip.rows}) C", *_KERNEL_MAPS, *_WINDOW_MAPS]
     return [*outer, f"Cluster({chip.rows}, P)", *inner]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign.problem import Evaluation, Problem, precedes
+from envs.codesign.problem import Problem, precedes
 
 POINTS = 16  # maximum number of points of a Pareto front
 
@@ -37,12 +37,6 @@ def empty(problem: Problem, shape: tuple[int, ...] = ()) -> Designs:
         zeros,
         zeros + jnp.inf,
     )
-
-
-def evaluated_designs(choices: jax.Array, result: Evaluation, violation: jax.Array) -> Designs:
-    """Evaluated designs [B], with violations [B]."""
-    costs = result.latency_cycles, result.energy_pj, result.area_mm2
-    return Designs(choices, *costs, result.accuracy, result.score, violation)
 
 
 def better(a: Designs, b: Designs) -> Designs:

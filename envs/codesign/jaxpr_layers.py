@@ -86,8 +86,9 @@ class _Reader:
                 grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
                 return [reads[0]._replace(is_full_size=not grows and reads[0].is_full_size)]
             if name in elementwise.RULES:
-                shapes, result = [v.aval.shape for v in eqn.invars], eqn.outvars[0].aval
-                return [self.builder.elementwise(reads, shapes, result.shape, self._channel_axis_of(result))]
+                shapes, result = [v.aval.shape for v in eqn.invars], eqn.outvars[0].aval.shape
+                channel_axis = self._channel_axis if len(result) == 4 else -1
+                return [self.builder.elementwise(reads, shapes, result, channel_axis)]
             return [self.builder.free_result(reads)]
         except FdgError as error:
             message = str(error)
@@ -115,9 +116,6 @@ class _Reader:
             for i, result in body.carry:
                 arguments[i] = results[result]
         return [results[i] for i in body.results]
-
-    def _channel_axis_of(self, aval: Any) -> int:
-        return self._channel_axis if len(aval.shape) == 4 else -1
 
     def _convolution(self, eqn: Any, reads: list[Value]) -> Value:
         params = eqn.params

@@ -93,8 +93,7 @@ class Layer:
     @property
     def macs(self) -> int:
         """Multiply-accumulates: K C/G P Q R S."""
-        window = self.in_channels // self.groups * self.kernel_rows * self.kernel_columns
-        return self.has_weights * self.output_words * window
+        return self.weight_words * self.out_rows * self.out_columns
 
     @property
     def weight_words(self) -> int:
@@ -263,8 +262,7 @@ def group_channels(layer: Layers) -> tuple[jax.Array, jax.Array]:
 
 def macs(layer: Layers) -> jax.Array:
     """As `Layer.macs`, int32."""
-    window = product(group_channels(layer)[1], layer.kernel_rows, layer.kernel_columns, layer.has_weights)
-    return product(output_words(layer), window)
+    return product(weight_words(layer), layer.out_rows, layer.out_columns)
 
 
 def weight_words(layer: Layers) -> jax.Array:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from envs.codesign import cost
-from envs.codesign.outcome import Outcome
-from envs.codesign.report import amounts, chips, layer_rows
+from envs.codesign.report import Outcome, amounts
 
 NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
 # The colour-blind palette of Okabe and Ito.
@@ -19,8 +18,7 @@ _SPEC_STYLE = {"color": "#555555", "linestyle": "--", "linewidth": 1}
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
     """Draws all pictures; returns their paths."""
-    layers = layer_rows(outcome.scheduled)
-    figures = (_front(outcome), _gantt(outcome, layers), _utilisation(layers), _progress(outcome))
+    figures = (_front(outcome), _gantt(outcome), _utilisation(outcome.layers), _progress(outcome))
     paths = [folder / name for name in NAMES]
     for path, figure in zip(paths, figures, strict=True):
         figure.savefig(path, dpi=150)
@@ -65,16 +63,16 @@ def _front(outcome: Outcome) -> Any:
     return figure
 
 
-def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
+def _gantt(outcome: Outcome) -> Any:
     """The schedule: when and where each layer runs."""
-    sub_accelerators = chips(outcome.problem, outcome.best)
-    figure = _figure(11.0, 1.8 + 0.8 * len(sub_accelerators))
+    chips = outcome.chips
+    figure = _figure(11.0, 1.8 + 0.8 * len(chips))
     axes = figure.subplots()
     microseconds = 1e6 / outcome.problem.technology.clock_hz
     tasks = [task.name for task in outcome.problem.tasks]
-    end = max(row["end_cycle"] for row in layers) * microseconds
+    end = max(row["end_cycle"] for row in outcome.layers) * microseconds
     labelled_tasks: set[str] = set()
-    for row in layers:
+    for row in outcome.layers:
         task, _, layer_number = row["layer"].rpartition(": ")
         start = row["start_cycle"] * microseconds
         width = row["end_cycle"] * microseconds - start
@@ -91,13 +89,10 @@ def _gantt(outcome: Outcome, layers: Sequence[Mapping[str, Any]]) -> Any:
     if spec <= 3 * end:
         axes.axvline(spec, label="spec", **_SPEC_STYLE)
     axes.set_yticks(
-        range(len(sub_accelerators)),
-        [
-            f"{chip.template}, {chip.rows} x {chip.columns} PEs" if chip.rows else "none"
-            for chip in sub_accelerators
-        ],
+        range(len(chips)),
+        [f"{chip.template}, {chip.rows} x {chip.columns} PEs" if chip.rows else "none" for chip in chips],
     )
-    axes.set_ylim(len(sub_accelerators) - 0.5, -0.5)
+    axes.set_ylim(len(chips) - 0.5, -0.5)
     axes.set_xlim(0, None)
     axes.set_xlabel("us; numbers are layers of a network")
     figure.legend(loc="outside upper center", ncols=9, fontsize=8)

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envs.codesign import accuracy, given, networks, space
-from envs.codesign.layers import Layer
+from envs.codesign.graph import Network
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
 from envs.codesign.technology import Technology
@@ -19,14 +19,7 @@ from fdg.reading import read_toml
 WORKLOADS = ("w1", "w2", "w3")
 LEVELS = ("tight", "medium", "loose")
 
-# Readers of a task's network, by TOML key: (value or file path, shape of the input) -> layers, dependencies.
-# Dependencies are pairs (i, j): layer i precedes layer j. None: a chain.
-NetworkReader = Callable[[str, tuple[int, ...]], tuple[Sequence[Layer], tuple[tuple[int, int], ...] | None]]
-NETWORK_READERS: dict[str, NetworkReader] = {
-    "network": lambda name, _: (networks.get(name), None),
-    "onnx": lambda path, _: given.from_onnx(path),
-    "module": lambda name, shape: given.from_module(name, shape),  # only if the user allows it with --module
-}
+NETWORK_KEYS = ("space", "network", "onnx", "module")  # of which a task has one
 
 # key -> (index in Specs, factor to the unit of Specs). Seconds are also multiplied by the clock rate: cycles.
 UNITS: dict[str, tuple[int, float | None]] = {
@@ -70,10 +63,10 @@ def read(path: str | Path, modules: Sequence[str] = (), copy: str | Path = "") -
     from the copy's folder, under the names of `Problem.files`. A file that is not there is read from its own
     path. `modules` are as in `from_dict`.
     """
-    name, files = str(path), _Files(Path(path).parent, Path(copy).parent if copy else None)
-    path = Path(copy or path)
-    files.paths_read["path"] = str(path)
-    return _from_dict(read_toml(path, "correct the file"), name, files, modules)
+    file = str(copy or path)
+    content, copies = read_toml(file, "correct the file"), Path(copy).parent if copy else None
+    problem = from_dict(content, str(path), Path(path).parent, modules, copies)
+    return dataclasses.replace(problem, read_from=(("path", file), *problem.read_from))
 
 
 def modules(path: str) -> tuple[str, ...]:
@@ -91,6 +84,7 @@ def from_dict(
     name: str = "codesign",
     folder: Path | None = None,
     modules: Sequence[str] = (),
+    copies: Path | None = None,
 ) -> Problem:
     """The problem in a dictionary with the keys of the TOML format.
 
@@ -101,28 +95,9 @@ def from_dict(
       folder: the base of relative paths.
       modules: values of `module = "MODULE:NAME"` that may be imported; a file by itself cannot cause an
         import.
+      copies: a folder with copies of files that the problem names, which are read in their place.
     """
-    return _from_dict(content, name, _Files(folder or Path()), modules)
-
-
-class _Files:
-    """Finds the files that a problem names, and records which were read.
-
-    Paths are relative to `folder`; the folder of `copies` is searched first.
-    """
-
-    def __init__(self, folder: Path, copies: Path | None = None):
-        self._folder, self._copies = folder, copies
-        self.paths_read: dict[str, str] = {}
-
-    def find(self, key: str, path: str) -> str:
-        """The path of a file: its copy (KEY plus the extension) if there is one, else `path`."""
-        copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
-        self.paths_read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
-        return self.paths_read[key]
-
-
-def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Sequence[str]) -> Problem:
+    files = _Files(folder or Path(), copies)
     root = _Table(name, "", content, "budget chip technology specs bounds accuracy task")
     technology = _technology(root.table("technology"))
     chips = _chips(root, technology)
@@ -131,7 +106,7 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     source = accuracy_table.text("source", "table")
     if source not in accuracy.SOURCES:
         raise accuracy_table.unknown_value("source", source, accuracy.SOURCES)
-    tasks = root.value("task", ())
+    tasks = content.get("task", ())
     if not isinstance(tasks, list | tuple) or not tasks or not all(isinstance(x, Mapping) for x in tasks):
         raise FdgError(f"{name}: there is no task: write one [[task]] for each network")
     if len(tasks) > 8:
@@ -158,6 +133,23 @@ def _from_dict(content: Mapping[str, Any], name: str, files: _Files, modules: Se
     return problem.at("medium") if "medium" in dict(levels) else problem
 
 
+class _Files:
+    """Finds the files that a problem names, and records which were read.
+
+    Paths are relative to `folder`; the folder of `copies` is searched first.
+    """
+
+    def __init__(self, folder: Path, copies: Path | None):
+        self._folder, self._copies = folder, copies
+        self.paths_read: dict[str, str] = {}
+
+    def find(self, key: str, path: str) -> str:
+        """The path of a file: its copy (KEY plus the extension) if there is one, else `path`."""
+        copy = self._copies and self._copies / (key + os.path.splitext(path)[1])
+        self.paths_read[key] = str(copy if copy and os.path.lexists(copy) else self._folder / path)
+        return self.paths_read[key]
+
+
 class _Table:
     """A table with known keys. Mistakes raise one-line errors that name the table."""
 
@@ -179,9 +171,6 @@ class _Table:
 
     def invalid_value(self, key: str, value: Any, wanted: str) -> FdgError:
         return FdgError(f"{self.where}: {key} is {value!r:.60}; give {wanted}{number_fix(value, float, key)}")
-
-    def value(self, key: str, default: Any = None) -> Any:
-        return self.content.get(key, default)
 
     def table(self, key: str, known: str = "") -> "_Table":
         return _Table(self.file, key, self.content.get(key, {}), known)
@@ -306,7 +295,7 @@ def _task(
     name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
     """Reads task `index` of `tasks`; reads its network too, if that is given by name or as a file."""
-    known = f"name space weight data accuracy input {_SPACE_KEYS} {' '.join(NETWORK_READERS)}"
+    known = f"name space weight data accuracy input {_SPACE_KEYS} network onnx module"
     table = _Table(name, f"task {index + 1}", content, known)
     title = table.text("name", f"task{index + 1}")
     if not title or len(title) > 64 or not title.isprintable():
@@ -317,10 +306,10 @@ def _task(
     }
     if fields["data"].endswith(".npz"):
         fields["data"] = files.find(f"data{index + 1}", fields["data"])
-    sources = [key for key in ("space", *NETWORK_READERS) if key in content]
+    sources = [key for key in NETWORK_KEYS if key in content]
     if len(sources) != 1:
         count = f"both {' and '.join(sources)}" if sources else "no network"
-        raise FdgError(f"{table.where} has {count}: write one of {', '.join(('space', *NETWORK_READERS))}")
+        raise FdgError(f"{table.where} has {count}: write one of {', '.join(NETWORK_KEYS)}")
     (source,) = sources
     value = table.text(source, "")
     shape: tuple[int, ...] = ()
@@ -339,14 +328,20 @@ def _task(
                 f"also pass --module {value} (module={value!r}), or --trust"
             )
         try:
-            path_or_name = files.find(f"onnx{index + 1}", value) if source == "onnx" else value
-            layers, branches = NETWORK_READERS[source](path_or_name, shape)
+            if source == "network":
+                network = Network(tuple(networks.get(value)), None)
+            elif source == "onnx":
+                network = given.from_onnx(files.find(f"onnx{index + 1}", value))
+            else:
+                network = given.from_module(value, shape)
         except FdgError as error:
             raise FdgError(f"{table.where}: {error}") from None
         accuracy = table.number("accuracy", 0.0, strict=False) if "accuracy" in content else None
         if accuracy is not None and accuracy > 1:
             raise table.invalid_value("accuracy", accuracy, "a number from 0 to 1")
-        return space.given(title, list(layers), accuracy=accuracy, branches=branches, **fields)
+        return space.given(
+            title, list(network.layers), accuracy=accuracy, branches=network.branches, **fields
+        )
     if "accuracy" in content:
         raise FdgError(
             f"{table.where}: the key accuracy is for a fixed network, and a space is given: leave the key out"

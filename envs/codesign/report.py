@@ -1,7 +1,9 @@
 """Results of a search as text and files: report, designs, and descriptions for other tools."""
 
+import collections
 import csv
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +16,7 @@ import numpy as np
 from envs.codesign import cost, exports, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
-from envs.codesign.outcome import Outcome
-from envs.codesign.problem import Problem, Scheduled, positions
+from envs.codesign.problem import Problem, Scheduled, Specs, improved_schedule, positions
 from fdg.errors import FdgError
 from fdg.showing.words import table
 
@@ -25,6 +26,71 @@ SOURCES = {
     "supernet": "children of a supernet, with shared weights",
     "surrogate": "a formula, NOT MEASURED",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Results of a search."""
+
+    problem: Problem  # defines the specs
+    best: Designs  # scalars; it meets all specs, if any evaluated design does
+    front: Designs  # the Pareto front, [points]
+    samples: int  # evaluated designs
+    seconds: float  # of this process, compiling included
+    # (designs, score, violation) over time; NaN before the first complete design
+    curve: tuple[tuple[int, float, float], ...]
+    # the least latency, energy and area, each minimised alone; None if a design meets all specs
+    least: Specs | None
+    path: Path  # the run directory
+    caught: int | None = None  # the signal that ended it early; None for none
+
+    @property
+    def is_feasible(self) -> bool:
+        """True if the best design meets all specs."""
+        return bool(self.best.violation == 0)
+
+    @functools.cached_property
+    def scheduled(self) -> Scheduled:
+        """The schedule of the best design, improved by moves that save energy, and no slower."""
+        specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
+        return improved_schedule(dataclasses.replace(self.problem, specs=specs), self.best.choices)
+
+    @functools.cached_property
+    def layers(self) -> list[dict[str, Any]]:
+        """A row for each layer: placement, times, costs and the bound of its latency."""
+        names, _, schedule, costs = self.scheduled
+        subs = np.asarray(schedule.sub_accelerator)
+        own = {key: np.asarray(x)[np.arange(len(subs)), subs] for key, x in costs._asdict().items()}
+        return [
+            {
+                "layer": name,
+                "sub_accelerator": int(subs[index]),
+                "start_cycle": int(schedule.start_cycle[index]),
+                "end_cycle": int(schedule.end_cycle[index]),
+                "macs": int(own["macs"][index]),
+                "latency_cycles": int(own["latency_cycles"][index]),
+                "energy_uj": float(own["energy_pj"][index]) * 1e-6,
+                "utilization": float(own["utilization"][index]),
+                "onchip_bytes": float(own["onchip_bytes"][index]),
+                "offchip_bytes": float(own["offchip_bytes"][index]),
+                "bound": cost.BOUNDS[int(own["bound"][index])],
+            }
+            for index, name in enumerate(names)
+        ]
+
+    @functools.cached_property
+    def chips(self) -> list[Chip]:
+        """The best design's sub-accelerators; an absent one has 0 rows."""
+        _, kinds = positions(self.problem, jnp.asarray(self.best.choices))
+        subs, templates = self.problem.chips.subs(), self.problem.chips.templates
+        result = []
+        for kind in np.asarray(kinds).tolist():
+            fields = {name: value[kind].item() for name, value in subs._asdict().items()}
+            result.append(Chip(**{**fields, "template": templates[int(fields["template"])]}))
+        return result
+
+    def __str__(self) -> str:
+        return text(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +127,8 @@ def text(outcome: Outcome) -> str:
     lines += [f"  accuracy of {name}: {value}" for name, value in _accuracies(outcome.problem, outcome.best)]
     lines += [f"  score, their weighted sum: {float(outcome.best.score):.4f}", ""]
     lines += [f"  {name}: {value}" for name, value in _choice_lines(outcome.problem, outcome.best)]
-    scheduled = outcome.scheduled
-    counts = np.bincount(_select_by_layer(scheduled, scheduled.costs.bound), minlength=len(cost.BOUNDS))
-    texts = [f"{name} {count}" for name, count in zip(cost.BOUNDS, counts, strict=True)]
-    lines += ["", f"  layers bound by {', '.join(texts)}"]
+    counts = collections.Counter(row["bound"] for row in outcome.layers)
+    lines += ["", f"  layers bound by {', '.join(f'{name} {counts[name]}' for name in cost.BOUNDS)}"]
     if outcome.least is not None:
         lines += ["", *(f"  {line}" for line in explain_infeasible(outcome))]
     return "\n".join(lines)
@@ -139,34 +203,6 @@ def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     return [(owner, ", ".join(choices)) for owner, choices in parts.items()]
 
 
-def _select_by_layer(scheduled: Scheduled, table: Any) -> np.ndarray:
-    """Selects each layer's entry, [N], from a table [N, A], by its sub-accelerator."""
-    subs = np.asarray(scheduled.schedule.sub_accelerator)
-    return np.asarray(table)[np.arange(len(subs)), subs]
-
-
-def layer_rows(scheduled: Scheduled) -> list[dict[str, Any]]:
-    """A row for each layer: placement, times, costs and the bound of its latency."""
-    costs = {key: _select_by_layer(scheduled, value) for key, value in scheduled.costs._asdict().items()}
-    placement = scheduled.schedule
-    return [
-        {
-            "layer": name,
-            "sub_accelerator": int(placement.sub_accelerator[index]),
-            "start_cycle": int(placement.start_cycle[index]),
-            "end_cycle": int(placement.end_cycle[index]),
-            "macs": int(costs["macs"][index]),
-            "latency_cycles": int(costs["latency_cycles"][index]),
-            "energy_uj": float(costs["energy_pj"][index]) * 1e-6,
-            "utilization": float(costs["utilization"][index]),
-            "onchip_bytes": float(costs["onchip_bytes"][index]),
-            "offchip_bytes": float(costs["offchip_bytes"][index]),
-            "bound": cost.BOUNDS[int(costs["bound"][index])],
-        }
-        for index, name in enumerate(scheduled.names)
-    ]
-
-
 def design_row(problem: Problem, design: Designs) -> dict[str, Any]:
     """A design as plain values: options, costs with units, accuracies, score and violation."""
     costs = {
@@ -193,11 +229,9 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
     `pictures` are the file names of pictures in the report.
     """
     problem, best = outcome.problem, outcome.best
-    scheduled = outcome.scheduled
-    layers = layer_rows(scheduled)
-    texts = _tool_files(problem, best, scheduled)
+    texts = _tool_files(outcome)
     missing = texts.pop("missing", "")
-    texts["best.json"] = json.dumps(_to_json_types(_summary(outcome, layers)), indent=1) + "\n"
+    texts["best.json"] = json.dumps(_to_json_types(_summary(outcome)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
         (folder / name).write_text(content)
@@ -210,11 +244,11 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
         lines = csv.DictWriter(file, keys, restval="")
         lines.writeheader()
         lines.writerows(rows)
-    (folder / "report.md").write_text(_markdown(outcome, layers, texts, missing, pictures))
+    (folder / "report.md").write_text(_markdown(outcome, texts, missing, pictures))
     return [folder / "report.md", folder / "designs.csv", *written]
 
 
-def _summary(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(outcome: Outcome) -> dict[str, Any]:
     problem = outcome.problem
     return {
         "problem": problem.name,
@@ -226,7 +260,7 @@ def _summary(outcome: Outcome, layers: list[dict[str, Any]]) -> dict[str, Any]:
         "least_reached_alone": outcome.least._asdict() if outcome.least else None,
         "samples": outcome.samples,
         "seconds": round(outcome.seconds, 2),
-        "layers": layers,
+        "layers": outcome.layers,
     }
 
 
@@ -239,32 +273,21 @@ def _to_json_types(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def chips(problem: Problem, design: Designs) -> list[Chip]:
-    """The sub-accelerators of a design; an absent one has 0 rows."""
-    _, kinds = positions(problem, jnp.asarray(design.choices))
-    subs = problem.chips.subs()
-    result = []
-    for kind in np.asarray(kinds).tolist():
-        fields = {name: value[kind].item() for name, value in subs._asdict().items()}
-        result.append(Chip(**{**fields, "template": problem.chips.templates[int(fields["template"])]}))
-    return result
-
-
-def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict[str, str]:
+def _tool_files(outcome: Outcome) -> dict[str, str]:
     """Files for ZigZag, three per sub-accelerator, and for MAESTRO. If there are none, `missing` says why."""
+    scheduled = outcome.scheduled
     subs = np.asarray(scheduled.schedule.sub_accelerator).tolist()
-    sub_accelerators = chips(problem, design)
     files: dict[str, str] = {}
     try:
         for index in dict.fromkeys(sorted(subs)):
             sub_layers = [layer for layer, sub in zip(scheduled.layers, subs, strict=True) if sub == index]
             if any(layer.has_weights for layer in sub_layers):
-                zigzag_files = exports.zigzag(sub_layers, sub_accelerators[index], problem.technology)
+                zigzag_files = exports.zigzag(sub_layers, outcome.chips[index], outcome.problem.technology)
                 suffix = "" if not files else f"-{index}"
                 files[f"zigzag{suffix}.yaml"] = zigzag_files["accelerator"]
                 files[f"zigzag{suffix}-mapping.yaml"] = zigzag_files["mapping"]
                 files[f"zigzag{suffix}-workload.yaml"] = zigzag_files["workload"]
-        chosen = [sub_accelerators[index] for index in subs]
+        chosen = [outcome.chips[index] for index in subs]
         files["maestro.m"] = exports.maestro(
             list(zip(scheduled.names, scheduled.layers, chosen, strict=True))
         )
@@ -273,28 +296,21 @@ def _tool_files(problem: Problem, design: Designs, scheduled: Scheduled) -> dict
     return files
 
 
-def _markdown(
-    outcome: Outcome,
-    layers: list[dict[str, Any]],
-    files: Mapping[str, str],
-    missing: str,
-    names: Sequence[str],
-) -> str:
-    problem, best, scheduled = outcome.problem, outcome.best, outcome.scheduled
+def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, names: Sequence[str]) -> str:
+    schedule = outcome.scheduled.schedule
     lines = [
-        f"# Co-design of {problem.name}",
+        f"# Co-design of {outcome.problem.name}",
         "",
         "```text",
         text(outcome),
         "```",
         "",
-        *_assumptions(problem, best),
+        *_assumptions(outcome),
         "",
         "## Layers",
         "",
-        f"Rescheduled by moves, the layers end after "
-        f"{int(scheduled.schedule.latency_cycles):,} cycles, with "
-        f"{float(scheduled.schedule.energy_pj) * 1e-6:.4g} uJ.",
+        f"Rescheduled by moves, the layers end after {int(schedule.latency_cycles):,} cycles, with "
+        f"{float(schedule.energy_pj) * 1e-6:.4g} uJ.",
         "",
         *_markdown_table(
             ["layer", "on", "start", "cycles", "MACs", "utilisation", "uJ", "bound by"],
@@ -309,7 +325,7 @@ def _markdown(
                     f"{row['energy_uj']:.4g}",
                     row["bound"],
                 ]
-                for row in layers
+                for row in outcome.layers
             ],
         ),
         "",
@@ -332,22 +348,20 @@ print(run("zigzag-workload.yaml", "zigzag.yaml", "zigzag-mapping.yaml", opt="lat
 `maestro.m` is in MAESTRO's language. It has not been run."""
 
 
-def _assumptions(problem: Problem, design: Designs) -> list[str]:
+def _assumptions(outcome: Outcome) -> list[str]:
     """Says which PEs have assumed areas, and the chip's area without the assumption."""
-    sub_accelerators = chips(problem, design)
-    assumed = sorted({sub.template for sub in sub_accelerators if sub.rows and sub.template in ("shi", "rs")})
+    technology = outcome.problem.technology
+    assumed = sorted({sub.template for sub in outcome.chips if sub.rows and sub.template in ("shi", "rs")})
     if not assumed:
         return []
     extra_mm2 = sum(
-        sub.rows
-        * sub.columns
-        * (templates.get(sub.template).pe_mm2(problem.technology) - problem.technology.pe_mm2)
-        for sub in sub_accelerators
+        sub.rows * sub.columns * (templates.get(sub.template).pe_mm2(technology) - technology.pe_mm2)
+        for sub in outcome.chips
         if sub.template in assumed
     )
     return [
         f"That PEs of {' and '.join(assumed)} are larger than those of `dla` is an assumption: with those of "
-        f"`dla` the chip would have {float(design.area_mm2) - extra_mm2:.4g} mm2."
+        f"`dla` the chip would have {float(outcome.best.area_mm2) - extra_mm2:.4g} mm2."
     ]
 
 

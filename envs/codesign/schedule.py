@@ -211,21 +211,18 @@ def _schedule_assigned(work: Work, assigned: jax.Array) -> Schedule:
     return _shortest(work, allowed, _MOVE_EAGERNESS)
 
 
-class _Moves(NamedTuple):
-    """All moves of runs of 1, 2, 4, ... consecutive layers to one sub-accelerator, and the schedules."""
+def _all_moves(work: Work, assigned: jax.Array) -> tuple[jax.Array, Schedule]:
+    """Makes all moves of runs of 1, 2, 4, ... consecutive layers to one sub-accelerator.
 
-    changed: jax.Array  # [moves, N] bool: layers that change their sub-accelerator
-    schedules: Schedule  # [moves, ...]
-
-
-def _all_moves(work: Work, assigned: jax.Array) -> _Moves:
-    """Makes all moves from an assignment [N]."""
+    Starts from an assignment [N]. Returns which layers change their sub-accelerator, [moves, N] bool, and the
+    schedules [moves, ...].
+    """
     total, num_subs = work.latency_cycles.shape
     runs = [(i, i + 2**k) for k in range(total.bit_length()) for i in range(total - 2**k + 1)]
     is_moved = np.repeat([[low <= i < high for i in range(total)] for low, high in runs], num_subs, 0)
     target = np.tile(np.arange(num_subs, dtype=np.int32), len(runs))[:, None]
     moved = jnp.where(is_moved, target, assigned[None])  # the assignment after each move
-    return _Moves(moved != assigned[None], jax.vmap(lambda x: _schedule_assigned(work, x))(moved))
+    return moved != assigned[None], jax.vmap(lambda x: _schedule_assigned(work, x))(moved)
 
 
 def _tabu_search(work: Work, first: Schedule, moves: int) -> Schedule:
@@ -256,7 +253,7 @@ def _save_energy(work: Work, first: Schedule, spec_cycles: jax.Array, moves: int
     """Takes the moves that save most energy per added cycle, while the latency meets the spec."""
 
     def step(current: Schedule, _: None) -> tuple[Schedule, None]:
-        schedules = _all_moves(work, current.sub_accelerator).schedules
+        schedules = _all_moves(work, current.sub_accelerator)[1]
         saved = current.energy_pj - schedules.energy_pj
         added = jnp.maximum(schedules.latency_cycles - current.latency_cycles, 0)
         is_gain = (saved > 0) & (schedules.latency_cycles <= spec_cycles)

@@ -18,7 +18,6 @@ import policies
 from envs.codesign import environment, pictures, report
 from envs.codesign.environment import CoDesign
 from envs.codesign.found import Designs, Results
-from envs.codesign.outcome import Outcome
 from envs.codesign.problem import Costs, Problem, Specs, costs_of, positions, repair, tables
 from fdg.arguments import quoted
 from fdg.errors import FdgError
@@ -36,8 +35,8 @@ SAMPLES = 5_000  # default number of designs to evaluate
 
 
 @dataclasses.dataclass(frozen=True)
-class Search(Outcome):
-    """Results of a search, with a report as text and files."""
+class Search(report.Outcome):
+    """Results of a search, which also writes files."""
 
     def write(self, folder: str | Path | None = None) -> list[Path]:
         """Writes report, designs, pictures and files for other tools; returns their paths.
@@ -56,9 +55,6 @@ class Search(Outcome):
             return [*report.write(self, target, pictures.NAMES), *pictures.draw(self, target)]
         except OSError as error:
             raise FdgError(f"{error.filename}: cannot be written ({error.strerror}): give another") from error
-
-    def __str__(self) -> str:
-        return report.text(self)
 
 
 def search(

@@ -71,7 +71,7 @@ def linear(task, build):
         flat = pictures.reshape(len(pictures), -1)
         return flat @ kernels["last"].weights[0] * choice[0] + kernels["last"].bias[None]
 
-    return children.Network({"last": (1, 64, 3)}, lambda choice: {"last": (64, 3)}, apply)
+    return children.Network({"last": (1, 64, 3)}, lambda choice: {"last": (1, 64, 3)}, apply)
 
 
 def test_only_feasible_children_are_trained(tmp_path, monkeypatch):

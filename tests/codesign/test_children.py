@@ -53,14 +53,14 @@ def narrow_network(task, choice, kernels):
     """The narrow network of one child, and its weights: slices of the widest network's."""
     options = tuple(Decision(one.name, (x,)) for one, x in zip(task.decisions, choice, strict=True))
     narrow = children.network(Task(task.name, options, task.build))
-    wide, widths = children.network(task), children.network(task).widths(jnp.asarray(choice))
+    wide, used = children.network(task), children.network(task).used(jnp.asarray(choice))
     cut = {}
     for name, (_, inputs, outputs) in narrow.sizes.items():
         kernel, most = kernels[name], wide.sizes[name][1]
         # A layer that joins two maps reads the second one at the offset of the widest network.
         half = inputs // 2
         rows = [*range(half), *range(most // 2, most // 2 + half)] if "join" in name else [*range(inputs)]
-        assert (int(widths[name][0]), int(widths[name][1])) == (inputs, outputs)
+        assert (int(used[name][1]), int(used[name][2])) == (inputs, outputs)
         cut[name] = children.Kernel(kernel.weights[:, jnp.asarray(rows), :outputs], kernel.bias[:outputs])
     return narrow, cut
 
@@ -86,15 +86,14 @@ def test_trained_weights_match_the_cost_model(kind):
     task = SPACES[kind]()
     network = children.network(task)
     for choice in task.choices()[::17]:
-        widths = network.widths(jnp.asarray(choice))
         total = 0
-        for name, (taps, _, _) in network.sizes.items():
+        for name, (taps, inputs, outputs) in network.used(jnp.asarray(choice)).items():
             number = int(name.split()[1]) if " " in name else 0
             if kind == "resnet9":
                 is_there = not name.startswith("pair") or choice[2 * number]
             else:
                 is_there = number < choice[0]
-            total += taps * int(widths[name][0]) * int(widths[name][1]) * bool(is_there)
+            total += taps * int(inputs) * int(outputs) * bool(is_there)
         assert total == sum(layer.weight_words for layer in task.build(*choice))
 
 

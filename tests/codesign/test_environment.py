@@ -207,7 +207,7 @@ def test_best_design_is_feasible_if_any_is():
     for quantile in np.linspace(0, 0.6, 13):
         specs = jnp.asarray(np.quantile(limits, quantile, axis=0), jnp.float32)
         evaluated = evaluate(PROBLEM, each, specs)
-        designs = found.evaluated_designs(each, evaluated, evaluated.violation)
+        designs = found.Designs(each, *evaluated[:5], evaluated.violation)
         best = found.merge(designs, jax.tree.map(lambda x: x[:1], designs)).best
         meets = (limits <= np.asarray(specs, np.float64)[None] * (1 + 1e-6)).all(1)
         assert (best.violation == 0) == meets.any()
