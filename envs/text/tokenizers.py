@@ -276,7 +276,7 @@ class HuggingFaceTokenizer:
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
         if has_template:
             prompts = [
-                self._render(messages, True, {**arguments, **row.template_arguments})
+                self.render(messages, True, {**arguments, **row.template_arguments})
                 for messages, row in zip(conversations, rows, strict=True)
             ]
         else:
@@ -353,9 +353,9 @@ class HuggingFaceTokenizer:
         Raises:
           FdgError: there is no template, or it rejects the messages.
         """
-        return self._render(messages, add_generation_prompt, arguments, generation_marks)
+        return self.render(messages, add_generation_prompt, arguments, generation_marks)
 
-    def _render(
+    def render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool,

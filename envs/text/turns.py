@@ -31,9 +31,9 @@ def mask_from_template(
     """
     messages = messages_of(row.prompt, instruction, system)
     values = {**arguments, **row.template_arguments}
-    text = tokenizer.chat(messages, True, **values)
+    text = tokenizer.render(messages, True, values)
     marks = "".join(itertools.islice((c for c in map(chr, _PRIVATE_USE) if c not in text), 2))
-    marked = tokenizer.chat(messages, True, marks, **values)
+    marked = tokenizer.render(messages, True, values, marks)
     if marked != text:
         spans = _spans_between_marks(marked, marks, text, tokenizer.path)
         return _mark_spans(tokenizer.encode_with_offsets(text), spans, ())
@@ -41,8 +41,8 @@ def mask_from_template(
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             before, after = (
-                tokenizer.chat(messages[:i], True, **values),
-                tokenizer.chat(messages[: i + 1], False, **values),
+                tokenizer.render(messages[:i], True, values),
+                tokenizer.render(messages[: i + 1], False, values),
             )
             if not (text.startswith(before) and text.startswith(after) and len(before) <= len(after)):
                 raise FdgError(

@@ -39,9 +39,11 @@ def write_tokenizer(path, template):
     return HuggingFaceTokenizer(str(path))
 
 
-def task(path, tokenizer=None):
+def task(path, tokenizer=None, **columns):
     messages = [{"role": role, "content": text} for role, text in CONVERSATION]
-    rows = [{"messages": [*messages, {"role": "assistant", "content": text}]} for text in ("d", "e")]
+    rows = [
+        {"messages": [*messages, {"role": "assistant", "content": text}], **columns} for text in ("d", "e")
+    ]
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "test.jsonl").write_text(json.dumps({"prompt": "f", "completion": "e"}))
     found = envs.make("text:file", path=str(path / "rows.jsonl"), test_path=str(path / "test.jsonl"))
@@ -67,6 +69,12 @@ def test_assistant_mask(tmp_path, template, expected):
     found = task(tmp_path, write_tokenizer(tmp_path / "words", template))
     np.testing.assert_array_equal(assistant_mask(found), [one == "c" for one in expected])
     assert not assistant_mask(found, 2).any()
+
+
+def test_assistant_mask_with_template_arguments_that_the_template_gets_anyway(tmp_path):
+    given = {"messages": [], "add_generation_prompt": True, "generation_marks": "x"}
+    found = task(tmp_path, write_tokenizer(tmp_path / "words", MARKED), chat_template_kwargs=given)
+    np.testing.assert_array_equal(assistant_mask(found), [one == "c" for one in EXPECTED])
 
 
 def test_assistant_mask_of_characters(tmp_path):
