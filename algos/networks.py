@@ -421,7 +421,7 @@ def with_log_std(module: Any, output: jax.Array) -> jax.Array:
 
 
 class GaussianActor(nn.Module):
-    """One trunk: `[N, *obs]` to `[N, outputs]` float32 (see `gaussian_actor`).
+    """One trunk: `[N, *obs]` to `[N, outputs]` float32, for `gaussian_actor` and `deterministic_actor`.
 
     `options` are further arguments of the `trunk`.
     """

@@ -1,5 +1,7 @@
 """The driver of actor-critics with one update per rollout (A2C, IMPALA): shared methods, and the loss.
 
+`class A2C(Agent, driver=one_update)` gets the `MEMBERS` of this module, unless it defines them itself.
+
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """
 
@@ -54,7 +56,7 @@ def weighted_sum(
     value_coefficient: float,
     entropy_coefficient: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`WeightedLoss.of` with the coefficients as arguments."""
+    """`WeightedLoss.of` with the coefficients as arguments, for users' algorithms."""
     return WeightedLoss(entropy_coefficient, value_coefficient).of(policy_loss, value_loss, entropy)
 
 
@@ -68,7 +70,7 @@ def proximal_loss(
     target: jax.Array,
     **settings: Any,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`ProximalLoss(**settings).of` with the minibatch's fields as arguments."""
+    """`ProximalLoss(**settings).of` with the minibatch's fields as arguments, for users' algorithms."""
     decision = Decision(old_log_prob, old_value)
     minibatch = types.SimpleNamespace(action=action, decision=decision, advantage=advantage, target=target)
     return ProximalLoss(**settings).of(policy, value, minibatch)
@@ -172,6 +174,7 @@ def check_network(self: Any, state: on_policy.State) -> None:
         check_recurrent_actor_critic(self, self._memory.networks[0], state)
 
 
+# Methods, settings and properties that each class with `driver=one_update` gets.
 MEMBERS = {
     "init": initial_state,
     "iterate": iterate_once,

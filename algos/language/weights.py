@@ -74,7 +74,7 @@ def tensor_table(
 
 
 def read_config(directory: str | os.PathLike[str], **changes: Any) -> DecoderConfig:
-    """The config of a directory's decoder, without its tensors; raises the errors of `load`."""
+    """The config of the decoder in a directory; arguments and errors as in `load`. It reads no tensors."""
     file = pathlib.Path(directory) / "config.json"
     if not os.path.lexists(file):
         problem = "it has no config.json" if os.path.isdir(directory) else "no such directory"

@@ -190,7 +190,7 @@ class DataSet:
         self._stored_spaces(observation_space, action_space, name)
 
     def check_appendable(self, observations: Stored, actions: Stored) -> None:
-        """Raises unless the data set stores its spaces as `fdg collect` would."""
+        """Raises an `FdgError` unless the data set stores its spaces as `fdg collect` would."""
         for what, expected in (("observation", observations), ("action", actions)):
             stored, check_bounds = self._space(what), what == "action"
             if not minari_spaces.fits(stored, expected.description, check_bounds):
@@ -343,7 +343,7 @@ def _read_leaf(arrays: Arrays, where: str, length: int, leaf: Leaf, file: Path) 
     for step, content in enumerate(arrays.byte_strings(where, length)):
         if leaf.is_codes and not content.startswith(_PNG_SIGNATURE):
             raise FdgError(
-                f"{file}: {where} has codes of categories as JPEG, which changes them: record these"
+                f"{file}: {where} stores codes of categories as JPEG, which is lossy: record these"
                 " observations as integers of another dtype than uint8"
             )
         pictures.append(_decode_picture(content, leaf.shape, mode, f"{file}: {where} at step {step}"))

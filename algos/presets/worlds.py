@@ -1,4 +1,4 @@
-"""Presets for larger worlds: Craftax, CHIP-8 arcades, Jumanji's puzzles."""
+"""Presets for larger worlds: Craftax, Octax (CHIP-8 arcade games), Jumanji's puzzles."""
 
 from algos.presets.entry import Entry
 
@@ -35,7 +35,8 @@ _CRAFTAX_PQN = Entry(
     on_cpu={"num_envs": 256, "total_steps": 5_000_000, "hidden": (512, 512)},
 )
 _OCTAX = Entry(
-    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), annealed, with scaled rewards",
+    "Octax's conf/config.yaml (Radji et al. 2025, arXiv 2510.01764), with an annealed learning rate and"
+    " scaled rewards",
     {
         "total_steps": 5_000_000,
         "num_envs": 512,

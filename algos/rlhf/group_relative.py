@@ -114,7 +114,9 @@ class GRPO(LanguageAgent, presets="GRPO"):
 
     @classmethod
     def superseded(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """Fields whose presets are dropped: the variant's fields, and `old_log_prob` with a `correction`."""
+        """Fields to which presets do not apply: those that the chosen variant sets, and `old_log_prob` if a
+        `correction` is chosen.
+        """
         names = frozenset(cls.family.variant_values(values))
         return names | {"old_log_prob"} if values.get("correction", "none") != "none" else names
 

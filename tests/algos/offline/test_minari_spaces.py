@@ -283,7 +283,7 @@ def test_minigrid(tmp_path):
     ours = envs.Dict({**parts, "mission": Box(0.0, 255.0, (96,), "uint8")})
     assert ours["image"].codes == ((0, 11), (0, 6), (0, 4))
     DataSet(path).check_spaces(ours, Discrete(3), name)
-    with pytest.raises(FdgError, match="observations/image has codes of categories as JPEG, which changes"):
+    with pytest.raises(FdgError, match="observations/image stores codes of categories as JPEG, which is"):
         DataSet(path).steps(ours, Discrete(3))
     with h5py.File(Path(path, "data", minari.ARRAYS), "r+") as file:
         del file["episode_0/observations/image"]
