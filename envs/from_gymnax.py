@@ -2,8 +2,9 @@
 
 Differences from gymnax:
 
-- Observations are float32 arrays; discrete observations (FrozenLake's) are one-hot, `[n] float32`. Those of
-users' classes, and all actions, are converted as Gymnasium's (`gymnasium_spaces`): images stay uint8.
+- Observations are float32 arrays; discrete observations (FrozenLake's) are one-hot, `[n] float32`.
+- All actions, and the observations of users' classes, are converted as Gymnasium's (`gymnasium_spaces`):
+images stay uint8.
 - gymnax's `step` includes a reset, so this module calls `step_env` and `reset_env`, and `vectorize` resets.
 - `terminated` is what `step_env` returns, `truncated` is gymnax's time limit, `max_steps_in_episode`.
 - Making an environment allocates nothing, although gymnax allocates arrays on import and in constructors:
@@ -51,8 +52,8 @@ NAMES = (
 
 DOWNLOADS = ("MNISTBandit-bsuite",)  # these download a data set when first made
 
-# Observations of these exceed gymnax's bounds, by the context of -1 in MemoryChain and by the last reward in
-# the other two. Their observation space is unbounded here.
+# Observations of these exceed gymnax's bounds: MemoryChain's contain a context of -1, those of the other two
+# the last reward. Their observation space is unbounded here.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
 
@@ -74,7 +75,7 @@ class GymnaxEnvironment(LibraryEnvironment):
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """A `Box`, or parts, of which none is taken as a mask."""
+        """A `Box`, or parts; no part is taken as an action mask."""
         return self.facts.encoded_space
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:

@@ -81,7 +81,10 @@ class JumanjiEnvironment(LibraryEnvironment):
     def step(
         self, key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Any, Observation, jax.Array, jax.Array, jax.Array]:
-        """Takes one step, without reset; randomness comes from the key of the episode's start."""
+        """One step without reset: `(state, observation, reward, terminated, truncated)`.
+
+        It ignores `key`: Jumanji keeps the episode's key in its state.
+        """
         facts = self.facts
         if facts.combined_choices is not None:
             action = jnp.stack(jnp.unravel_index(action, facts.combined_choices))

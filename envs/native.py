@@ -86,7 +86,8 @@ def of_spaces(env: Any) -> Native:
 def describe(root: str, space: Any, agents: tuple[int, ...] = ()) -> Description:
     """The description of a space, fdg's or Gymnasium's.
 
-    `root` names a single array. It is the prefix of an action's parts, and of taken or reserved names.
+    A single array is named `root`. An observation's parts have their own names; `root.` comes before a name
+    that is taken or reserved, and before the names of all parts of an action.
 
     >>> describe("observation", composite.Dict({"a": composite.Discrete(2)}))["parts"]["a"]["name"]
     'a'

@@ -81,7 +81,7 @@ class _Reader:
             if inner := bodies(eqn):
                 return self._inner_jaxpr(eqn, inner, reads)
             if name not in _FREE:
-                raise FdgError("this operation is not supported; leave it out of the network that is given")
+                raise FdgError("this operation is not supported: give a network without it")
             if name == "broadcast_in_dim":
                 grows = math.prod(eqn.outvars[0].aval.shape) > math.prod(eqn.invars[0].aval.shape)
                 return [reads[0]._replace(is_full_size=not grows and reads[0].is_full_size)]

@@ -1,4 +1,4 @@
-"""Helpers of all problems: checks of fields, random numbers, held-out problems."""
+"""Helpers of the problems of text tasks: checks of fields, random integers, held-out problems."""
 
 from typing import Any
 
@@ -41,7 +41,10 @@ def uniform(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.
 
 
 def is_held_out(identity: jax.Array) -> jax.Array:
-    """True if a problem is in the held-out eighth, by a hash of its identity (murmur3's mixing)."""
+    """Whether a problem is in the held-out eighth, `[]` bool, by a hash of its identity (murmur3's mixing).
+
+    `identity` are integers `[P]` that are equal for equal problems (`identity` of a problem class).
+    """
     count = identity.shape[0]
     multipliers = (np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B1 % 2**32).astype(np.uint32) | 1
     mixed = _mix_bits(identity.astype(jnp.uint32) + jnp.uint32(0x85EBCA6B))

@@ -265,12 +265,12 @@ class HuggingFaceTokenizer:
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
-        """See `Tokenizer.encode_rows`. A prompt is encoded as one text: the output of the chat template, or,
-        without a template, one line per message after the library's begin tokens.
+        """See `Tokenizer.encode_rows`.
 
-        Prompt and answer are encoded together as one text; the answer's tokens follow the prompt's. If the
-        encoding does not begin with the prompt's tokens (a token spans both), the answer is encoded alone, or
-        after an anchor character that is then removed: the first way that decodes to the joint text.
+        A prompt is one text: the output of the chat template, or, without a template, one line per message
+        after the library's begin tokens. The two are encoded together; the tokens after the prompt's are the
+        answer's. If a token spans both, the answer is encoded alone. If prompt and answer then do not
+        decode to their joint text, the answer is encoded after an anchor character, which is then removed.
         """
         has_template = bool(self.chat_templates) or "chat_template" in arguments
         conversations = [messages_of(row.prompt, instruction, system) for row in rows]
