@@ -1,10 +1,16 @@
-"""Makes the parameters and inputs of both sides of `bench.language_oracle`, with NumPy."""
+"""Makes the parameters and inputs with which `bench.language_oracle` compares fdg and transformers.
+
+It needs only NumPy, because transformers runs in an environment without JAX (`bench.language_reference`).
+"""
 
 import numpy as np
 
 
 def random_parameters(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """A network's parameters, generated in the order of their names; those of norms have mean 1."""
+    """Random parameters by name, float32, the same for any order of `shapes`.
+
+    Those of normalisation layers have mean 1, all others mean 0.
+    """
     rng = np.random.default_rng(seed)
     arrays = {name: 0.2 * rng.normal(size=shapes[name]) for name in sorted(shapes)}
     return {name: (x + ("norm" in name)).astype(np.float32) for name, x in arrays.items()}
@@ -19,7 +25,10 @@ def inputs(vocabulary: int, seed: int, padded: bool) -> tuple[np.ndarray, np.nda
 
 
 def projections(gradient: np.ndarray, name: str) -> np.ndarray:
-    """A digest of a gradient: its norm, and its products with three random directions of norm 1."""
+    """A gradient's norm, and its dot products with three random unit vectors: `[4] float64`.
+
+    They stand for the gradient in comparisons. The parameter's `name` is the seed of the vectors.
+    """
     rng = np.random.default_rng(sum(map(ord, name)))
     flat = np.asarray(gradient, np.float64).ravel()
     directions = rng.normal(size=(3, flat.size))

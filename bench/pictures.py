@@ -1,4 +1,4 @@
-"""Draws the pictures of `docs/performance.md` from measured figures."""
+"""Draws the pictures of `docs/performance.md` from measurements, for `bench.performance`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,11 @@ _MIN_SIZES = 3  # a task with fewer sizes gets no picture of its sizes
 
 
 def draw(results: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Draws all pictures for which there are results; returns their files."""
+    """Draws all pictures for which there are results; returns their files.
+
+    `results` is the content of `docs/performance.json`: `peers` are comparisons with other libraries, `bench`
+    are timings of fdg.
+    """
     files = []
     if results.get("peers"):
         files.append(_draw_ratios(results["peers"], directory / "ratios.png"))
@@ -73,6 +77,7 @@ def _draw_speeds_by_size(peers: Mapping[str, Any], directory: Path) -> list[Path
 def _draw_lines(
     sizes: list[int], sides: Mapping[str, list[Any]], x_label: str, path: Path, title: str = ""
 ) -> None:
+    """Draws steps/s by size: one line for each side (name -> measurements in the order of `sizes`)."""
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     for (name, rows), color in zip(sides.items(), (_OUR_COLOR, "gray"), strict=False):
         if "middle_half" in rows[0]:

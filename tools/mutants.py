@@ -240,7 +240,7 @@ class Copy:
         print(json.dumps({"tests": tests, "limit": limit}), file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline())
         if answer["outcome"] == "broken":
-            raise RuntimeError(answer["by"])
+            raise RuntimeError(f"the process that runs the tests failed: {answer['by']}")
         return answer["outcome"], answer["by"]
 
     def run_on_fault(

@@ -1,4 +1,7 @@
-"""A text task for language models in `kills`: even untrained networks get different rewards."""
+"""A text task whose rewards differ between responses even for untrained networks.
+
+`tools.break_it.kills` trains language models on it; tests and benchmarks use it too.
+"""
 
 from typing import Any
 

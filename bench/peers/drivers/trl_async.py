@@ -50,7 +50,7 @@ class Worker:
 
     def check_health(self, stale_after_s: float) -> None:
         if not self.alive():
-            raise RuntimeError("the process that generates has ended")
+            raise RuntimeError("the process that generates responses has ended: its error is above")
 
     def send_weights(self, iterator: Any) -> None:
         with self.lock:
