@@ -209,7 +209,8 @@ def iterate_all(
       state: one agent's state, a pytree of shapes; `axes` are the batch axes of its leaves.
       between: what agents copy after the iteration.
     """
-    shares_draws = has_batch_dependent_draws(jaxprs.open_jaxpr(jaxpr))  # vmapped agents would share them
+    # Under vmap, agents would share these random draws, so such agents run one after the other.
+    shares_draws = has_batch_dependent_draws(jaxprs.open_jaxpr(jaxpr))
     iterate = mapped(core.jaxpr_as_fun(jaxpr), count, 1 if shares_draws else count)
     return iterate if between is None else with_copying(iterate, state, axes, between)
 

@@ -100,7 +100,7 @@ def _bind_boundaries(mark: FragmentMark, side: str, axes: Any, values: Any) -> t
 
 
 def leaf_axes(what: str, side: str, axes: Any, arrays: Any) -> dict[str, int | None]:
-    """Expands `axes`, a pytree prefix, to the batch axis of each array, from the front, by the array's path.
+    """Expands `axes`, a pytree prefix, to the batch axis of each array, at least 0, by the array's path.
 
     `side` is "in" for the arguments of the function `what`, and "out" for its results.
 
@@ -176,7 +176,10 @@ class FragmentFunction:
         self.in_axes, self.out_axes = in_axes, out_axes
         for part in self.mark:
             if not part or ":" in part or not part.isprintable():
-                raise GraphError(f"fragment: {part!r} is not a role or name: give words without ':'")
+                raise GraphError(
+                    f"fragment {self.mark.name!r}: {part!r} is not a role or name: give printable words"
+                    " without ':'"
+                )
 
         # `receiver` is (), or (instance,) for a method; `scalars` are the instance's fields that are arrays.
         def body(receiver, version, scalars, args, kwargs):

@@ -84,9 +84,9 @@ def constrain(
 ) -> ClosedJaxpr:
     """Replaces fragment borders by shardings on the mesh, and makes every collective explicit.
 
-    With `rows`, the mesh's size along `BATCH`, the result has the collectives that
-    `exchanges.predict_exchanges(jaxpr, axes, rows, output_axes)` predicts; `rows` must divide the batch of
-    every border. `axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
+    The result has the collectives that `exchanges.predict_exchanges(jaxpr, axes, devices, output_axes)`
+    predicts, where `devices` is the mesh's size along `BATCH`. `devices` must divide the batch of every
+    border. `axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
     `output_axes`, or left as they are if it is None.
 
     If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes are
@@ -97,14 +97,14 @@ def constrain(
         jaxpr = keep_nan(jaxpr)
     flow = follow(jaxpr, axes, mesh.shape[BATCH], output_axes)
     inputs = (*(specs or ()), *[None] * (len(flow.inputs) - len(specs or ())))
-    program = _ProgramRewriter(mesh, specs is not None, _most_parts(mesh, specs or ()))
+    program = _ProgramRewriter(mesh, specs is not None, _common_parts(mesh, specs or ()))
     lowered = program.rewrite(flow, inputs).jaxpr
     core.check_jaxpr(lowered)
     return jaxprs.with_jaxpr(jaxpr, lowered)
 
 
-def _most_parts(mesh: Mesh, specs: Sequence[Spec | None]) -> int:
-    """A number that the parts of any dimension of a parameter divide; without specs, the mesh's size."""
+def _common_parts(mesh: Mesh, specs: Sequence[Spec | None]) -> int:
+    """The least common multiple of the numbers of parts of all dimensions; without specs, the mesh's size."""
     given = [axes for spec in specs if spec is not None for axes in spec]
     return math.lcm(*(math.prod(mesh.shape[a] for a in axes) for axes in given)) if given else mesh.size
 
@@ -118,10 +118,13 @@ class _Rewritten(NamedTuple):
 
 
 class _ProgramRewriter:
-    """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once."""
+    """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once.
 
-    def __init__(self, mesh: Mesh, has_sharded_parameters: bool, most_parts: int):
-        self.mesh, self.has_sharded_parameters, self.most_parts = mesh, has_sharded_parameters, most_parts
+    `common_parts` is a multiple of the number of parts of any dimension of a parameter.
+    """
+
+    def __init__(self, mesh: Mesh, has_sharded_parameters: bool, common_parts: int):
+        self.mesh, self.has_sharded_parameters, self.common_parts = mesh, has_sharded_parameters, common_parts
         self._cache: IdentityCache[_Rewritten] = IdentityCache()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()) -> _Rewritten:
@@ -213,7 +216,7 @@ class _JaxprRewriter:
             if step.bodies:
                 eqn = jaxprs.with_new_bodies(eqn, [body.jaxpr for body in bodies])
             is_split = any(axis is not None for axis in (*step.operands, *step.results))
-            devices = self.mesh.size // self.mesh.shape[BATCH] if is_split else self.program.most_parts
+            devices = self.mesh.size // self.mesh.shape[BATCH] if is_split else self.program.common_parts
             self.equations.extend(self.program.constrained(eqn, step, devices))
 
     def _rewrite_bodies(self, step: EquationFlow) -> list[_Rewritten]:
@@ -352,6 +355,7 @@ class _JaxprRewriter:
 
 
 def _call_with_whole_dimensions(function: Callable[..., Any], *parts: Any) -> Any:
+    """Calls `function` within `shard_map`, with `whole_dimensions` replicated over the axis `MODEL`."""
     mesh = jax.sharding.get_abstract_mesh()
     jaxpr = constrain_whole(jax.make_jaxpr(function)(*parts), mesh, mesh.shape[MODEL])
     return core.jaxpr_as_fun(jaxpr)(*parts)
@@ -375,8 +379,7 @@ def _mark_local(step: EquationFlow) -> EquationFlow:
 
 def constrain_whole(jaxpr: ClosedJaxpr, mesh: Any, devices: int) -> ClosedJaxpr:
     """Replicates `whole_dimensions`, and keeps NaN, in a program for which XLA chooses all shardings."""
-
-    program = _ProgramRewriter(mesh, has_sharded_parameters=True, most_parts=devices)
+    program = _ProgramRewriter(mesh, has_sharded_parameters=True, common_parts=devices)
 
     def constrain_block(block: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
         for eqn in block.eqns:

@@ -55,7 +55,10 @@ def sharded_agents_notes(graph: FDG) -> tuple[str, ...]:
 def population_collectives(
     graph: FDG, num_devices: int, state: Any
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives and notes of a population (agents that copy from each other); else empty tuples."""
+    """The collectives of copying between the agents of a population, and notes for the plan.
+
+    Both are empty if the agents are independent. `state` is one agent's state, a pytree of shapes.
+    """
     between = graph.between_agents
     if between is None:
         return (), ()

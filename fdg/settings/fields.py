@@ -47,7 +47,7 @@ def hyperparameter(
       structural: why the compiled program depends on this float, as a phrase. Such a float cannot be traced,
         so it cannot be swept. None for all other fields.
       holds: "folder" if the value is a path. It is stored as an absolute path, so a run can be used from any
-        folder. "folder or WORD" if WORD or WORD=TEXT is allowed as well.
+        folder. "folder or WORD", such as "folder or characters", if the value may also be WORD or WORD=TEXT.
       only_with: the field without which this one has no effect, such as "rnd", or the field with a value,
         such as "memory=transformer".
     """

@@ -317,9 +317,12 @@ def check_config(file: Path, content: Any) -> dict[str, Any]:
         fix = config if has_config else "the config.json of a run directory"
         raise FdgError(f"{file} is not the configuration of a run: give {fix}")
     for name in ("policy_fields", "hyperparameters", "preset", "follows", "versions", "resumes"):
-        expected, type_name = (list, "a list") if name == "resumes" else (dict, "an object of names")
+        expected, type_name = (list, "a list") if name == "resumes" else (dict, "a JSON object")
         if name in content and not isinstance(content[name], expected):
-            raise FdgError(f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}")
+            raise FdgError(
+                f"{file} has {name} = {content[name]!r:.60}, which is not {type_name}: restore the file that"
+                " fdg wrote"
+            )
     read_value(file, "id", content.get("id"), str | None)
     read_settings(file, content)
     read_value(file, "total_steps", content["hyperparameters"].get("total_steps"), int | float | None)
