@@ -185,8 +185,8 @@ def _open_study(run: RunDirectory, halving: bool) -> Any:
                 super().append_logs(logs)
 
     journal = run.path / "study.journal"
-    # Only this process writes here, since it has locked the run. A process that was killed may have left Optuna's
-    # lock, which would never be released, or an incomplete line, after which Optuna cannot append.
+    # Only this process writes here, since it has locked the run. A process that was killed may have left
+    # Optuna's lock, which would never be released, or an incomplete line, after which Optuna cannot append.
     with run.explain_write_errors(journal.name):
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
         if journal.exists():
