@@ -279,7 +279,10 @@ class DQN(Agent, presets="DQN"):
 
     @fdg.fragment("actor", in_axes=(None, None, None, 0, 0, 0))
     def act(self, parameters, statistics, amount, observation, recollection, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`."""
+        """Acts in all environments; returns `action [B, *action]`, and the next memory `[B]`.
+
+        Arguments are `observation [B, *obs]`, `recollection [B]` (None without a memory) and `keys [B]`.
+        """
         return replaying.compute_actions(
             self, parameters, statistics, observation, recollection, keys, amount
         )

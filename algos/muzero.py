@@ -116,7 +116,7 @@ class MuZero(Agent, presets="MuZero"):
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`; statistics are updated last."""
+        """Several epochs of minibatch updates on a rollout `[T, B]`; also updates the statistics."""
         parameters, optimizer_state, *statistics = learned
         normalized, running, statistics = normalize_rollout(
             self.normalizers, statistics, running, trajectory, self.discount
@@ -183,8 +183,8 @@ class MuZero(Agent, presets="MuZero"):
 
         def unroll_step(latent, row):
             (action, reward, playing, known), next_targets = row
-            half_gradient = 0.5 * (latent + jax.lax.stop_gradient(latent))
-            latent, estimate = self._apply("imagine", parameters, half_gradient, action)
+            halved = 0.5 * (latent + jax.lax.stop_gradient(latent))  # the same latent, half its gradient
+            latent, estimate = self._apply("imagine", parameters, halved, action)
             target = scale(jnp.where(playing, reward, 0.0))
             reward_loss = jnp.sum(jnp.where(known, 0.5 * jnp.square(estimate - target), 0.0)) / count
             return latent, (*policy_and_value_losses(latent, *next_targets), reward_loss)
@@ -252,7 +252,7 @@ class MuZero(Agent, presets="MuZero"):
         return unrescaled(x) if self.rescale else x
 
 
-# --- the rows after each row ---
+# --- samples: each row of a rollout with the rows after it ---
 
 
 def windows(x: jax.Array, count: int) -> jax.Array:
@@ -299,8 +299,8 @@ class Model(nn.Module):
     """
 
     observation_space: ObservationSpace
-    actions: int
-    size: int
+    actions: int  # n
+    size: int  # D
     layers: Layers
 
     def setup(self) -> None:  # noqa: D102

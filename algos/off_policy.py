@@ -161,9 +161,10 @@ def _rollout_parameters(self: Any, learned: Any) -> Any:
 
 @fdg.fragment("actor", in_axes=(None, None, None, None, 0, 0, 0))
 def act(self, actor, statistics, is_learning, progress, observation, recollection, keys):
-    """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and the next memory, `[B]`.
+    """Acts in all environments; returns `action [B, *action]`, and the next memory `[B]`.
 
-    Actions are uniform until learning starts.
+    Arguments are `observation [B, *obs]`, `recollection [B]` (None without a memory) and `keys [B]`. Actions
+    are uniform until learning starts.
     """
     action, memory = replaying.compute_actions(
         self, actor, statistics, observation, recollection, keys, progress

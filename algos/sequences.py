@@ -157,7 +157,7 @@ class RolloutSteps(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Stored or sampled sequences."""
+    """Stored or sampled sequences of `L` steps."""
 
     memory: Any  # [..., *memory], the actor's before the first step
     start: jax.Array  # [..., L] bool: an episode starts at this step

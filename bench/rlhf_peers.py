@@ -1,9 +1,9 @@
 """Compares GRPO with the trainers of TRL (1.16) and tunix (0.1.7): speed, in turns, and reproducibility.
 
-    python -m bench.rlhf_peers speed                     # `GRPOTrainer`, target 3
-    python -m bench.rlhf_peers speed --peer tunix        # `GRPOLearner`, target 1.2
-    python -m bench.rlhf_peers speed --peer trl-async    # `AsyncGRPOTrainer`, target 3
-    python -m bench.rlhf_peers speed --peer tunix-async  # the agentic `GRPOLearner`, target 1.2
+    python -m bench.rlhf_peers speed                     # `GRPOTrainer`; target: 3 times as fast
+    python -m bench.rlhf_peers speed --peer tunix        # `GRPOLearner`; target: 1.2
+    python -m bench.rlhf_peers speed --peer trl-async    # `AsyncGRPOTrainer`; target: 3
+    python -m bench.rlhf_peers speed --peer tunix-async  # the agentic `GRPOLearner`; target: 1.2
     python -m bench.rlhf_peers repeat --peer trl-async
 
 Both sides have the same network in float32, in a folder of Hugging Face's format, and the same problems,
@@ -88,19 +88,20 @@ def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _driver(name: str, config: dict[str, Any]) -> Driver:
-    venv, driver, _, further, _ = PEERS[name]
+    venv, driver, _, added_config, _ = PEERS[name]
     python = ROOT / "build" / "venvs" / venv / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{python} does not exist: python -m bench.rlhf_peers --help says how to make it")
-    return Driver(python, driver, {**config, **further}, ON_CPU | (_TWO_DEVICES if further else {}))
+    variables = ON_CPU | (_TWO_DEVICES if added_config else {})  # an asynchronous trainer has two devices
+    return Driver(python, driver, {**config, **added_config}, variables)
 
 
 def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
     """Responses per second of both sides, in turns, and their ratio."""
-    _, _, target, _, further = PEERS[name]
+    _, _, target, _, added_flags = PEERS[name]
     with (
         _task(rounds + 2, iterations) as (flags, driver_config),
-        ours(f"{flags} {further}", keeps_state=True) as our_driver,
+        ours(f"{flags} {added_flags}", keeps_state=True) as our_driver,
         _driver(name, driver_config) as driver,
     ):
         figures = in_turns({"ours": our_driver.round, "theirs": driver.round}, rounds)
@@ -116,7 +117,10 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
 
 def repeat(name: str, iterations: int) -> dict[str, Any]:
-    """The largest differences from the parameters of the first run: of a second run, and of a resumed run."""
+    """The largest differences from the parameters of the first run: of a second run, and of a resumed run.
+
+    Also of the killed run after its first round.
+    """
     with _task(2, iterations) as (_, driver_config):
 
         def parameters(folder: str, rounds: int) -> np.ndarray:

@@ -182,7 +182,7 @@ class Forwarding:
 
 
 class EnvironmentBase(Forwarding):
-    """Base class: an attribute of another library's environments raises an error that names ours."""
+    """Base class of environments: an attribute of other libraries' ones raises an error that names ours."""
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
     unwrapped = Elsewhere("env.single of a JAX environment, or env.env of a wrapper")
@@ -306,8 +306,12 @@ class Vectorized(EnvironmentBase):
 
     def _info_entry(self, name: str, info: Mapping[str, Any]) -> jax.Array:
         if name not in info:
-            fix = f"it gives {listed(info, 'and')}" if info else "return a dictionary with it as sixth result"
-            raise FdgError(f"environment '{self.name}': step gives no '{name}', which info names: {fix}")
+            problem = (
+                f"the sixth result of step has only {listed(info, 'and')}: add it, or correct info"
+                if info
+                else "step returns none: return a dictionary with it as sixth result"
+            )
+            raise FdgError(f"environment '{self.name}': info asks for '{name}', but {problem}")
         return self._checked_result(info[name], f"info['{name}']", jnp.float32)
 
     def _checked_result(self, value: Any, what: str, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:

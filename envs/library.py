@@ -21,7 +21,7 @@ class Facts:
 
 
 class LibraryEnvironment(Forwarding):
-    """Base class: spaces, time limit and number of agents are those of `facts`.
+    """Base class of adapters: spaces, time limit and number of agents are those of `facts`.
 
     A subclass defines `facts`; reading it may import the library and make its environment.
     """

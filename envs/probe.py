@@ -200,7 +200,7 @@ class MultiDiscreteTarget(_Probe):
         return MultiDiscrete(self.nvec)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Observation: the target."""
+        """Observation: the target, one-hot, `[sum(nvec)]`."""
         target = self.action_space.sample(key)
         return target, self._observe(target)
 

@@ -340,7 +340,7 @@ POOLS = _Pools()
 
 @atexit.register
 def close() -> None:
-    """Ends all pools of this process; states with their tickets start new episodes at the next step."""
+    """Ends all pools of this process. The next step of a state whose pool ended starts new episodes."""
     POOLS.close()
 
 

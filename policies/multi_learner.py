@@ -22,7 +22,7 @@ class MultiLearner(ShardsParameters):
     uses_host: ClassVar[bool] = True  # adds the host's CPU to accelerators (`fdg.placing.policy.with_host`)
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """Puts the environments on CPUs among accelerators, and the other roles on every accelerator."""
+        """Puts environments on the host's CPUs, if there are both kinds; other roles on all accelerators."""
         accelerators, hosts = accelerators_and_hosts(devices)
         learners = self.with_sharding(Group("learners", tuple(accelerators)))
         environments = Group("environments", tuple(hosts)) if hosts else learners

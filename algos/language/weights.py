@@ -118,7 +118,11 @@ def load(
 def assemble(
     config: DecoderConfig, tensors: Mapping[str, StoredTensor], where: str, scores: bool = False
 ) -> Weights:
-    """Makes parameters from tensors with Hugging Face's names and shapes."""
+    """Makes parameters from tensors with Hugging Face's names and shapes; `where` begins messages.
+
+    Raises:
+      FdgError: a tensor is missing, unknown or of another shape, or has numbers that are not finite.
+    """
     parameters: Weights = {}
     for key, (path, transposed, tensor) in _match_tensors(config, tensors, where, scores).items():
         array = read_finite(tensor, f"{where}: '{key}'")
@@ -257,7 +261,7 @@ def save(
 
     Raises:
       FdgError: Hugging Face has no model of this config; the directory cannot be written, or holds adapters,
-        which that library would add.
+        which Hugging Face's library would add to the checkpoint.
     """
     config = {**decoder.config.to_hugging_face(), **(settings or {}), "torch_dtype": dtype}
     base = merge_adapters(decoder.config, parameters)
@@ -306,7 +310,7 @@ def write_tensors(file: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
 def staging_folder(
     directory: str | os.PathLike[str], last: str, files: Mapping[str, bytes] | None = None
 ) -> Iterator[pathlib.Path]:
-    """Yields a temporary folder, then moves its files into a directory, the one named `last` at the end."""
+    """Yields a temporary folder; then adds `files`, and moves all into `directory`, the file `last` last."""
     folder = pathlib.Path(directory)
     absolute = pathlib.Path(os.path.abspath(folder))  # "." and ".." have no names of their own
     partial = absolute.parent / f".{absolute.name}.partial"

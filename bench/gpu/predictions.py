@@ -46,7 +46,11 @@ def _job(algorithm: str, env: str, num_envs: int, **fields: object) -> Reference
 
 
 def measure_calibration(file: Path, fit: bool) -> Figures:
-    """Calibrates as `python -m fdg.calibrate` does, into `file`; without `fit`, not with reference jobs."""
+    """Calibrates the first device, as `python -m fdg.calibrate` does, and writes the calibration to `file`.
+
+    With `fit`, the calibration is also fitted to timed reference jobs. Returns the seconds of calibration,
+    the number of these jobs, and the median spread of measurements.
+    """
     devices = jax.local_devices()[:1]
 
     def time_jobs() -> Mapping[str, float]:

@@ -17,11 +17,12 @@ from fdg.kinds import number_fix
 from fdg.reading import read_toml
 
 WORKLOADS = ("w1", "w2", "w3")
-LEVELS = ("tight", "medium", "loose")
+LEVELS = ("tight", "medium", "loose")  # of specs: tables [specs.LEVEL]
 
-NETWORK_KEYS = ("space", "network", "onnx", "module")  # of which a task has one
+NETWORK_KEYS = ("space", "network", "onnx", "module")  # a task has exactly one of them
 
-# key -> (index in Specs, factor to the unit of Specs). Seconds are also multiplied by the clock rate: cycles.
+# key -> (index in Specs, factor to the unit of Specs). Factors of latencies convert to seconds, which the
+# clock rate then converts to cycles; None: the value is in cycles already.
 UNITS: dict[str, tuple[int, float | None]] = {
     "latency_cycles": (0, None),
     "latency_ms": (0, 1e-3),
@@ -96,6 +97,9 @@ def from_dict(
       modules: values of `module = "MODULE:NAME"` that may be imported; a file by itself cannot cause an
         import.
       copies: a folder with copies of files that the problem names, which are read in their place.
+
+    Raises:
+      FdgError: a mistake in the content, or in a file that it names.
     """
     files = _Files(folder or Path(), copies)
     root = _Table(name, "", content, "budget chip technology specs bounds accuracy task")
@@ -294,7 +298,7 @@ def _limits(table: _Table, technology: Technology) -> Specs:
 def _task(
     name: str, index: int, content: Mapping[str, Any], tasks: int, files: _Files, modules: Sequence[str]
 ) -> Task:
-    """Reads task `index` of `tasks`; reads its network too, if that is given by name or as a file."""
+    """Reads task `index` of `tasks` tasks, and its network, unless the task has a space of networks."""
     known = f"name space weight data accuracy input {_SPACE_KEYS} network onnx module"
     table = _Table(name, f"task {index + 1}", content, known)
     title = table.text("name", f"task{index + 1}")
@@ -359,5 +363,5 @@ def _task(
 
 
 def specs(name: str, content: Mapping[str, Any], technology: Technology) -> Specs:
-    """Specs from a table such as {"latency_ms": 0.8}."""
+    """Specs from a table such as {"latency_ms": 0.8}; `name` begins the messages of errors."""
     return _limits(_Table(name, "", content), technology)

@@ -325,7 +325,9 @@ def _dataset(name: str, size: int, seed: int) -> Any:
     try:
         return package.create_dataset(name, size=size, seed=seed)
     except Exception as error:  # the package may raise anything
-        raise FdgError(f"task 'text:reasoning_gym': dataset '{name}': {one_line(error)}") from error
+        raise FdgError(
+            f"task 'text:reasoning_gym': dataset '{name}' cannot be made: {one_line(error)}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=16)

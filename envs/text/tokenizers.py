@@ -484,7 +484,9 @@ def _compile_template(template: str) -> Any:
     try:
         from envs.text.templates import Template
     except ImportError as error:
-        raise FdgError(f"chat templates: pip install 'fdg[language]' ({one_line(error)})") from error
+        raise FdgError(
+            f"chat templates need jinja2: pip install 'fdg[language]' ({one_line(error)})"
+        ) from error
     return Template(template)
 
 

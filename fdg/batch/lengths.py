@@ -37,7 +37,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def lengths_of(jaxpr: Any) -> frozenset[int]:
-    """The lengths of all axes in an open jaxpr, at any depth, and its numbers of convolution groups."""
+    """The lengths of all axes in an open jaxpr and its inner jaxprs; convolutions' numbers of groups, too."""
     lengths = frozenset(_axis_lengths((*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
     return lengths.union(*map(lengths_of_equation, jaxpr.eqns))
 
@@ -45,7 +45,7 @@ def lengths_of(jaxpr: Any) -> frozenset[int]:
 def lengths_of_equation(eqn: Any) -> set[int]:
     """The lengths of all axes in one equation."""
     lengths = set(_axis_lengths((*eqn.invars, *eqn.outvars)))
-    # The numbers of groups, such as `feature_group_count`, which rules return as `multiples`.
+    # Numbers of groups, such as `feature_group_count`: they are tested, too (`multiples` of `RuleResult`).
     lengths.update(n for name, n in eqn.params.items() if name.endswith("_count") and isinstance(n, int))
     return lengths.union(*(lengths_of(body.jaxpr) for body in jaxprs.bodies(eqn)))
 

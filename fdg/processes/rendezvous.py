@@ -86,7 +86,11 @@ class Rendezvous:
 
 
 def connect_to_first(host: str, port: int, seconds: float) -> Line:
-    """Connects to process 0; retries until process 0 listens."""
+    """Connects to process 0; retries for at most `seconds`, until process 0 listens.
+
+    Raises:
+      FdgError: process 0 does not listen in time, or another program listens.
+    """
     deadline = time.monotonic() + seconds
     while True:
         line = None

@@ -54,7 +54,7 @@ class Resharder(Transfer):
         self._names: list[str] = []  # the name of each array's program
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
-        """The programs: one for each combination of shape, dtype and change."""
+        """Name, mesh, function and argument of each program: one for each shape, dtype and change."""
         names: dict[Any, str] = {}
         programs = []
         self.bytes = 0
@@ -95,7 +95,7 @@ def shardings(change: Change, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]
 
 
 def resharding(change: Change, mesh: Mesh) -> Any:
-    """The program that reshards one array; donates nothing, since its sizes per device differ."""
+    """The program that reshards one array. It donates nothing, since the array's size per device changes."""
     _, after = shardings(change, mesh)
     return jax.jit(lambda x: x, out_shardings=after)
 
@@ -117,7 +117,7 @@ class Memory:
             self.producers = [None] * len(self.arrays) if is_timed else None
 
 
-RunStep: TypeAlias = Callable[[Memory], None]
+RunStep: TypeAlias = Callable[[Memory], None]  # runs one step of the schedule
 
 
 class StepBuilder:
@@ -235,7 +235,7 @@ class StepBuilder:
             results = dispatch(read_inputs(arrays))
             for i in freed_slots:
                 arrays[i] = None
-            for i, result in zip(outputs, results, strict=False):  # the last result is a token
+            for i, result in zip(outputs, results, strict=False):  # the last result, a token, has no slot
                 arrays[i] = result
             timeline.register(group, program_run, results[-1])
             if producers is not None:
@@ -308,7 +308,7 @@ class StepBuilder:
         return run
 
     def _copy_step(self, pairs: Sequence[tuple[Value, Value]], times: int) -> RunStep | None:
-        """Copies values within a group before a loop that donates them."""
+        """A step that copies values within a group before a loop donates them; None as in `_call_step`."""
         shapes = [self.shape(a) for a, _ in pairs]
         group = pairs[0][0].group
         mesh = self.meshes[group]

@@ -192,7 +192,10 @@ def run_length(algorithm: Any, name: str, total_steps: int | None, runs: bool = 
     with user_errors(f"{name}: steps_per_iteration", type(algorithm)):
         steps = getattr(algorithm, "steps_per_iteration", None)
     if steps is None:
-        raise FdgError(f"{name} has no attribute steps_per_iteration: give it such a property")
+        raise FdgError(
+            f"{name} has no attribute steps_per_iteration: give it a property or a field of this name,"
+            " with the environment steps of one iteration"
+        )
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
         raise FdgError(
             f"{name}: steps_per_iteration is {quoted(steps)}{place_of(type(algorithm))}: it is an integer of"

@@ -66,7 +66,10 @@ def play(
 def play_episodes(
     algorithm: Any, state: Any, key: jax.Array, episodes: int, greedy: bool, max_steps: int
 ) -> list[Episode]:
-    """Plays episodes, in one XLA program if possible; returns each up to its first `done`, to be rendered."""
+    """Plays `episodes` episodes of at most `max_steps` steps, in one XLA program if possible.
+
+    Each result, which can be rendered, ends with the first `done`.
+    """
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)
     on_host = not hasattr(env, "single")

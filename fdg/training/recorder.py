@@ -190,7 +190,7 @@ class Report:
     Attributes:
       iteration: the last of these iterations.
       num_iterations: iterations of the whole run.
-      env_steps: steps of one agent so far.
+      env_steps: environment steps so far; with several seeds or settings, of each.
       wall_s: seconds of training so far.
       rows: the rows added to `metrics.jsonl`, one per iteration.
       evaluation: the evaluation after the last iteration, such as
@@ -260,7 +260,7 @@ class Recorder:
         self._pending = metrics, {}
 
     def note_end(self) -> None:
-        """Notes the time if the last call has ended; to be called before a call that may run to its end."""
+        """Notes the time if the last call has ended; called before each `engine.start`, which may block."""
         if self._pending is not None and self._ended_at is None and self._pending[0].is_ready():
             self._ended_at = time.perf_counter()
 
@@ -319,7 +319,7 @@ class Recorder:
         return rows
 
     def _show(self, rows: Sequence[Mapping[str, Any]], seconds: float, is_first: bool) -> None:
-        """Displays the mean return of the rows of the last call."""
+        """Displays progress, with the mean return of the rows of the last call."""
         returns = [x for row in rows if math.isfinite(x := row.get("episode_return", math.nan))]
         stream = stream_line(rows, self._busy_fractions(seconds))
         self.progress.update(self.iteration, float(np.mean(returns)) if returns else None, stream)
@@ -369,7 +369,7 @@ class Recorder:
                 ) from error
 
 
-_NON_METRICS = (  # columns of metrics.jsonl
+_NON_METRICS = (  # columns of metrics.jsonl that are not metrics of the algorithm
     *("iteration", "env_steps", "wall_s", "eval_return", "eval_return_sampled"),
     *("eval_returns", "eval_returns_sampled", "eval_episodes"),
 )

@@ -129,7 +129,7 @@ _MAX_PROPOSALS = 20  # proposals of Optuna per trial; after these, values are ra
 
 
 def check_search(algorithm: Any, space: Space) -> None:
-    """Checks that a search space names only hyperparameters of the algorithm, and none of its sweep."""
+    """Checks that a search space names only hyperparameters of the algorithm that no sweep varies."""
     base = unwrap_sweep(algorithm)
     if not dataclasses.is_dataclass(base):
         raise FdgError(f"search: {type(base).__name__} has no fields: give an algorithm that is a dataclass")
@@ -185,8 +185,8 @@ def _open_study(run: RunDirectory, halving: bool) -> Any:
                 super().append_logs(logs)
 
     journal = run.path / "study.journal"
-    # Only this process writes here, since it has locked the run: a killed one left Optuna's lock, which would
-    # never be released, and an incomplete line, after which Optuna cannot append.
+    # Only this process writes here, since it has locked the run. A process that was killed may have left
+    # Optuna's lock, which would never be released, or an incomplete line, after which Optuna cannot append.
     with run.explain_write_errors(journal.name):
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
         if journal.exists():

@@ -16,7 +16,7 @@ with import_context():
     import gymnax
     from gymnax.wrappers import LegacyStepAPIWrapper
 
-_make = gymnax.make  # drivers replace `gymnax.make`
+_make = gymnax.make  # the original, which drivers replace
 
 
 class OldStep(LegacyStepAPIWrapper):

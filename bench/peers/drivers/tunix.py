@@ -2,7 +2,9 @@
 
 Training is one call of `train`, in its own thread. A round is some of its iterations. A function that is
 called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data iterator
-of the agentic learner. Configuration: that of `trl.py`. With `"lag"`, the agentic learner trains on one
+of the agentic learner.
+
+Configuration: the keys that `trl.py` describes. With `"lag"`, the agentic learner trains on one
 device and generates on another, with parameters at most that many updates old.
 """
 
@@ -37,7 +39,7 @@ class JoinedMessages:
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the learner, and trains to the end of the first round."""
+    """Builds the learner, and trains to the end of the first round; returns the next round, and facts."""
     config |= json.loads(Path(config["problems"]).read_text())
     settings = config["trl"]
     group = settings["num_generations"]

@@ -1,4 +1,4 @@
-"""Finds the origins of each value of an iteration: the leaves and fragments that it comes from.
+"""Finds the origins of each value of an iteration: the state's leaves and the fragments that it comes from.
 
     w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
 
@@ -15,7 +15,8 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.fragment import FragmentMark, fragments_in
 
-# Positions of leaves and names of fragments; while a loop is analysed, also its carried values (`Versioned`).
+# Positions of the state's leaves, and names of fragments; while a loop is analysed, also its carried values
+# (`Versioned`).
 Origins: TypeAlias = frozenset[Any]
 
 
@@ -56,7 +57,10 @@ class Block:
 
 
 def kind_of_control(eqn: core.JaxprEqn) -> str | None:
-    """The kind of an equation with its bodies' results (`scan`, `while`, `cond`, `call`); else None."""
+    """The control flow of an equation: `scan`, `while`, `cond`, or `call` if it only runs its one body.
+
+    None for any other equation; its bodies are not analysed.
+    """
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
     if name in ("scan", "while", "cond"):
         return name
@@ -146,7 +150,7 @@ def _analyse_loop(
         )
         final_origins = trip_origins[min(length, last_trip)]
     for k, value in carried.items():
-        # A scan must also carry the versions of its results that are read.
+        # `all_origins` lacks the origins after the last trip of a scan, which its result has.
         value.origins = all_origins[value] if tests else all_origins[value] | final_origins[value]
         value.equal = starts[value] if _resolve(block.outputs[k], [value]) is value else None
     results = []
