@@ -117,9 +117,9 @@ class Repeated:
         return seconds
 
 
-def platform_of(arrays: Iterable[jax.Array]) -> str:
-    """The platform of the arrays' devices; without arrays, that of JAX's default devices."""
-    devices = (device for array in arrays for device in array.devices())
+def platform_of(arrays: Iterable[Any]) -> str:
+    """The platform of the arrays' devices; without arrays of JAX, that of its default devices."""
+    devices = (device for array in arrays if isinstance(array, jax.Array) for device in array.devices())
     return next((device.platform for device in devices), jax.default_backend())
 
 
