@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.codesign import cost, layers
@@ -87,14 +87,20 @@ def test_more_resources_are_never_worse(seed, name, times):
     assert np.all(after.offchip_bytes <= before.offchip_bytes) and np.all(after.energy_pj <= before.energy_pj)
 
 
+# XLA may divide by multiplying by a reciprocal. Then a quotient next to a whole number rounds up to another,
+# and leakage, a part of the energy, is that of one cycle more or less.
+BATCH_TOLERANCES = {"latency_cycles": {"atol": 1}, "energy_pj": {"rtol": 1e-4}}
+
+
 @FEW_EXAMPLES
+@example(495827)  # 250,527 bytes at 2.5088325 per cycle: 99,858 cycles, or 99,859
 @given(seeds)
 def test_costs_are_independent_of_the_batch(seed):
     found, stacked, subs = random_case(seed)
     both = costs(stacked, subs)
     alone = costs(jax.tree.map(lambda x: x[5:6], stacked), jax.tree.map(lambda x: x[3:4], subs))
-    for one, of_all in zip(alone, both, strict=True):
-        assert one[0, 0] == of_all[5, 3]
+    for name, one, of_all in zip(both._fields, alone, both, strict=True):
+        np.testing.assert_allclose(one[0, 0], of_all[5, 3], **{"rtol": 0, **BATCH_TOLERANCES.get(name, {})})
     nothing = costs(layers.stack([*found[:-1], None]), subs)
     assert all(not np.any(x[-1]) for x in nothing)  # an empty layer costs nothing, not even filling
     pairs = [jax.tree.map(lambda x, at=at: x[at : at + 1], subs) for at in range(24)]
