@@ -13,6 +13,7 @@ faster, and a trial may itself be a sweep. Bad trials are pruned by asynchronous
 import dataclasses
 import importlib.util
 import itertools
+import json
 import math
 import os
 import re
@@ -173,6 +174,22 @@ def carry_out_search(
         run.close()
 
 
+def _end_line(journal: Path) -> None:
+    """Removes an incomplete last entry, and ends a complete one that an editor left without a newline."""
+    content = journal.read_bytes()
+    end = content.rfind(b"\n") + 1
+    entry = content[end:]
+    if not entry.startswith(b"{"):  # nothing, or not Optuna's
+        return
+    try:
+        json.loads(entry)
+    except ValueError:
+        os.truncate(journal, end)
+    else:
+        with open(journal, "ab") as file:
+            file.write(b"\n")
+
+
 def _open_study(run: RunDirectory, halving: bool) -> Any:
     """Optuna's study in the run's journal, created if there is none; with `halving`, it prunes trials."""
     import optuna
@@ -190,7 +207,7 @@ def _open_study(run: RunDirectory, halving: bool) -> Any:
     with run.explain_write_errors(journal.name):
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
         if journal.exists():
-            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+            _end_line(journal)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
     try:

@@ -119,6 +119,19 @@ def test_search_resumes_after_a_kill_while_the_journal_was_written(tmp_path, mon
     assert [trial.run for trial in found.trials] == ["0000", "0001"]
 
 
+def test_journal_whose_last_newline_is_missing_keeps_its_last_entry(tmp_path):
+    search(tmp_path / "run", trials=1, halving=False)
+    journal = tmp_path / "run" / "study.journal"
+    content = journal.read_bytes()
+    journal.write_bytes(content[:-1])
+    found = search(tmp_path / "run", trials=2, halving=False, resume=True)
+    assert journal.read_bytes().startswith(content) and len(found.trials) == 2
+    journal.write_bytes(b"not a journal")
+    with refuses("is not Optuna's journal"):
+        search(tmp_path / "run", trials=3, halving=False, resume=True)
+    assert journal.read_bytes().startswith(b"not a journal")
+
+
 def test_full_disk_while_the_journal_is_written(tmp_path, monkeypatch):
     """The trial's results are kept, and the search can be resumed."""
     real, calls = os.fsync, []
