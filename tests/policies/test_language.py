@@ -16,7 +16,7 @@ from tests.conformance.comparison import assert_same, copied, plain
 from tests.conformance.dialogue import Dialogue
 
 ITERATIONS = 3
-SETUPS = {  # policy, devices; more policies and real algorithms: bench/language_placements.py
+SETUPS = {  # policy, devices; real algorithms: tests/rlhf/synchronous.py, in float64
     "hybrid": (Colocated(model_parallel=4, generation_parallel=2), 8),
     "split, both sharded": (Split(actors=4, learners=4, model_parallel=2, generation_parallel=2), 8),
     "standalone": (Standalone(actors=2, learners=2, references=1, critics=1, rewards=1), 7),
