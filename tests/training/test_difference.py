@@ -15,7 +15,6 @@ import pytest
 
 import fdg
 import policies
-from bench import planted
 from fdg.__main__ import main
 from fdg.errors import FdgError
 from fdg.training.recording import FACTS, array_difference, read_recording
@@ -23,6 +22,7 @@ from fdg.training.replaying import Replay
 from fdg.training.run import Run
 from tests import tiny, user_algorithm
 from tests.refusing import refuses
+from tests.training import planted
 
 F32 = np.float32
 
