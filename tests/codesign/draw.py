@@ -1,8 +1,9 @@
-"""Random layers and sub-accelerators of many sizes and kinds."""
+"""Random layers, sub-accelerators and scheduling problems of many sizes and kinds."""
 
+import jax.numpy as jnp
 import numpy as np
 
-from envs.codesign import cost, layers
+from envs.codesign import cost, layers, schedule
 
 KNOWN = ("dla", "shi", "rs", "systolic-os", "systolic-ws", "systolic-is")
 _KINDS = ("convolution", "depthwise", "transposed", "gemm", "pooling", "addition")
@@ -40,3 +41,30 @@ def random_subs(random, number):
     return cost.SubAccelerators(
         template, rows, columns, (2 ** random.uniform(8, 21, number)).astype(np.int32), *rates
     )
+
+
+def random_work(seed, num_layers, num_subs=None):
+    """A scheduling problem: two or three chains of layers, or two networks with branches.
+
+    There are two or three sub-accelerators, unless `num_subs` is set. Cycles differ by up to 64 times between
+    layers and 8 times between sub-accelerators; a transfer takes at most half as long as its layer. Energies
+    equal cycles. `cpsat.json` has the optima of the first seeds, by number of layers.
+    """
+    random = np.random.default_rng(seed)
+    num_subs = num_subs or int(random.integers(2, 4))
+    base = 2 ** random.uniform(8, 14, num_layers)
+    cycles = np.maximum(1, base[:, None] * 2 ** random.uniform(-1.5, 1.5, (num_layers, num_subs))).astype(int)
+    transfer = (base * random.uniform(0, 0.5) * random.uniform(0, 1, num_layers)).astype(int)
+    before = np.zeros((num_layers, num_layers), bool)
+    if seed % 3 < 2:
+        starts = random.choice(np.arange(1, num_layers), 1 + seed % 3, replace=False)  # of further chains
+        before[np.arange(num_layers - 1), np.arange(1, num_layers)] = True
+        before[:, starts] = False
+    else:
+        for low, high in ((0, num_layers // 2), (num_layers // 2, num_layers)):
+            for j in range(low + 1, high):
+                before[random.integers(max(low, j - 3), j, random.integers(1, 3)), j] = True
+    return schedule.Work(
+        jnp.asarray(cycles, jnp.int32), jnp.asarray(cycles, jnp.float32), jnp.asarray(transfer, jnp.int32),
+        jnp.asarray(before),
+    )  # fmt: skip

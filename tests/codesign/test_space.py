@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench import codesign_schedules
 from envs.codesign import cost, exhaustive, layers, problem, reading, schedule, space
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips
+from tests.codesign.draw import random_work
 from tests.codesign.small import TASK, build
 from tests.refusing import refuses
 
@@ -108,10 +108,8 @@ def test_enumerate_all_matches_python():
 def test_chain_schedule_matches_graph_schedule():
     of_chains = jax.jit(schedule.chain_schedule)
     for seed in range(0, 12, 3):  # two chains
-        one = codesign_schedules.instance(seed, 12, 2)
-        one["before"] = [[i, i + 1] for i in range(11) if i != 5]
-        work = codesign_schedules.arrays_of(one)
-        work = work._replace(energy_pj=work.latency_cycles**0.5)
+        work = random_work(seed, 12, 2)
+        work = work._replace(energy_pj=work.latency_cycles**0.5, before=schedule.chains(6, 6))
         shapes = (2, 6, 2), (2, 6, 2), (2, 6)
         parts = [x.reshape(shape) for x, shape in zip(work[:3], shapes, strict=True)]
         found = [of_chains(*parts, jnp.float32(x)) for x in (0.0, 0.1, 0.3, 1.0)]
