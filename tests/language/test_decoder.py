@@ -1,7 +1,4 @@
-"""The decoder, compared with Hugging Face's transformers and with itself.
-
-`golden.npz` is made by `python -m bench.language_oracle logits`.
-"""
+"""The decoder, compared with stored results of Hugging Face's transformers, and with itself."""
 
 import dataclasses
 import math
@@ -14,7 +11,7 @@ import pytest
 from algos.language import Decoder, DecoderConfig
 from algos.language import decoder as module
 from algos.language.layers import merge_adapters, rotary_frequencies
-from bench import language_oracle as oracle
+from tests.language import golden
 from tests.language.test_generation import TINY
 from tests.refusing import refuses
 
@@ -34,26 +31,19 @@ def parameters(decoder):
 TOKENS = jax.random.randint(jax.random.key(1), (2, 8), 0, V)
 SEGMENTS = jnp.array([[0, 0, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
 
-FAMILIES = ["llama kv=2 seed=0", "qwen2 kv=2 seed=0", "qwen3 kv=2 tied seed=0", "qwen2 window=4 seed=0"]
 
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", golden.CONFIGS)
 def test_logits_and_gradients_match_transformers(name):
-    config, seed = next((config, seed) for each, config, seed in oracle.cases(golden=True) if each == name)
-    with np.load(oracle.GOLDEN) as golden:
-        found = oracle.compare(golden, name, config, seed)
-    assert max(found.values()) < 1e-4, found
+    config = golden.CONFIGS[name]
+    assert golden.difference_of_logits(name, config, padded=False) < 1e-4
+    assert golden.difference_of_logits(name, config, padded=True) < 1e-4
+    assert golden.difference_of_gradients(name, config) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_scaled_rope_matches_transformers(kind):
-    name = f"llama rope={kind} seed=0"
-    config, seed = next((config, seed) for each, config, seed in oracle.cases() if each == name)
-    tokens, mask = oracle.inputs(config.vocab_size, seed, False)
-    parameters = oracle.parameters_of(config, seed)
-    found = jax.jit(Decoder(config).apply)(parameters, jnp.asarray(tokens), jnp.asarray(mask, jnp.int32))
-    with np.load(oracle.GOLDEN) as golden:
-        np.testing.assert_allclose(found, golden[name], atol=1e-4)
+@pytest.mark.parametrize("name", golden.SCALED_ROPES)
+def test_scaled_rope_matches_transformers(name):
+    config = golden.SCALED_ROPES[name]
+    assert golden.difference_of_logits(name, config, padded=False) < 1e-4
     plain = dataclasses.replace(config, rope_scaling=None)
     assert np.abs(rotary_frequencies(config)[0] - rotary_frequencies(plain)[0]).max() > 1e-3
 

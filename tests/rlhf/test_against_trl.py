@@ -1,6 +1,6 @@
 """Losses and their gradients, compared with those of TRL 1.16's trainers on the same tensors.
 
-`bench/rlhf_oracle.py` calls TRL and writes `trl_losses.json`.
+At commit ccff2ff9, `bench/rlhf_oracle.py` called TRL, and wrote `trl_losses.json`.
 """
 
 import json
