@@ -32,8 +32,14 @@ TOLERANCE = 1e-5  # largest accepted difference of logits, float32
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
 
 
-def _rope(kind: str, **values: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted({"rope_type": kind, **values}.items()))
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_scaling": tuple(sorted({"rope_type": kind, **values}.items()))}
+
+
+def _longrope(original_length: int) -> dict[str, Any]:
+    short, long = tuple(1 + i / 20 for i in range(8)), tuple(1.5 + i for i in range(8))
+    lengths = {"factor": 4.0, "original_max_position_embeddings": original_length}
+    return _rope("longrope", **lengths, short_factor=short, long_factor=long)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -45,40 +51,28 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"tie_embeddings": False},
     "qwen2, window 5 of later layers": {"qkv_bias": True, "sliding_window": 5, "first_sliding_layer": 1},
     "llama, width no multiple of heads": {"num_heads": 6, "num_kv_heads": 3, "head_dim": 12},
-    "llama linear": {"rope_scaling": _rope("linear", factor=2.0)},
-    "llama dynamic, beyond its context": {"rope_scaling": _rope("dynamic", factor=4.0), "max_positions": 9},
-    "llama llama3": {
-        "rope_scaling": _rope(
-            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-            original_max_position_embeddings=16,
-        )
-    },
-    "qwen2 yarn": {
-        "qkv_bias": True,
-        "rope_scaling": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
-    },
-    "llama longrope, long": {
-        "rope_scaling": _rope(
-            "longrope", factor=4.0, original_max_position_embeddings=9,
-            short_factor=tuple(1 + i / 20 for i in range(8)), long_factor=tuple(1.5 + i for i in range(8)),
-        )
-    },
-    "llama longrope, short": {
-        "rope_scaling": _rope(
-            "longrope", factor=4.0, original_max_position_embeddings=32,
-            short_factor=tuple(1 + i / 20 for i in range(8)), long_factor=tuple(1.5 + i for i in range(8)),
-        )
-    },
-}  # fmt: skip
+    "llama linear": _rope("linear", factor=2.0),
+    "llama dynamic, beyond its context": {**_rope("dynamic", factor=4.0), "max_positions": 9},
+    "llama llama3": _rope(
+        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+    ),
+    "qwen2 yarn": {"qkv_bias": True, **_rope("yarn", factor=4.0, original_max_position_embeddings=16)},
+    "llama longrope, long": _longrope(9),
+    "llama longrope, short": _longrope(32),
+}
+_ASCII = [chr(i) for i in range(33, 127)]  # printable, without the space
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] | trim }}</s>{% endfor %}<s>"
 WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve größe 東京 дом x=y+z? no!".split()
 
 
-def corpus() -> list[str]:
-    """Texts on which tokenizers are trained."""
+def _trained(tokenizer: Tokenizer, trainer: Any, alphabet: list[str], **options: Any) -> Tokenizer:
+    """Trains a tokenizer on random words; `alphabet` and `SPECIAL` are in its vocabulary in any case."""
     rng = random.Random(0)
-    return [" ".join(rng.choices(WORDS, k=12)) for _ in range(300)]
+    texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(300)]
+    options |= {"initial_alphabet": alphabet, "special_tokens": list(SPECIAL), "show_progress": False}
+    tokenizer.train_from_iterator(texts, trainer(**options))
+    return tokenizer
 
 
 def byte_level() -> Tokenizer:
@@ -96,18 +90,13 @@ def byte_level() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIAL),
-        show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator(corpus(), trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.BpeTrainer, pre_tokenizers.ByteLevel.alphabet(), vocab_size=420)
 
 
 def byte_fallback() -> Tokenizer:
     """BPE in which an unknown character becomes its bytes, as in Llama 2's tokenizer."""
     vocabulary = {word: i for i, word in enumerate(SPECIAL)}
-    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]:
+    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *_ASCII]:
         vocabulary[piece] = len(vocabulary)
     merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("1", "2"), ("a", "n"), ("an", "d")]
     for left, right in merges:
@@ -128,12 +117,7 @@ def unigram() -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False,
-        initial_alphabet=[chr(i) for i in range(33, 127)],
-    )  # fmt: skip
-    tokenizer.train_from_iterator(corpus(), trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.UnigramTrainer, _ASCII, vocab_size=200, unk_token="<unk>")
 
 
 def word_piece() -> Tokenizer:
@@ -141,12 +125,7 @@ def word_piece() -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=260, special_tokens=list(SPECIAL), show_progress=False,
-        initial_alphabet=[chr(i) for i in range(33, 127)],
-    )  # fmt: skip
-    tokenizer.train_from_iterator(corpus(), trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.WordPieceTrainer, _ASCII, vocab_size=260)
 
 
 TOKENIZERS = {
