@@ -105,7 +105,7 @@ def test_nan_before_learning_starts_is_ignored():
 
 
 def test_divergence_exits_with_status_1(tmp_path, capsys):
-    words = "--algo a2c --devices 1 --hidden 4 --total-steps 3200 --lr 1e30 --eval-episodes 0".split()
+    words = "--algo tests.training.test_fit:Diverging --devices 1 --total-steps 4".split()
     assert train_main([*words, "--out", str(tmp_path / "run")]) == 1
     line = capsys.readouterr().err
     assert re.search("(not a number|infinite): training stops", line)
