@@ -182,11 +182,6 @@ def test_games_conform(name):
     assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
 
 
-def test_pgx_game_conforms():
-    pytest.importorskip("pgx")
-    assert_conforms(envs.make("pgx:tic_tac_toe", opponent="greedy"))
-
-
 def test_random_opening_moves():
     """Zero to two moves, equally often; a game that they would end starts from the initial position."""
     env = envs.vectorize(games.Turns(TIC_TAC_TOE, random_moves=2))
