@@ -67,6 +67,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts the backends: a test's later --devices flag cannot change the number of devices
 
 
+# This helper has no examples, and imports brax, Jumanji and JaxMARL: seconds in every worker.
+collect_ignore = ["envs/foreign_envs.py"]
+
 _KEPT_PROGRAMS = 1000  # one or two megabytes each
 
 _START_PROCESSES = (

@@ -65,7 +65,7 @@ def _needs_other_files_or_packages(words: list[str]) -> bool:
     modules = any(
         ":" in word and word.partition(":")[0] in ("my.module", "mine", "thermostat") for word in words
     )
-    packages = ("envpool:", "gymnasium:", "ray:", "brax:", "MPE_", "verifiers:")
+    packages = ("envpool:", "gymnasium:", "ray:", "brax:", "MPE_", "HeuristicEnemySMAX", "verifiers:")
     host = any(word.startswith(packages) for word in words)
     return (
         bool(elsewhere & set(words)) or modules or host or "auto" in words or "--coordinator-address" in words

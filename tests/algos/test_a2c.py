@@ -17,9 +17,7 @@ import envs
 import fdg
 from algos import networks, optimizers
 from algos.on_policy import Trajectory
-from algos.recurrent import as_recurrent
 from envs import TimeStep
-from tests.algos.probes import trained
 from tests.algos.test_recurrent_ppo import COUNTING
 
 # --- the loss, by hand ---
@@ -98,25 +96,6 @@ def test_rmsprop_by_hand():
 # --- with a memory ---
 
 
-@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
-def test_as_recurrent_keeps_results(kind):
-    """`as_recurrent` adds an empty memory: results are equal up to rounding."""
-    env, network = envs.make("probe:truncation", steps=3), None
-    runs = []
-    for wrapped in (False, True):
-        network = networks.actor_critic(env.observation_space, env.action_space, hidden=(8,))
-        algorithm = kind(
-            env=env, network=as_recurrent(network) if wrapped else network, num_envs=4, num_steps=7,
-            normalize_observation=True, learning_rate=0.1,
-        )  # fmt: skip
-        state = jax.jit(algorithm.init)(jax.random.key(0))
-        _, metrics = jax.jit(lambda s, a=algorithm: jax.lax.scan(lambda s, _: a.iterate(s), s, length=20))(
-            state
-        )
-        runs.append(metrics)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
-
-
 def test_learner_and_actor_have_the_same_memory():
     """With equal parameters, actor and learner have the same policy: the KL divergence is zero."""
     algorithm = algos.IMPALA(
@@ -144,14 +123,6 @@ def test_bootstrap_values_use_memory():
     # Returns 1 + 2.5/2, 1 + 3/2, 1 + 4/2, 1 + 2/2 of values 1, 2, 3, 1.
     returns, values = np.array([2.25, 2.5, 3.0, 2.0]), np.array([1.0, 2.0, 3.0, 1.0])
     assert float(metrics["value_loss"]) == pytest.approx(np.mean(np.square(returns - values)), rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", [algos.A2C, algos.IMPALA])
-def test_memory_probe(kind):
-    """The cue that decides the reward is visible only at the start of an episode."""
-    algorithm = kind(env=envs.make("probe:memory"), memory="gru", total_steps=100_000)
-    state = trained(algorithm, algorithm.num_iterations)
-    assert algorithm.evaluate(state, jax.random.key(1), episodes=64)["return"] > 0.95
 
 
 def shapes(state):

@@ -80,14 +80,3 @@ def test_workers_act_with_their_parameters():
     action, _ = wide.act(state.worker_parameters, None, observation, jax.random.split(jax.random.key(0), 3))
     assert jnp.mean(action, axis=1)[1:].tolist() == [1.0, 0.0]
     assert 0.2 < float(jnp.mean(action[0])) < 0.8
-
-
-def test_one_worker_matches_a2c():
-    fields = {"num_envs": 6, "normalize_observation": True, "normalize_reward": True}
-    a3c = small(num_workers=1, **fields)
-    a2c = algos.A2C(env=a3c.env, num_steps=5, hidden=(4,), **fields)
-    state, _ = recorded(a3c, jax.jit(a3c.init)(jax.random.key(0)))
-    _, (learned, workers, running_return, trajectory) = recorded(a3c, state)
-    new, _, running, metrics = jax.jit(a3c.learn)(learned, workers, running_return, trajectory)
-    flat = jax.tree.map(lambda x: x[:, 0], trajectory)
-    assert_close(jax.jit(a2c.learn)(learned, (running_return[0],), flat), (new, (running[0],), metrics))

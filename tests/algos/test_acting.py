@@ -37,19 +37,6 @@ def test_actor(name):
     np.testing.assert_array_equal(other_keys, actions[0])  # greedy actions do not depend on keys
 
 
-def test_episode_start_resets_memory():
-    algorithm = SMALL["recurrent_ppo"]()
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    actor, keys = algorithm.actor(state), jax.random.split(jax.random.key(1), 2)
-    observation = jnp.ones((2, *algorithm.env.observation_space.shape))
-    first = actor.act(actor.memory(2), observation, jnp.ones(2, bool), keys, True)
-    nonzero = jax.tree.map(lambda x: x + 3.0, actor.memory(2))
-    again = actor.act(nonzero, observation, jnp.asarray([True, False]), keys, True)
-    for before, after in zip(jax.tree.leaves(first[1]), jax.tree.leaves(again[1]), strict=True):
-        np.testing.assert_array_equal(before[0], after[0])
-        assert not np.allclose(before[1], after[1])
-
-
 def test_evaluate_matches_loop():
     """Returns match a loop over steps without `scan`."""
     env = envs.make("probe:policy_of_observation")

@@ -205,26 +205,6 @@ def test_learns_policy_of_observation():
     assert mean_return(algos.MuZero(env=env, total_steps=128 * 60, **SMALL), 60) > 0.9
 
 
-def test_learns_with_action_mask():
-    env = envs.make("probe:masked")
-    found = mean_return(algos.MuZero(env=env, total_steps=128 * 150, **SMALL), 150)
-    assert found > 0.9 * env.single.optimal_return
-
-
-def test_no_learning_without_rewards_in_search():
-    """Nor with mctx's own rescaling, which stretches the smallest difference of values to the full range."""
-
-    class NoReward(algos.MuZero):
-        def _imagine(self, parameters, latent, action):
-            latent, reward = super()._imagine(parameters, latent, action)
-            return latent, jnp.zeros_like(reward)
-
-    env = envs.make("probe:policy_of_observation")
-    assert mean_return(NoReward(env=env, total_steps=128 * 60, **SMALL), 60) < 0.7
-    stretched = algos.MuZero(env=env, total_steps=128 * 60, least_range=1e-8, **SMALL)
-    assert mean_return(stretched, 60) < 0.7
-
-
 def test_invalid_settings():
     with pytest.raises(FdgError, match=r"cannot act in the action space Box.*use .*SAC"):
         algos.MuZero(env=envs.make("Pendulum-v1"))

@@ -279,14 +279,6 @@ def test_observation_shape():
 # --- Q-networks ---
 
 
-@every_observation
-def test_q_network_shape(observation_space):
-    observation = observe(observation_space)
-    network = q_network(observation_space, ACTIONS["discrete"], dueling=True, layer_norm=True)
-    values = network.apply(jax.jit(network.init)(jax.random.key(0), observation), observation)
-    assert values.shape == (BATCH, 3) and values.dtype == jnp.float32
-
-
 def test_q_network_matches_numpy():
     """Dense, layer norm, relu; then a value and three advantages minus their mean."""
     space = OBSERVATIONS["vector"]

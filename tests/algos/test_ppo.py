@@ -17,6 +17,7 @@ import policies
 from algos import distributions, normalize
 from algos.losses import Decision, ProximalLoss
 from algos.on_policy import Trajectory
+from algos.rollout import episode_metrics
 from envs import TimeStep
 
 # --- probe environments: each tests one possible error ---
@@ -52,26 +53,17 @@ def test_learns_probes(name, iterations, devices):
 
 
 def test_episode_metrics():
-    class Recording(algos.A2C):
-        def learn(self, learned, running, trajectory):
-            *after, metrics = super().learn(learned, running, trajectory)
-            return *after, {**metrics, "step": trajectory.time_step}
-
-    env = envs.make("CartPole-v1", max_steps_in_episode=20)
-    algorithm = Recording(env=env, num_envs=4, num_steps=64, hidden=(4,))
-    _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(2)))
-    step = jax.tree.map(np.asarray, metrics["step"])
-    done = step.terminated | step.truncated
-    assert done.sum() > 5 and step.terminated.any() and step.truncated.any()
-    assert float(metrics["episodes"]) == done.sum()
-    assert float(metrics["episode_return"]) == pytest.approx(np.mean(step.episode_return[done]), rel=1e-6)
-    assert float(metrics["episode_length"]) == pytest.approx(np.mean(step.episode_length[done]), rel=1e-6)
-
-
-def test_episode_metrics_without_ends(devices):
-    algorithm = algos.A2C(env=envs.make("Pendulum-v1"), num_envs=4, num_steps=8, hidden=(8,))
-    _, metrics = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
-    assert np.isnan(metrics["episode_return"]) and metrics["episodes"] == 0
+    """Of three episodes, `[T, B]`: returns 3, 5 and 10 after 2, 1 and 3 steps. Without ends: not-a-number."""
+    terminated = jnp.array([[0, 1], [0, 0], [0, 1]], bool)
+    truncated = jnp.array([[0, 0], [1, 0], [0, 0]], bool)
+    returns, lengths = jnp.array([[0.0, 5], [3, 0], [0, 10]]), jnp.array([[0, 1], [2, 0], [0, 3]])
+    rows = jnp.zeros((3, 2))
+    step = TimeStep(None, rows, terminated, truncated, rows, returns, lengths)
+    metrics = episode_metrics(step)
+    assert [float(metrics[name]) for name in ("episode_return", "episode_length", "episodes")] == [6, 2, 3]
+    never = jnp.zeros((3, 2), bool)
+    without = episode_metrics(step._replace(terminated=never, truncated=never, episode_return=rows))
+    assert np.isnan(without["episode_return"]) and without["episodes"] == 0
 
 
 # --- the loss, by hand ---

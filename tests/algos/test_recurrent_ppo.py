@@ -178,21 +178,6 @@ def test_burn_in_updates_memories():
     np.testing.assert_allclose(algorithm._predict(doubled, stored)[1], [[6.0, 8.0, 10.0, 12.0]] * 2)
 
 
-def test_masked_actions():
-    """`probe:masked` gives reward 1,000 for a masked action; gradients through the mask are finite."""
-
-    def unroll(parameters, memory, observation, start):
-        logits = observation * parameters["w"]
-        return Output(logits, logits[..., 0], jnp.broadcast_to(memory, start.shape))
-
-    network = algos.RecurrentNetwork(lambda key, observation: {"w": jnp.ones(())}, jnp.zeros, unroll)
-    algorithm = algos.RecurrentPPO(env=envs.make("probe:masked"), network=network, num_steps=64)
-    state, metrics = jax.jit(lambda key: algorithm.iterate(algorithm.init(key)))(jax.random.key(0))
-    assert abs(float(metrics["episode_return"])) < 1 and metrics["episodes"] == 8 * 64
-    assert np.isfinite(state.parameters["w"]) and state.parameters["w"] != 1.0
-    assert float(metrics["entropy"]) <= np.log(2.0) + 1e-6
-
-
 def test_burn_in_is_normalised():
     """Burn-in observations are normalised like the others: values match the actor's."""
     _, (_, second) = recorded(

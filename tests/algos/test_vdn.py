@@ -18,7 +18,6 @@ from algos.replay import Step
 from algos.sequences import Sequences
 from algos.value_decomposition import Parameters
 from fdg.errors import FdgError
-from tests.algos.probes import trained
 
 # Tabular Q-values for observations 0, 1 and 2 and two actions: the parameters are the values.
 TABLE = algos.Network(
@@ -143,19 +142,6 @@ def test_multi_discrete_by_hand():
     values = found(jax.random.key(0), jnp.ones((1, 1, 2, 2)))
     np.testing.assert_allclose(values[..., :2].mean(-1), values[..., 2:].mean(-1), rtol=1e-5)
     assert float(jnp.std(values)) > 0.01
-
-
-QUICK = {
-    "num_envs": 8, "num_steps": 4, "batch_size": 16, "num_updates": 2, "buffer_size": 2_000, "hidden": (16,),
-    "learning_starts": 64, "total_steps": 10_000, "target_period": 20, "anneal_learning_rate": False,
-}  # fmt: skip
-
-
-def test_agents_with_different_spaces():
-    """Observations are dictionaries, and one action is masked for one of the agents."""
-    algorithm = algos.VDN(env=envs.make("probe:unlike"), **QUICK)
-    state = trained(algorithm, 150)
-    assert float(algorithm.evaluate(state, jax.random.key(1), 64)["return"]) > 0.9
 
 
 # --- errors ---

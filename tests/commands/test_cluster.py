@@ -150,16 +150,6 @@ def test_unwritable_calibration(capsys, tmp_path):
     assert "cannot be written" in refused(capsys, f"--out {tmp_path / 'file' / 'x.json'}", calibrate_main)
 
 
-LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
-
-
-def test_compare_with_policy_fields(capsys, cluster):
-    words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp --compare colocated,gpu_only"
-    assert plan_main(words.split()) == 0
-    text = capsys.readouterr().out
-    assert "GPUOnly(parameters='fsdp')" in text and "collectives of all are estimated" in text
-
-
 def test_plan_a_model_without_weights(capsys, tmp_path):
     from algos.language.config import DecoderConfig
 

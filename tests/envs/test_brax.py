@@ -13,7 +13,7 @@ import pytest
 import envs
 from envs import from_brax
 from envs.quiet import quietly
-from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
+from tests.envs.conformance import assert_conforms
 from tests.lazy_module import LazyModule
 
 brax_envs = LazyModule("brax.envs")
@@ -76,10 +76,3 @@ def test_name_contains_backend():
     assert envs.make("brax:ant:spring") != envs.make("brax:ant")
     assert envs.make("brax:ant").max_episode_steps == 1000
     assert envs.make("brax:ant").repeat_start and not envs.make("brax:ant", repeat_start=False).repeat_start
-
-
-def test_overrides_reach_brax():
-    env = envs.make("brax:reacher", backend="spring", n_frames=1)
-    assert_tracing_allocates_nothing(lambda: env)
-    assert from_brax._brax_environment(env.single)._n_frames == 1
-    assert env.observation_space.shape == (11,) and env.action_space == envs.Box(-1.0, 1.0, (2,))

@@ -11,7 +11,6 @@ import pytest
 import envs
 from envs import games
 from fdg.errors import FdgError
-from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 
 TIC_TAC_TOE, HEX = games.tic_tac_toe(), games.HexGame(size=4)
 SMALL_FOUR = games.connect_four(rows=4, columns=5)
@@ -173,18 +172,6 @@ def test_matches_pgx(ours, name):
 
 
 # --- environments ---
-
-
-@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", "hex"])
-def test_games_conform(name):
-    sizes = {"connect_four": {"rows": 4, "columns": 4}, "hex": {"size": 3}}.get(name, {})
-    assert_conforms(envs.make(f"game:{name}", **sizes))
-    assert_tracing_allocates_nothing(lambda: envs.make(f"game:{name}", opponent="greedy", **sizes))
-
-
-def test_pgx_game_conforms():
-    pytest.importorskip("pgx")
-    assert_conforms(envs.make("pgx:tic_tac_toe", opponent="greedy"))
 
 
 def test_random_opening_moves():

@@ -113,18 +113,6 @@ def test_tracing_allocates_nothing():
     assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
 
 
-def test_sizes():
-    for name in from_jaxmarl.PARTICLES:
-        assert envs.make(name).max_episode_steps == 26
-    others = [envs.make(name) for name in FACMAC]
-    sizes = [(env.num_agents, env.observation_space.shape) for env in others]
-    assert sizes == [(4, (16 + 4,)), (8, (28 + 8,)), (12, (40 + 12,))]  # JaxMARL declares 16 for all three
-    assert envs.make("MPE_simple_spread_v3").observation_space.shape == (18,)
-    assert envs.make("MPE_simple_spread_v3", agent_identity=True).observation_space.shape == (21,)
-    assert envs.make("MPE_simple_tag_v3").observation_space.shape == (20,)
-    assert envs.make("MPE_simple_tag_v3", agent_identity=False).observation_space.shape == (16,)
-
-
 def test_missing_jaxmarl(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments.mpe", None)
     with pytest.raises(FdgError, match=r"need JaxMARL, .* is not installed: pip install 'fdg\[jaxmarl\]'"):

@@ -87,12 +87,9 @@ class Python:
             for other in [dataclasses.replace(v, makers=frozenset().union(*(o.makers for o in others)))]
         )
 
-    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
-        return function(*operands)
-
 
 class Unrolled:
-    """JAX without loops or calls."""
+    """JAX without loops."""
 
     def fragment(self, role: str, name: str, function: Callable, *operands: Any) -> tuple:
         def body(*values):
@@ -113,12 +110,9 @@ class Unrolled:
     def choose(self, choice: Any, yes: Callable, no: Callable, *operands: Any) -> tuple:
         return jax.lax.cond(choice > 0, yes, no, *operands)
 
-    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
-        return function(*operands)
-
 
 class Looped(Unrolled):
-    """JAX with scans, while loops and calls."""
+    """JAX with scans and while loops."""
 
     def loop(self, trips: int, body: Callable, carry: tuple, how: str = "scan") -> tuple:
         if how == "while":
@@ -128,19 +122,6 @@ class Looped(Unrolled):
 
             return jax.lax.while_loop(lambda state: state[0] < trips, trip, (jnp.int32(0), carry))[1]
         return jax.lax.scan(lambda c, i: (body(c, i), None), carry, jnp.arange(trips, dtype=jnp.float32))[0]
-
-    def call(self, how: str, function: Callable, *operands: Any) -> tuple:
-        if how == "remat":
-            return jax.checkpoint(function)(*operands)
-        if how == "custom_vjp":
-            wrapped = jax.custom_vjp(function)
-            wrapped.defvjp(lambda *xs: (function(*xs), xs), lambda xs, g: xs)
-            return wrapped(*operands)
-        if how == "custom_jvp":
-            wrapped = jax.custom_jvp(function)
-            wrapped.defjvp(lambda xs, ts: (function(*xs), function(*ts)))
-            return wrapped(*operands)
-        return jax.jit(function)(*operands)
 
 
 @dataclasses.dataclass(frozen=True)

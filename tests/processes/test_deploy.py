@@ -3,8 +3,6 @@
 import os
 import re
 import subprocess
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -170,58 +168,6 @@ def test_kubernetes_access():
         for verb in rule["verbs"]
     }
     assert allowed >= {("pods", "list"), ("jobs", "get"), ("services", "list")}  # JAX's requests
-
-
-@pytest.mark.parametrize("name", ["jobset", "indexed-job"])
-def test_kubernetes_detection(joined, monkeypatch, name):
-    """JAX's detection, with a fake Kubernetes API that describes the template's cluster."""
-    from jax._src.clusters import k8s_cluster
-
-    spec = job_spec(name)
-    pod_spec = spec["template"]["spec"]
-    owner = types.SimpleNamespace(controller=True, kind="Job")
-    job_name, labels = "fdg", {}
-    if name == "jobset":
-        jobset = documents(name)["JobSet"]
-        job_name = f"{jobset['metadata']['name']}-{jobset['spec']['replicatedJobs'][0]['name']}-0"
-        labels = {"jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"]}
-    pod = types.SimpleNamespace(
-        metadata=types.SimpleNamespace(name="p", labels={"job-name": job_name}, owner_references=[owner]),
-        spec=types.SimpleNamespace(subdomain=pod_spec.get("subdomain")),
-    )
-    job = types.SimpleNamespace(
-        metadata=types.SimpleNamespace(name=job_name, labels=labels),
-        spec=types.SimpleNamespace(parallelism=spec["parallelism"]),
-    )
-    core = types.SimpleNamespace(
-        list_namespaced_pod=lambda namespace, field_selector: types.SimpleNamespace(items=[pod])
-    )
-    batch = types.SimpleNamespace(read_namespaced_job=lambda name, namespace: {job_name: job}[name])
-    module = types.ModuleType("kubernetes")
-    module.config = types.SimpleNamespace(load_incluster_config=lambda: None)
-    module.client = types.SimpleNamespace(
-        CoreV1Api=lambda: core,
-        BatchV1Api=lambda: batch,
-        exceptions=types.SimpleNamespace(ApiException=KeyError),
-    )
-    monkeypatch.setitem(sys.modules, "kubernetes", module)
-    cluster = k8s_cluster.K8sCluster
-    for method in (cluster._pod, cluster._job, cluster._controller, cluster._headless_svc):
-        method.cache_clear()
-    monkeypatch.setattr(cluster, "_namespace", lambda: "default")
-    hostnames = []
-    lookup = types.SimpleNamespace(gethostbyname=hostnames.append, gaierror=OSError)
-    monkeypatch.setattr(k8s_cluster, "socket", lookup)
-    monkeypatch.setattr(k8s_cluster, "time", types.SimpleNamespace(sleep=lambda seconds: None))
-    for variable, value in {
-        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-        "HOSTNAME": "p",
-        "JOB_COMPLETION_INDEX": "1",
-    }.items():
-        monkeypatch.setenv(variable, value)
-    first = "fdg-hosts-0-0.fdg" if name == "jobset" else "fdg-0.fdg-pods"
-    (port,) = pod_spec["containers"][0]["ports"]
-    assert joined() == (f"{first}:{port['containerPort']}", 2, 1)
 
 
 @pytest.mark.parametrize("name", ["jobset", "indexed-job"])

@@ -13,7 +13,6 @@ from algos.language import Decoder, DecoderConfig, peft, weights
 from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
-from envs.text.tokenizers import COMMON
 from fdg.errors import FdgError
 from tests.rlhf.small import SMALL, TASK, make
 
@@ -106,25 +105,6 @@ def test_missing_tokenizer_files_are_written(folder):
     written = json.loads(files["tokenizer_config.json"])
     assert (written["eos_token"], written["tokenizer_class"]) == ("</s>", "PreTrainedTokenizerFast")
     assert json.loads(files["generation_config.json"])["eos_token_id"] == 2
-
-
-def test_character_tokenizer_is_exported(tmp_path):
-    algorithm = make("sft")
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    algorithm.export(state, tmp_path)
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    draw = np.random.default_rng(0)
-    for text in ["", COMMON, *("".join(draw.choice([*COMMON], 30)) for _ in range(50))]:
-        ids = algorithm.env.tokenizer.encode(text)
-        assert tokenizer.encode(text).ids == ids and tokenizer.decode(ids) == text
-    again = make("sft", model=str(tmp_path))
-    assert again.env == algorithm.env, "equal to the original, also in response lengths"
-    assert again.answer(state, ["1+1="]) == algorithm.answer(state, ["1+1="])
-    prompt = HuggingFaceTokenizer(str(tmp_path)).chat([{"role": "user", "content": "1+1="}])
-    assert tokenizer.encode(prompt).ids == [1, *algorithm.env.tokenizer.encode("1+1=")]
-    text = (tmp_path / "tokenizer.json").read_text().replace("Fuse", "ByteFallback")
-    (tmp_path / "tokenizer.json").write_text(text)
-    assert isinstance(tokenizer_of(tmp_path), HuggingFaceTokenizer), "a different tokenizer"
 
 
 BROKEN = {

@@ -158,14 +158,6 @@ def test_weighted_rewards_and_none(task):
     }  # fmt: skip
 
 
-def test_no_reward_rate(task):
-    judged_in_part = task.with_reward(lambda responses: [None] * 3 + [1.0] * (len(responses) - 3))
-    sizes = {"num_prompts": 2, "group_size": 4, "num_minibatches": 1, "num_epochs": 1}
-    algorithm = algos.GRPO(env=judged_in_part, hidden_size=8, num_layers=1, num_heads=2, **sizes)
-    _, metrics = jax.jit(algorithm.iterate)(algorithm.init(jax.random.key(0)))
-    assert float(metrics["no_reward_rate"]) == 3 / 8 and float(metrics["episode_return"]) == 1
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [

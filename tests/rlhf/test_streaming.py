@@ -77,14 +77,6 @@ def rollout(name, **fields):
     return jax.jit(lambda state: rollouts(algorithm, state, count, lambda x: x)[0])(state)
 
 
-def test_first_batch_of_a_stream():
-    """The first batch of a stream with `ahead=1` equals the batch without a stream."""
-    found, expected = rollout("grpo", ahead=1, slots=16, order="prompt"), rollout("grpo")
-    assert (found.responses.tokens == expected.responses.tokens).all()
-    np.testing.assert_allclose(found.log_prob, expected.log_prob, atol=1e-5)
-    assert (found.reward.total == expected.reward.total).all()
-
-
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
 def test_state_and_metrics_with_ahead(name):
     own = {"respondent": "policy"} if name == "dpo" else {"late": "mask"}

@@ -311,7 +311,7 @@ LOCAL = "gymnasium:tests.training.gymnasium_envs:"
             {"": ("int32", {5, 6})},
         ),
     ],
-    ids=str,
+    ids=["a mixed space", "a start", "several choices", "a mapping", "integers"],
 )
 def test_actions_are_stored_in_the_library_space(tmp_path, monkeypatch, env, metadata, stored):
     env = envs.make(env) if isinstance(env, str) else envs.vectorize(env)
@@ -460,10 +460,9 @@ def test_command_line(tmp_path, capsys):
     assert "error: --steps is missing: fdg collect RUN --steps 100000 --out DIR" in capsys.readouterr().err
     small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
     algorithm = algos.BC(env=env, dataset=str(tmp_path / "data"), **small)
-    run = fdg.fit(algorithm, total_steps=8, out=tmp_path / "bc", eval_episodes=2)
+    run = fdg.fit(algorithm, total_steps=8, out=tmp_path / "bc", eval_episodes=0)
     (tmp_path / "data").rename(tmp_path / "gone")
     again = fdg.load(tmp_path / "bc")
-    assert again.evaluate().mean == run.last_evaluation.mean
     jax.tree.map(np.testing.assert_array_equal, again.state.learned, run.state.learned)
     assert Path(again.algorithm.dataset) == tmp_path / "bc"  # the run's copy
     (tmp_path / "bc").rename(tmp_path / "moved")  # usable for `start_from` and as data set

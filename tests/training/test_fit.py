@@ -252,9 +252,6 @@ def test_start_from(tmp_path):
     assert config["from"]["changes"]["learning_rate"] == [first.algorithm.learning_rate, 1e-9]
     with pytest.raises(FdgError, match=r"\[8\] in that run and float32\[16\] here: .*hidden=8 \(here 16\)"):
         fitted(tmp_path / "third", small(**given | {"hidden": (16,)}), start_from=first.path)
-    default = fitted(tmp_path / "default", small("a2c"))
-    with pytest.raises(FdgError, match=r"network of that run: no hidden \(here 16\)"):
-        fitted(tmp_path / "third", small("a2c", hidden=(16,)), start_from=default.path)
     other = dataclasses.replace(changed, env=envs.make("Pendulum-v1"))
     with pytest.raises(
         FdgError, match=r"environment is CartPole-v1, .* 2 actions; Pendulum-v1 .* actions \[1\]: choose"
@@ -279,6 +276,9 @@ def test_from_and_config_flags(tmp_path, capsys):
     assert train_main(["--from", str(tmp_path)]) == 2
     output = capsys.readouterr().err
     assert output.count("\n") == 3 and "--config starts a new run" in output
+    default = fitted(tmp_path / "default", small("a2c"))
+    with pytest.raises(FdgError, match=r"network of that run: no hidden \(here 16\)"):
+        fitted(tmp_path / "fourth", small("a2c", hidden=(16,)), start_from=default.path)
 
 
 def test_interrupt_during_engine_run():

@@ -14,7 +14,6 @@ import pytest
 
 from fdg import shadowing
 from fdg.commands.cli import plan_main, train_main
-from fdg.commands.parse import parse
 from fdg.errors import FdgWarning, RunError
 from fdg.training import run_directory
 from fdg.training.finite import FiniteCheck
@@ -105,7 +104,7 @@ def test_nan_before_learning_starts_is_ignored():
 
 
 def test_divergence_exits_with_status_1(tmp_path, capsys):
-    words = "--algo a2c --devices 1 --hidden 4 --total-steps 3200 --lr 1e30 --eval-episodes 0".split()
+    words = "--algo tests.training.test_fit:Diverging --devices 1 --total-steps 4".split()
     assert train_main([*words, "--out", str(tmp_path / "run")]) == 1
     line = capsys.readouterr().err
     assert re.search("(not a number|infinite): training stops", line)
@@ -172,15 +171,6 @@ def test_unreadable_summary_is_rewritten(copy):
     (copy / "summary.json").write_text("{")
     assert train_main([*WALK, "--resume", str(copy)]) == 0
     assert json.loads((copy / "summary.json").read_text())["iterations"] == 8
-
-
-def test_leftover_steps_are_reported(tmp_path, capsys):
-    assert parse(WALK, "", "").rounding_message is None
-    assert train_main([*WALK, "--total-steps", "70", "--out", str(tmp_path / "run")]) == 0
-    assert (
-        "70 steps are 8 iterations of 8, and 6 more, which are left out: 64 will be done"
-        in capsys.readouterr().out
-    )
 
 
 def test_early_failure_leaves_no_directory(tmp_path, capsys, monkeypatch):

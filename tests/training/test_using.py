@@ -41,7 +41,7 @@ def test_load_restores_the_run(run):
 
 
 def test_load_with_another_algorithm_is_refused(run):
-    for name, value, stored in (("hidden", (16,), [8]), ("num_envs", 8, 4), ("layer_norm", True, False)):
+    for name, value, stored in (("hidden", (16,), [8]), ("num_envs", 8, 4)):
         with pytest.raises(FdgError) as refused:
             fdg.load(run.path, algorithm=small(**{name: value}))
         assert f"contradicts the {stored} of the run in {run.path}: leave algorithm out" in str(refused.value)
@@ -84,20 +84,6 @@ def test_policy_compiles_once(run):
         for _ in range(3):
             policy(np.ones(4))
     assert not compiled
-
-
-def test_policy_memory_resets_at_episode_start():
-    algorithm = small("recurrent_ppo", memory_size=8)
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)  # untrained
-    memories = []
-    policy = run.acting()
-    for observation, start in ((0.5, None), (0.1, None), (0.5, True)):
-        policy(np.full(4, observation), start=start)
-        memories.append(jax.tree.leaves(policy.memory)[0].tolist())
-    assert memories[0] == memories[2] != memories[1]
-    policy.reset()
-    policy(np.full(4, 0.5))
-    assert jax.tree.leaves(policy.memory)[0].tolist() == memories[0]
 
 
 def reset_of(run):
