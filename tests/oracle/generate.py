@@ -72,8 +72,8 @@ class _Generator:
         self.structures = rng.sample(STRUCTURES, rng.randint(1, 3))
         self.roles = rng.sample(ROLES[:3], rng.choice([2, 3])) + rng.sample(ROLES[3:], rng.choice([0, 1]))
         if self.stale:
-            # The staleness reference does not support them.
-            self.structures = [s for s in self.structures if s not in ("while", "linearize")] or ["scan"]
+            # The staleness reference does not support it.
+            self.structures = [s for s in self.structures if s != "linearize"] or ["scan"]
             self.roles = ["actor", *rng.sample(["learner", "learner", "environment"], 2), *self.roles[3:]]
         if self.chance(0.25):
             self.roles.append("update")

@@ -256,25 +256,22 @@ class _Iteration:
     def while_(
         self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain
     ) -> list[Versions]:
-        """Without fragments inside, the loop is one operation."""
-        block = line.blocks[0]
-        if any(inner.kind == "fragment" for inner in walk(block.lines)):
-            raise UnclearError("fragments in a while loop")
-        ids = list(scope)
-        outputs = self.on_arrays(
-            lambda x: self.arrays.line(line, x[: len(inputs)], dict(zip(ids, x[len(inputs) :], strict=True))),
-            [*inputs, *scope.values()],
-            chain,
-        )
-        if not chain:
-            return outputs
-        outside = {*block.params, *(v for v in block.results if v.name in scope)}
-        for k, (param, result) in enumerate(zip(block.params, block.results, strict=True)):
-            if param == result:
-                outputs[k] = inputs[1 + k]
-            elif result in outside:
+        """The first input chooses among the carries after 0, 1 and 2 trips."""
+        block, (number, *carry) = line.blocks[0], inputs
+        weak = [_is_weak(x.newest) for x in carry]
+        carries = [carry]
+        for _ in range(2):
+            carries.append(_cast_weak(self.block(block, carries[-1], scope, chain), weak))
+        outside = {id(x) for x in (*scope.values(), *carry)}
+        results = []
+        for start, *ends in zip(*carries, strict=True):
+            if all(end is start for end in ends):
+                results.append(start)
+                continue
+            if chain and any(id(end) in outside for end in ends):
                 raise UnclearError("a while loop in a fragment passes through another value")
-        return outputs
+            results.append(self.one(_choose, number, start, *ends, chain=chain))
+        return results
 
     def cond(
         self, line: Line, inputs: list[Versions], scope: Mapping[str, Versions], chain: Chain

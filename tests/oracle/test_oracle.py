@@ -142,6 +142,22 @@ def test_two_versions_in_one_loop():
     np.testing.assert_allclose(metrics["m0"], mixed, rtol=1e-6)
 
 
+def test_actor_in_a_while_loop():
+    """It reads the delayed weight in each of two trips, and then the learner updates the newest one."""
+    count, x, last = value("count", kind="i"), value("lx"), value("x2")
+    output = value("made")
+    inner = fragment("actor", [W, x], [output], [op("mix", [P, Q], R)], [P, Q], [R])
+    loop = Line("while", "while", (count, SEEN), (last,), 0, (Block((x,), (inner,), (output,)),))
+    learn = fragment("learner", [W], [NEXT], [op("bend", [R], S)], [R], [S])
+    program = Program((Leaf(W, 0), Leaf(SEEN, 1), Leaf(count, 2)), (loop, learn), (NEXT, last, count), ())
+    state = [jnp.float32(0.7), jnp.float32(0), jnp.int32(2)]
+    (_, seen, _), _ = stale_run(program, state, 2, APART, 1, Host())
+    expected = 0.0
+    for _ in range(4):  # two trips in each of two iterations, which read the initial weight
+        expected = 0.6 * np.sin(0.7) + 0.3 * np.tanh(expected)
+    np.testing.assert_allclose(seen, expected, rtol=1e-6)
+
+
 def test_loops_keep_weak_types():
     """Loop counters, and carries that start as Python numbers, are weakly typed; `wrap` detects it."""
     count, fixed, rows = value("count", kind="i"), value("fixed", kind="i"), value("rows", 12, kind="i")
