@@ -1,7 +1,7 @@
 """Configurations of decoders (Llama, Qwen2, Qwen3), and their `config.json`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from algos.language.config_keys import check_config_keys
@@ -44,6 +44,17 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
 
 
+def _is_pairs(value: Any) -> bool:
+    """True for a tuple of pairs, each of a name and a hashable value."""
+    return isinstance(value, tuple) and all(
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and isinstance(pair[1], Hashable)
+        for pair in value
+    )
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63
 
@@ -52,6 +63,7 @@ _COUNT = _Kind("a whole number above zero", lambda value: _is_whole(value) and v
 _WHOLE = _Kind("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
 _NUMBER = _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 _POSITIVE = _Kind("a number above zero", lambda value: _is_number(value) and value > 0)
+_FINITE = _Kind("a finite number", _is_number)
 _ABOVE_ONE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
 _FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
 
@@ -61,7 +73,7 @@ _FIELDS = {
     "rms_norm_eps": _NUMBER, "tie_embeddings": _FLAG, "qkv_bias": _FLAG, "output_bias": _FLAG,
     "mlp_bias": _FLAG, "qk_norm": _FLAG, "sliding_window": _COUNT, "first_sliding_layer": _WHOLE,
     "max_positions": _COUNT, "remat": _FLAG, "packed_rows": _COUNT, "lora_rank": _WHOLE,
-    "initializer_range": _NUMBER,
+    "lora_alpha": _FINITE, "initializer_range": _NUMBER,
 }  # fmt: skip
 _OPTIONAL = ("head_dim", "sliding_window", "packed_rows")
 _FACTORS = _Kind(
@@ -154,8 +166,16 @@ class DecoderConfig:
         self._require(
             self.dtype in ("float32", "bfloat16"), f"dtype={self.dtype!r}: it must be 'float32' or 'bfloat16'"
         )
+        self._require(
+            isinstance(self.lora_targets, tuple),
+            f"lora_targets={quoted(self.lora_targets)}: give a tuple of names",
+        )
         unknown = [name for name in self.lora_targets if name not in LINEAR]
         self._require(not unknown, f"lora_targets={unknown}: a block has {', '.join(LINEAR)}")
+        self._require(
+            self.rope_scaling is None or _is_pairs(self.rope_scaling),
+            f"rope_scaling={quoted(self.rope_scaling)}: give pairs, tuple(sorted(...items()))",
+        )
         kind, rope = self.rope_type, self.rope
         self._require(
             kind in _ROPE_TYPES,

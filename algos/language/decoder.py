@@ -89,10 +89,15 @@ class Decoder:
         }
         if not c.tie_embeddings:
             base["head"] = normal(keys[-1], c.hidden_size, c.vocab_size)
-        return self.with_adapters(base, jax.random.fold_in(key, count)) if c.lora_rank else base
+        return self._with_adapters(base, jax.random.fold_in(key, count)) if c.lora_rank else base
 
     def with_adapters(self, base: Weights, key: jax.Array) -> Weights:
         """Adds adapters, which have no effect yet (`b` is zero), to parameters."""
+        # `jax.jit` sorts dicts, and files store tensors in any order; adapters must not depend on either.
+        return self._with_adapters(jax.tree.map(lambda x: x, base), key)
+
+    def _with_adapters(self, base: Weights, key: jax.Array) -> Weights:
+        """`with_adapters`; random numbers are drawn in the order of the dicts of `base`."""
         c = self.config
         names = [(part, name) for part in ("attention", "mlp") for name in base["layers"]["0"][part]]
         names = [(part, name) for part, name in names if name in c.lora_targets]

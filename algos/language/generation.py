@@ -17,7 +17,7 @@ import numpy as np
 from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
 from envs.text.prompts import Prompts
-from fdg.arguments import checked_names
+from fdg.arguments import check_fields, checked_names, quoted
 from fdg.errors import FdgError, FdgWarning
 from fdg.rowwise import rowwise
 from fdg.stream import Now, Stream, zeros
@@ -45,7 +45,10 @@ class Sampling:
     pad_token: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, "max_new_tokens", "temperature", "top_k", "top_p")
+        is_list = np.iterable(self.stop_tokens) and not isinstance(self.stop_tokens, str)
         bounds = (
+            (is_list, f"stop_tokens={quoted(self.stop_tokens)}: give a tuple of tokens"),
             (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: it must be 1 or more"),
             (self.temperature >= 0, f"temperature={self.temperature}: it must be 0 or more"),
             (self.top_k >= 0, f"top_k={self.top_k}: it must be zero (all) or above"),

@@ -167,16 +167,12 @@ def merge_adapters(config: DecoderConfig, parameters: Weights) -> Weights:
     if "base" not in parameters:
         return parameters
     scale = config.lora_alpha / config.lora_rank
-    network, adapters = parameters["base"], parameters["adapters"]["layers"]
-    blocks: dict[str, Any] = {}
-    for i, block in network["layers"].items():
-        merged = dict(block)
-        for part, part_adapters in adapters.get(i, {}).items():
-            merged[part] = dict(block[part])
-            for name, adapter in part_adapters.items():
-                linear = block[part][name]
+    merged: Weights = jax.tree.map(lambda x: x, parameters["base"])  # new dicts of the same arrays
+    for i, block in parameters["adapters"]["layers"].items():
+        for part, adapters in block.items():
+            for name, adapter in adapters.items():
+                linear = merged["layers"][i][part][name]
                 kernel = np.asarray(linear["kernel"])
                 change = np.asarray(adapter["a"], np.float64) @ np.asarray(adapter["b"], np.float64)
-                merged[part][name] = {**linear, "kernel": (kernel + scale * change).astype(kernel.dtype)}
-        blocks[i] = merged
-    return {**network, "layers": blocks}
+                linear["kernel"] = (kernel + scale * change).astype(kernel.dtype)
+    return merged

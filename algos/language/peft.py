@@ -63,7 +63,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     use_rslora = content.get("use_rslora", False)
     if type(rank) is not int or not 0 < rank <= config.hidden_size + config.intermediate_size:
         raise FdgError(f"{file}: r={quoted(rank)}: it must be a whole number, at most a layer's width")
-    if type(alpha) not in (int, float) or not isinstance(use_rslora, bool):
+    if type(alpha) not in (int, float) or not math.isfinite(alpha) or not isinstance(use_rslora, bool):
         raise FdgError(
             f"{file}: lora_alpha={quoted(alpha)}, use_rslora={quoted(use_rslora)}: give a number, and a bool"
         )

@@ -79,10 +79,14 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
     optimizer_settings = registry.option("language optimizer").TextOptimizer(
         learning_rate=1e-3, max_grad_norm=1.0
     )
-    temperature: float = hyperparameter(1.0, "divides logits, in sampling and in learning")
+    temperature: float = hyperparameter(
+        1.0, "divides logits, in sampling and in learning", structural="how tokens are drawn"
+    )
     top_k: int = hyperparameter(0, "sample among this many most likely tokens; 0: all")
     top_p: float = hyperparameter(
-        1.0, "sample from the most likely tokens with this total probability (nucleus sampling)"
+        1.0,
+        "sample from the most likely tokens with this total probability (nucleus sampling)",
+        structural="how tokens are drawn",
     )
     slots: int | None = hyperparameter(
         None, "responses generated at once; a finished one's slot takes the next prompt (None: all)"

@@ -49,7 +49,10 @@ class NetworkSettings(Part):
     remat: bool = hyperparameter(False, "rematerialise blocks for the gradient")
     lora_rank: int = hyperparameter(0, "rank of LoRA adapters, trained instead of the network; 0: none")
     lora_alpha: float = hyperparameter(
-        16.0, "LoRA's alpha: adapters are scaled by alpha / rank", only_with="lora_rank"
+        16.0,
+        "LoRA's alpha: adapters are scaled by alpha / rank",
+        structural="the scale of adapters",
+        only_with="lora_rank",
     )
 
     def of(self, algorithm: Any) -> Decoder:

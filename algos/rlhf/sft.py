@@ -47,7 +47,9 @@ class SFT(LanguageAgent, presets="SFT"):
     _imitates: ClassVar[bool] = True
 
     total_steps: int = hyperparameter(32_000, "total demonstrations")
-    temperature: float = hyperparameter(1.0, "divides logits, in sampling only")
+    temperature: float = hyperparameter(
+        1.0, "divides logits, in sampling only", structural="how tokens are drawn"
+    )
     aggregation: Aggregation = hyperparameter("token_mean", "aggregation of tokens to a loss")
     loss_on: Literal["answer", "assistant"] = hyperparameter(
         "answer", "train on the last answer of a conversation, or on all the assistant's turns"

@@ -113,6 +113,16 @@ def test_adapters_start_at_zero_and_merge(decoder, parameters):
         ({"head_dim": 7}, "head_dim=7: rotary positions need an even width"),
         ({"dtype": "float16"}, "dtype='float16': it must be 'float32' or 'bfloat16'"),
         ({"lora_targets": ("query", "keys")}, r"lora_targets=['keys']: a block has query, key"),
+        ({"lora_targets": ["query"]}, "lora_targets=['query']: give a tuple of names"),
+        ({"lora_targets": None}, "lora_targets=None: give a tuple of names"),
+        ({"lora_alpha": "16"}, "lora_alpha='16': it must be a finite number"),
+        ({"lora_alpha": math.nan}, "lora_alpha=nan: it must be a finite number"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling={'rope_type': 'linear', 'factor': 2.0}: give pairs, tuple(sorted(...items()))",
+        ),
+        ({"rope_scaling": (("rope_type", ["a"]),)}, "give pairs, tuple(sorted(...items()))"),
+        ({"rope_scaling": 3}, "rope_scaling=3: give pairs, tuple(sorted(...items()))"),
         (
             {"rope_scaling": (("rope_type", "mrope"),)},
             "rope_type='mrope' is not supported: supported are default, linear, dynamic, llama3",

@@ -94,6 +94,14 @@ def test_unsupported_options_are_refused(adapted, folder, key):
         peft.read_config(folder, base_of(adapted[0]))
 
 
+@pytest.mark.parametrize("alpha", ["NaN", "Infinity", "1e999"])
+def test_alphas_that_are_not_finite_are_refused(adapted, folder, alpha):
+    file = folder / "adapter_config.json"
+    file.write_text(file.read_text().replace('"lora_alpha": 5.0', f'"lora_alpha": {alpha}'))
+    with refuses(match=r"adapter_config.json: lora_alpha=(nan|inf), .*: give a number"):
+        peft.read_config(folder, base_of(adapted[0]))
+
+
 def test_invalid_folders(adapted, folder, tmp_path):
     config, file = base_of(adapted[0]), folder / "adapter_model.safetensors"
     valid = load_file(file)

@@ -1,9 +1,10 @@
-"""`Sampling` refuses values that are out of range."""
+"""`Sampling` refuses values that are out of range, or of another type."""
 
 import pytest
 
 from algos.language import Sampling
 from fdg.errors import FdgError
+from tests.refusing import refuses
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,22 @@ from fdg.errors import FdgError
 )
 def test_out_of_range(fields, message):
     with pytest.raises(FdgError, match=message):
+        Sampling(**{"max_new_tokens": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_new_tokens": "4"}, "Sampling(max_new_tokens='4'): give an integer: write 4"),
+        ({"temperature": None}, "Sampling(temperature=None): give a number"),
+        ({"top_k": 2.5}, "Sampling(top_k=2.5): give an integer"),
+        ({"top_p": "0.9"}, "Sampling(top_p='0.9'): give a number: write 0.9"),
+        ({"stop_tokens": 2}, "Sampling: stop_tokens=2: give a tuple of tokens"),
+        ({"stop_tokens": None}, "Sampling: stop_tokens=None: give a tuple of tokens"),
+    ],
+)
+def test_values_of_another_type(fields, message):
+    with refuses(message):
         Sampling(**{"max_new_tokens": 1, **fields})
 
 

@@ -81,6 +81,16 @@ def test_adapters_on_a_loaded_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path / "merged")[1], parameters)
 
 
+def test_new_adapters_do_not_depend_on_the_order_of_tensors(tmp_path):
+    decoder, parameters = random_network()
+    weights.save(tmp_path / "one", decoder, parameters)
+    weights.save(tmp_path / "shards", decoder, parameters, shard_bytes=4000)
+    adapted, expected = weights.load(tmp_path / "one", lora_rank=2)
+    compiled = jax.jit(adapted.with_adapters)(parameters, jax.random.key(0))
+    for found in (weights.load(tmp_path / "shards", lora_rank=2)[1], compiled):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_config_of_transformers_5():
     config = DecoderConfig.tiny(11, rope_theta=5e5)
     written = config.to_hugging_face()

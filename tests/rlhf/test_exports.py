@@ -1,6 +1,7 @@
 """Exported checkpoints: the tokenizer is part of them, and a directory without one is refused."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -178,6 +179,14 @@ def test_user_tokenizers_write_their_files():
     Words.files = lambda self: {"tokenizer.json": b"{}"}
     assert files_of(Words()) == {"tokenizer.json": b"{}"}
     assert same_tokens(CharacterTokenizer(), CharacterTokenizer())
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"mine.json": b"{}"}, *({"tokenizer.json": text} for text in (b"{}", b"[]", b"x", b'{"model": [1]}'))],
+)
+def test_user_tokenizers_without_a_vocabulary_of_the_library_have_other_tokens(files):
+    assert not same_tokens(CharacterTokenizer(), types.SimpleNamespace(files=lambda: files))
 
 
 def test_export_and_load_adapters(folder, tmp_path):

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import algos
@@ -20,10 +22,12 @@ from fdg.commands.cli import train_main
 from fdg.commands.parse import parse as parse_command
 from fdg.commands.preset_flags import preset_line
 from fdg.errors import FdgError
-from fdg.settings.fields import NETWORK_FIELDS
+from fdg.fragment import with_numbers
+from fdg.settings.fields import NETWORK_FIELDS, structural
 from fdg.training.fit import make_job
 from fdg.training.sweep import Sweep, replace_fields
 from tests.refusing import refuses
+from tests.rlhf.small import make
 
 ENV = envs.make("text:sorting")
 LEARNERS = ("sft", "grpo", "dpo", "ppo_rlhf", "reward_model")
@@ -257,3 +261,27 @@ def test_only_network_fields_change_shapes(name):
         found = shapes(other)
         changed_ones = [one for one in found.keys() & usual.keys() if found[one] != usual[one]]
         assert not changed_ones, (field.name, changed_ones)
+
+
+@pytest.mark.parametrize("name", ["sft", "reward_model"])
+def test_floats_of_a_sweep_are_traced_in_training_and_in_examples(name):
+    algorithm = make(name, lora_rank=2)
+    fixed = structural(type(algorithm))
+    floats = [
+        field.name for field in dataclasses.fields(algorithm) if re.search(r"\bfloat\b", str(field.type))
+    ]
+    assert {"temperature", "top_p", "lora_alpha"} <= set(floats) & set(fixed)
+    numbers = {field: jnp.float32(getattr(algorithm, field)) for field in floats if field not in fixed}
+
+    def train_and_sample(numbers):
+        traced = with_numbers(algorithm, numbers)
+        state, _ = traced.iterate(traced.init(jax.random.key(0)))
+        return traced.examples(state, jax.random.key(1), 2)
+
+    assert jax.eval_shape(train_and_sample, numbers)["reward"].shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["lora_alpha", "temperature", "top_p"])
+def test_floats_that_change_the_program_are_not_swept(name):
+    with refuses(match=f"sweep: {name} of SFT decides .*: try its values in separate programs: fdg.search"):
+        Sweep(make("sft", lora_rank=2), ((name, (0.5, 1.0)),))
