@@ -78,8 +78,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import calibration_problem, cluster_for
-        from fdg.training.devices import too_small_micro_batch
-        from fdg.training.settling import prepare
+        from fdg.training.settling import prepare, too_small_micro_batch
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         lengths = replay.take_lengths(command_line.flags)
