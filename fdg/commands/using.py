@@ -13,9 +13,9 @@ from fdg.commands.command import RUN, RUNS, Command
 from fdg.commands.flags import Flag
 from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
+from fdg.files import check_writable, writing
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
-from fdg.training.writable import check_writable, writing
 
 _CHECKPOINT = Flag("checkpoint", str, "last", "the checkpoint: last, best (by --eval-every), or an iteration")
 _TRUST = Flag("trust", bool, False, "import your own modules that the run names")

@@ -18,7 +18,6 @@ from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.settings import check_config
-from fdg.training.writable import explain_os_errors, path_error
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
@@ -61,7 +60,7 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, and its parents."""
         check_free(path)
-        with explain_os_errors(f"--out {path}", "written to"):
+        with files.explain_os_errors(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
             with cls(path).closed_on_error() as run:
                 run._acquire()
@@ -73,7 +72,7 @@ class RunDirectory:
     def reopen(cls, path: Path) -> "RunDirectory":
         """Opens the directory of an earlier run to resume it."""
         run = cls(path)
-        with explain_os_errors(path, "written to"):
+        with files.explain_os_errors(path, "written to"):
             run._acquire()
         return run
 
@@ -131,7 +130,7 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
-        with explain_os_errors(self.path, "written to"):
+        with files.explain_os_errors(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -173,7 +172,7 @@ class RunDirectory:
     def _acquire(self) -> None:
         """Refuses links among the run's files, then locks the directory until `close` or the process ends."""
         for name in _ENTRIES:
-            with explain_os_errors(self.path / name):
+            with files.explain_os_errors(self.path / name):
                 files.check_own(self.path / name, name in _FOLDERS)
         self._lock = files.open_to_append(self.path / ".lock")
         try:
@@ -254,7 +253,7 @@ def check_free(path: Path) -> None:
         names = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise path_error(f"--out {path}", error, "written to") from error
+        raise files.path_error(f"--out {path}", error, "written to") from error
     if "config.json" in names:
         raise FdgError(
             f"--out {path} already contains a run: give another directory, or go on with --resume {path}"
@@ -267,7 +266,7 @@ def check_free(path: Path) -> None:
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
     if refusal := files.refusal(existing):
-        raise path_error(f"--out {path}", refusal, "written to")
+        raise files.path_error(f"--out {path}", refusal, "written to")
 
 
 def check_utf8(path: Path) -> None:
