@@ -1,11 +1,13 @@
 """Reads and writes the directory of a run: configuration, metrics, learning curve, summary, checkpoints."""
 
 import contextlib
+import datetime
 import errno
 import fcntl
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -242,6 +244,16 @@ _FIXES = {
     **{os.strerror(code): "make room there" for code in files.FULL},
     **{os.strerror(code): "make it writable" for code in (errno.EACCES, errno.EPERM, errno.EROFS)},
 }
+
+
+def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
+    """A new path `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
+    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
+    parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
+    name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
+    path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    numbered_paths = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
+    return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
 
 
 def check_free(path: Path) -> None:
