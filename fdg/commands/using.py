@@ -294,8 +294,7 @@ def _compare(flags: dict[str, Any]) -> None:
 )
 def _diff(flags: dict[str, Any]) -> int:
     from fdg.training.difference import diff, record
-    from fdg.training.loading import device_count
-    from fdg.training.run_directory import read_config, read_summary
+    from fdg.training.run_directory import device_count, read_config, read_summary
 
     runs, file = flags["runs"], flags["record"]
     if len(runs) != (1 if file else 2):

@@ -25,7 +25,7 @@ from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild_algorithm, rebuild_policy
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
-from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
+from fdg.training.run_directory import BEST, CHECKPOINTS, device_count, read_config, read_summary
 from fdg.training.settings import changes
 from fdg.training.sweep import (
     Sweep,
@@ -201,12 +201,6 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
         choices = listed([*map(str, iterations), *names])
         raise FdgError(f"checkpoint={checkpoint!r}: {path} has no such checkpoint: give {choices}")
     return checkpoints, int(checkpoint)
-
-
-def device_count(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> int:
-    """The number of devices that a run was planned for, from its files; 0 if unknown."""
-    trained_on = (summary or {}).get("devices") or ()
-    return config.get("devices") or config.get("devices_chosen") or len(trained_on)
 
 
 @dataclasses.dataclass(frozen=True)

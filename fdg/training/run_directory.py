@@ -337,6 +337,12 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return summary if kinds_match and are_returns else None
 
 
+def device_count(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> int:
+    """The number of devices that a run was planned for, from its files; 0 if unknown."""
+    trained_on = (summary or {}).get("devices") or ()
+    return config.get("devices") or config.get("devices_chosen") or len(trained_on)
+
+
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the rows of a `metrics.jsonl`; skips unreadable lines."""
     if not os.path.lexists(path):
