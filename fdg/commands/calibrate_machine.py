@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fdg import files
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.cores import usable_cores
 from fdg.costs import machine

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError
 from fdg.files import check_results, writing

@@ -27,7 +27,7 @@ import numpy as np
 
 from fdg import ctrl_c, files
 from fdg.aliases import ours
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
 from fdg.kinds import matches

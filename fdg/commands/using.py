@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.command import RUN, RUNS, Command
+from fdg.commands.cli import RUN, RUNS, Command
 from fdg.commands.flags import Flag
 from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
