@@ -1,7 +1,7 @@
 """Writes into untrusted folders: follows no symlink, and opens no FIFO or device.
 
 A run directory contains only regular files and real directories; the run directory itself may be a symlink.
-`fdg.reading` is the counterpart for reading.
+`fdg.reading` is the counterpart for reading. The checks at the end come before the work for an output file.
 """
 
 import contextlib
@@ -11,9 +11,11 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+from fdg.errors import FdgError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errors of a full disk, a quota and a limit
 _PARTIAL = ".partial-"  # the beginning of the name of the temporary folder of `filling`
@@ -119,3 +121,59 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context for writing a file: creates its folder first; turns an OSError into an `FdgError`."""
+    check_writable(path)
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+@contextlib.contextmanager
+def explain_os_errors(path: object, participle: str = "written") -> Iterator[None]:
+    """A context that turns an OSError into an `FdgError` with the message "`path` cannot be `participle`"."""
+    try:
+        yield
+    except OSError as error:
+        raise path_error(path, error, participle) from error
+
+
+def check_writable(path: Path) -> None:
+    """Checks that a file can be written; creates nothing.
+
+    >>> check_writable(Path("/dev/null/video.gif"))
+    Traceback (most recent call last):
+    fdg.errors.FdgError: /dev/null/video.gif cannot be written: /dev/null is not a folder
+    """
+    try:
+        if path.is_symlink() and (path.parent / "config.json").exists():  # a run directory must have no links
+            check_own(path)
+        candidates = [path, *path.absolute().parents]
+        existing = next(p for p in candidates if os.path.lexists(p) and p.stat())
+        if existing is path:
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.is_fifo() or path.is_socket():
+                raise OSError(errno.EINVAL, "it is not a regular file")
+        elif not existing.is_dir():
+            raise OSError(errno.ENOTDIR, f"{existing} is not a folder")
+        if error := refusal(existing):
+            raise error
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        raise path_error(path, error) from None
+
+
+def check_results(folder: Path, names: Iterable[str], suffix: str = "") -> None:
+    """Checks that files can be written into a folder that is not a run directory; `suffix` ends messages."""
+    for name in names:
+        check_writable(folder / name)
+    if (folder / "config.json").exists():
+        raise FdgError(f"--out {folder} is a run directory: give another folder{suffix}")
+
+
+def path_error(path: object, error: Exception, participle: str = "written") -> FdgError:
+    """The error "`path` cannot be `participle`", with the system's message."""
+    return FdgError(f"{path} cannot be {participle}: {getattr(error, 'strerror', None) or error}")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fdg import files
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.cores import usable_cores
 from fdg.costs import machine
@@ -22,7 +22,6 @@ from fdg.errors import FdgError
 from fdg.running.host_devices import make_host_devices
 from fdg.showing.words import quantity, table
 from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs, time_reference_jobs
-from fdg.training.writable import check_writable, writing
 
 FLAGS = (
     Flag(
@@ -51,7 +50,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
     is_regular = not out.exists() or out.is_file() or out.is_dir()  # neither a device nor a pipe
     try:
         if is_regular:
-            check_writable(out)
+            files.check_writable(out)
     except FdgError as error:
         raise FdgError(f"{error}: give --out FILE") from None
 
@@ -72,7 +71,7 @@ def _calibrate(flags: dict[str, Any]) -> None:
         )
     text = json.dumps(result.as_json(), indent=1) + "\n"
     if is_regular:
-        with writing(out):
+        with files.writing(out):
             files.write(out.resolve(), text.encode())  # follows a link instead of replacing it
     else:
         out.write_text(text)

@@ -1,17 +1,20 @@
-"""The commands `python -m fdg.train` and `python -m fdg.plan`: errors become one line and an exit status."""
+"""`python -m fdg.train`, `python -m fdg.plan`, and what all commands share: errors become one line."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from fdg import ctrl_c, files
+from fdg.arguments import as_flags
+from fdg.commands.flags import Flag, Parser, add_flags, normalise
 from fdg.errors import FdgError, FdgWarning, RunError, escape_unprintable, host_errors, one_line, shortened
 from fdg.garbage import infrequent_gc
 from fdg.process_exit import CLOSED_PIPE
@@ -20,6 +23,8 @@ from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
+RUN: Mapping[str, Any] = {"run": {"metavar": "RUN_DIR", "help": "a run directory"}}
+RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": "run directories"}}
 _SLOW_S = 5.0  # time after which a slow step prints a notice
 _CAUSE_TIMEOUT_S = 5.0  # seconds to wait after a failed collective until the dead process is known
 
@@ -78,8 +83,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         from fdg.commands import cluster, replay
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import calibration_problem, cluster_for
-        from fdg.training.devices import too_small_micro_batch
-        from fdg.training.settling import prepare
+        from fdg.training.settling import prepare, too_small_micro_batch
 
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         lengths = replay.take_lengths(command_line.flags)
@@ -181,6 +185,35 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> 
         raise
     finally:
         sys.path.pop(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command. Called with the words after its name (None: `sys.argv[1:]`), it returns the exit status."""
+
+    name: str  # program and command, for `--help`: "fdg pack"
+    description: str  # the description for `--help`
+    flags: Sequence[Flag]  # the command's flags
+    # Called with the values of all flags and positional arguments by name. Returns the exit status (None: 0).
+    # If it raises an `FdgError` that names an argument, the command prints the name as a flag.
+    handler: Callable[[dict[str, Any]], int | None]
+    # positional arguments by name, with keywords for `argparse.ArgumentParser.add_argument`
+    positionals: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Parses the words and runs the command."""
+        return guarded(self._run, argv)
+
+    def _run(self, argv: Sequence[str]) -> int:
+        parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
+        for name, keywords in self.positionals.items():
+            parser.add_argument(name, **keywords)
+        add_flags(parser, self.flags)
+        values = parser.parse_strictly(normalise(argv))
+        try:
+            return self.handler({**{flag.name: flag.default for flag in self.flags}, **values}) or 0
+        except FdgError as error:
+            raise type(error)(as_flags(str(error), [flag.name for flag in self.flags])) from error
 
 
 @contextlib.contextmanager

@@ -119,12 +119,13 @@ ABOUT = (
 
 def take_flags(flags: dict[str, Any]) -> dict[str, Any]:
     """Removes the flags of this module, and --devices with --cluster; returns their values."""
-    values = {flag.name: flags.pop(flag.name) for flag in FLAGS if flag.name in flags}
+    given = {flag.name: flags.pop(flag.name) for flag in FLAGS if flag.name in flags}
+    values = {name: value for name, value in given.items() if value is not None}
     if values and "cluster" not in values:
         raise FdgError(
             f"--{next(iter(values)).replace('_', '-')} needs --cluster FILE: give the cluster's file"
         )
-    if "cluster" in values and "devices" in flags:
+    if "cluster" in values and flags.get("devices") is not None:
         values["devices"] = flags.pop("devices")
     return values
 

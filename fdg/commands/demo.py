@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError
+from fdg.files import check_results, writing
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
-from fdg.training.writable import check_results, writing
 
 FLAGS = (Flag("out", str, "fdg-demo", "a folder for the pictures"), Flag("seed", int, 0, "the random seed"))
 _ABOUT = "Trains PPO on CartPole-v1 on one device and on four, and shows the plan, both curves and the agent."

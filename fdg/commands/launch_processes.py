@@ -22,9 +22,8 @@ from fdg.commands.flags import (
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import run_with_restarts
-from fdg.training.run_directory import read_config
+from fdg.training.run_directory import new_run_path, read_config
 from fdg.training.settings import Names, Settings
-from fdg.training.starting import new_run_path
 
 FLAGS = (
     Flag("num_processes", int, 2, "number of processes to start on this machine"),

@@ -74,8 +74,7 @@ class CommandLine:
         from fdg.settings.presets import HasPresets
         from fdg.training.description import build_algorithm, build_policy
         from fdg.training.job import Job
-        from fdg.training.loading import StoredRun, open_origin
-        from fdg.training.starting import inherit_fields
+        from fdg.training.loading import StoredRun, inherit_fields, open_origin
 
         resolved = self._resolve(file, base, stored)
         cls, algo = resolved.cls, resolved.algo

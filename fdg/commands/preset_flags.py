@@ -45,14 +45,6 @@ def starting_preset(
     return presets.Preset(env_name, f"{cls.__name__}.preset", values) if values else None
 
 
-def preset_names(cls: type) -> tuple[str, ...]:
-    """The names of all presets of a class of algorithm."""
-    from algos import presets
-
-    owner = _presets_of(cls)
-    return () if owner is None else presets.names(owner)
-
-
 def check_allowed(flags: Mapping[str, Any], resumes: bool, keeps_settings: bool) -> None:
     """Raises an error for `--preset` if the settings come from a run or a file.
 
@@ -108,8 +100,9 @@ def preset_table(preset_name: str | None, preset: Any, cls: type, algo: str, env
         preset = presets.Preset("none", f"the class {cls.__name__}", defaults)
     if preset is None:
         title = f"no preset of {algo} for {env_name}: the algorithm's defaults"
-        family_names = (name for name in preset_names(cls) if name.islower() and not set(name) & set(":*"))
-        families = ", ".join(family_names)
+        owner = _presets_of(cls)
+        names = () if owner is None else presets.names(owner)
+        families = ", ".join(name for name in names if name.islower() and not set(name) & set(":*"))
         hint = f"--preset FAMILY uses the preset of another family: {families}"
         hint_lines = textwrap.wrap(hint, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join([title, *(hint_lines if families else [])])

@@ -27,13 +27,12 @@ import numpy as np
 
 from fdg import ctrl_c, files
 from fdg.aliases import ours
-from fdg.commands.command import Command
+from fdg.commands.cli import Command
 from fdg.commands.flags import Flag
 from fdg.errors import FdgError, RunError, UnwritableError, unknown_name
 from fdg.kinds import matches
 from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
-from fdg.training.writable import check_results
 
 _SETTINGS = tuple(
     "algorithms environments total_steps seeds first_seed random_episodes settings variants".split()
@@ -242,7 +241,7 @@ def carry_out_study(study: Study, out: Path) -> int:
 
 def _check_cells(study: Study, out: Path) -> None:
     """Checks all cells before any training; writes `study.json`."""
-    check_results(out, ["study.json"], " for the study")
+    files.check_results(out, ["study.json"], " for the study")
     recorded = read_json(out / "study.json").get("cells") if (out / "study.json").exists() else {}
     if not isinstance(recorded, dict):
         fix = "remove it; runs in cells/ are then not checked against the study"

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg.commands.command import RUN, RUNS, Command
+from fdg.commands.cli import RUN, RUNS, Command
 from fdg.commands.flags import Flag
 from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
+from fdg.files import check_writable, writing
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
-from fdg.training.writable import check_writable, writing
 
 _CHECKPOINT = Flag("checkpoint", str, "last", "the checkpoint: last, best (by --eval-every), or an iteration")
 _TRUST = Flag("trust", bool, False, "import your own modules that the run names")
@@ -294,8 +294,7 @@ def _compare(flags: dict[str, Any]) -> None:
 )
 def _diff(flags: dict[str, Any]) -> int:
     from fdg.training.difference import diff, record
-    from fdg.training.loading import device_count
-    from fdg.training.run_directory import read_config, read_summary
+    from fdg.training.run_directory import device_count, read_config, read_summary
 
     runs, file = flags["runs"], flags["record"]
     if len(runs) != (1 if file else 2):

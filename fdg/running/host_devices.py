@@ -10,16 +10,20 @@ whose collectives are ordered.
 import contextlib
 import os
 import re
+from typing import Any
 
 import jax
 from jax.extend.backend import clear_backends
 
+from fdg import jaxprs
 from fdg.arguments import checked_names, quoted
 from fdg.cores import usable_cores
 from fdg.errors import FdgError
+from fdg.tracing.graph import FDG
 
 THREADS_PER_DEVICE = 2
 MAX_HOST_DEVICES = 1024
+_ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
 
 _THREADS_VARIABLE = "PJRT_NPROC"
 _set_variables: dict[str, str] = {}  # environment variables that this module has set
@@ -109,6 +113,26 @@ def environment_of_a_child() -> dict[str, str]:
     """The environment for a child process, without variables that this module set for this process."""
     excluded = {name for name, value in _set_variables.items() if os.environ.get(name) == value}
     return {name: value for name, value in os.environ.items() if name not in excluded}
+
+
+def thread_count(graph: FDG, agents: int | None, policy: Any, devices: int) -> int:
+    """Size of XLA's thread pool for a job on host devices; `graph` is of one agent.
+
+    A program with one group is lowered so that each device waits in one collective at a time
+    (`lowering.ordering`); then one thread per device is enough.
+
+    A single device with small operations gets one thread: passing operations between threads takes longer
+    than running them in parallel saves. Milliseconds per iteration of PPO on CartPole-v1, with one thread and
+    with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
+    """
+    if devices > 1:
+        placed = {} if agents is not None else policy.place(["cpu"] * devices)
+        groups = {placed[f.role] for f in graph.fragments if f.role in placed}
+        # Collectives of several programs, and those of sharded parameters, have no known order.
+        in_order = len(groups) <= 1 and not any(group.shards for group in groups)
+        return threads_for(devices, in_order)
+    largest = (agents or 1) * jaxprs.largest_cost(jaxprs.open_jaxpr(graph.jaxpr))
+    return 1 if largest < _ONE_THREAD_FLOPS else usable_cores()
 
 
 def threads_for(count: int, in_order: bool = False) -> int:

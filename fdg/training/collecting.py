@@ -27,7 +27,6 @@ from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors
 from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
-from fdg.training.writable import explain_os_errors
 
 _CHUNK_STEPS = 1_000  # steps of each environment per compiled call
 
@@ -235,7 +234,7 @@ def _open_writer(out: Path, env: Any, algorithm: str) -> Iterator[minari.Writer]
             f" {size >> 20} MiB, but at most {limit >> 20} MiB are read: give smaller observations"
         )
     h5py = minari.import_h5py()
-    with explain_os_errors(out), contextlib.ExitStack() as stack:
+    with files.explain_os_errors(out), contextlib.ExitStack() as stack:
         folder = data.folder if exists else stack.enter_context(files.filling(out)) / "data"
         files.make_folder(folder)
         arrays = folder / minari.ARRAYS

@@ -31,7 +31,6 @@ from fdg.training.statistics import (
     probability_of_improvement,
     stratified_interval,
 )
-from fdg.training.writable import check_results, writing
 
 _MAX_LISTED = 6  # maximum number of sides, environments or settings in a sentence
 # Entries of the configuration that are compared, in addition to hyperparameters.
@@ -357,10 +356,10 @@ class Comparison:
             "comparison.json": json_line(self.content(), indent=1).decode(),
         }
         for name, text in texts.items():
-            with writing(folder / name):
+            with files.writing(folder / name):
                 files.write(folder / name, text.encode())
         for name, figure in self.pictures().items():
-            with writing(folder / name), files.replacing(folder / name) as file:
+            with files.writing(folder / name), files.replacing(folder / name) as file:
                 figure.savefig(file, format="png", dpi=150)
         return [folder / name for name in FILES]
 
@@ -435,5 +434,5 @@ def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
 def check_folder(folder: str | Path) -> Path:
     """The folder as a path; raises `FdgError` if a comparison cannot be written to it."""
     path = Path(folder)
-    check_results(path, FILES, " for the comparison")
+    files.check_results(path, FILES, " for the comparison")
     return path

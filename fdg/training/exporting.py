@@ -25,11 +25,11 @@ import fdg
 from envs import features_and_mask
 from envs.native import Description, Native, leaves, native
 from fdg.errors import FdgError, one_line
+from fdg.files import check_writable, writing
 from fdg.reading import read_json
 from fdg.training.deployed import act_natively
 from fdg.training.exported import CHECKSUM, DIGITS, FACTS, FUNCTION, MEMORY
 from fdg.training.onnx import Output, to_onnx
-from fdg.training.writable import check_writable, writing
 
 FORMATS = ("jax", "onnx")
 _DESCRIPTION_PREFIX = "a policy of fdg"  # beginning of the entry "what" of a description

@@ -21,13 +21,12 @@ from fdg.placing.policy import check_policy, checked_devices
 from fdg.training.curves import draw_run
 from fdg.training.description import describe
 from fdg.training.job import Job
-from fdg.training.loading import StoredRun, load, open_origin
+from fdg.training.loading import StoredRun, inherit_fields, load, open_origin
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Callback, Report
 from fdg.training.run import Run
 from fdg.training.run_directory import check_free, read_config
 from fdg.training.settings import Settings, changes, contradiction, flatten_config, kept_settings
-from fdg.training.starting import inherit_fields
 from fdg.training.sweep import Sweep, replace_fields, unwrap_sweep, wrapper_entries
 
 _SECONDS_BETWEEN_PLOTS = 2.0  # drawing a plot takes 0.1 s

@@ -1,20 +1,29 @@
-"""`Job`: what to train and how. It is checked without devices."""
+"""`Job`: what to train and how. It is checked without devices; `open_run` makes its run directory."""
 
 import dataclasses
+import datetime
+import secrets
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+from fdg import ctrl_c
 from fdg.arguments import quoted
 from fdg.errors import FdgError, place_of, user_errors
 from fdg.kinds import dataclass_fields, shown, to_json
+from fdg.processes import distributed
+from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
 from fdg.training.loading import StoredRun
 from fdg.training.loggers import import_tracker
-from fdg.training.settings import Settings, check_settings, flatten_config, kept_settings
+from fdg.training.run_directory import NullRunDirectory, RunDirectory, new_run_path, read_config
+from fdg.training.settings import Settings, changes, check_settings, flatten_config, kept_settings
+from fdg.training.summary import git_commit, versions
 from fdg.training.sweep import Sweep, agent_count
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
+_SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,37 @@ class Job(Settings):
         swept = [name for name, _ in self.algorithm.grid] if isinstance(self.algorithm, Sweep) else []
         algorithm = getattr(self.algorithm, "algorithm", self.algorithm)
         return messages + ineffective_field_messages(algorithm, swept)
+
+
+def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
+    """Creates or reopens the run directory of a job and its checkpoints.
+
+    In processes other than 0, the directory writes nothing.
+    """
+    if not distributed.is_first():
+        run: RunDirectory = NullRunDirectory(job.out or Path())
+        return run, Checkpoints(run.checkpoints)
+    session = {**job.record, "versions": versions(), "git_commit": git_commit()}
+    path = job.out or new_run_path(job.described["env"], job.described["algo"], job.seed)
+    if not job.resumes:
+        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
+    else:
+        run = RunDirectory.reopen(path)
+    with run.closed_on_error():
+        checkpoints = Checkpoints(run.checkpoints)
+        if job.resumes:
+            if (completed := checkpoints.completed()) > job.num_iterations:
+                raise FdgError(
+                    f"{path} has already run {completed:,} iterations, but --total-steps asks for"
+                    f" {job.num_iterations:,}: give a larger --total-steps"
+                )
+            stored = read_config(path)
+            recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
+            now = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+            entry = {"at": now, "changes": changes(stored, job.config), **recorded}
+            run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
+    ctrl_c.set_resume_hint(f"go on with --resume {path}")
+    return run, checkpoints
 
 
 def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:

@@ -1,4 +1,7 @@
-"""`fdg.load`: opens a run directory as a `Run`. `StoredRun`: a run before a checkpoint is read."""
+"""`fdg.load`: opens a run directory as a `Run`. `StoredRun`: a run before a checkpoint is read.
+
+`read_weights` takes the weights of an earlier run that initialise a new one (`--from`).
+"""
 
 import dataclasses
 import functools
@@ -7,20 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import fdg
 from fdg.agents import checked_name, of_seeds
 from fdg.arguments import checked
-from fdg.errors import FdgError, listed, one_line
+from fdg.errors import FdgError, kind_of, listed, one_line
+from fdg.kinds import shown
+from fdg.processes.arrays import put
 from fdg.settings.fields import NETWORK_FIELDS
 from fdg.training import hub
 from fdg.training.checkpoint import Checkpoints, OtherStateError
 from fdg.training.description import describe, rebuild_algorithm, rebuild_policy
 from fdg.training.name_resolver import NameResolver
 from fdg.training.run import Run
-from fdg.training.run_directory import BEST, CHECKPOINTS, read_config, read_summary
+from fdg.training.run_directory import BEST, CHECKPOINTS, device_count, read_config, read_summary
 from fdg.training.settings import changes
-from fdg.training.sweep import Sweep, agent_count, restore_sweep
+from fdg.training.sweep import (
+    Sweep,
+    SweptState,
+    agent_count,
+    replace_fields,
+    restore_sweep,
+    unwrap_sweep,
+)
+
+_SWEEP_PREFIX = "sweep"  # prefix for names of leaves that a sweep adds to the algorithm's state
 
 
 @checked
@@ -187,7 +203,161 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
     return checkpoints, int(checkpoint)
 
 
-def device_count(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> int:
-    """The number of devices that a run was planned for, from its files; 0 if unknown."""
-    trained_on = (summary or {}).get("devices") or ()
-    return config.get("devices") or config.get("devices_chosen") or len(trained_on)
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Weights of an earlier run that initialise a new run."""
+
+    arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
+    message: str  # a line to print: where the weights come from
+
+
+def read_weights(start: StoredRun, algorithm: Any, agents: int | None, graph: fdg.FDG) -> Weights:
+    """Reads the weights of an earlier run that initialise a new one.
+
+    `algorithm` and `agents` are the new run's, and `graph` is of one agent.
+
+    Weights are floating-point leaves without a batch axis that are not in an optax state: parameters, target
+    networks, normaliser statistics. Random keys, counters, environments and replay buffers start fresh.
+
+    Agent i starts from agent i if both runs have the same number of agents; otherwise all agents start from
+    agent 0. From a sweep with another number of agents, the agents of its best point are used.
+    """
+    earlier = start.restore()
+    if isinstance(earlier.algorithm, Sweep) and earlier.agents != agents:
+        earlier = earlier.best
+    new, old = unwrap_sweep(algorithm), unwrap_sweep(earlier.algorithm)
+    if reason := getattr(new, "reason_incompatible_with", lambda old: None)(old):
+        raise FdgError(f"--from {start.path}: {reason}")
+    stored = {n: x for n, x in _leaves_by_name(earlier.state).items() if not n.startswith(_SWEEP_PREFIX)}
+    named_leaves = _leaves_by_name(graph.state).items()
+    leaves = zip(named_leaves, graph.state_axes, _is_outside_optimizer(graph.state), strict=True)
+    arrays = {}
+    for i, ((name, leaf), axis, is_weight) in enumerate(leaves):
+        source = _source(algorithm, name, stored)
+        is_learned = axis is None and is_weight and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if not is_learned or source not in stored:
+            continue
+        array = stored[source]
+        of_agent = array if earlier.agents is None else array[0]
+        if of_agent.shape != leaf.shape or of_agent.dtype != leaf.dtype:
+            if reason := _describe_unequal_spaces(new, old):
+                raise FdgError(f"--from {start.path}: that run's environment is {reason}")
+            raise FdgError(
+                f"--from {start.path}: state{name} is {kind_of(of_agent)} in that run and"
+                f" {kind_of(leaf)} here: {_network_fix(new, old)}"
+            )
+        if agents is None:
+            arrays[i] = of_agent
+        elif earlier.agents == agents:
+            arrays[i] = array
+        else:
+            arrays[i] = jnp.broadcast_to(of_agent, (agents, *of_agent.shape))
+    if not arrays:
+        raise FdgError(
+            f"--from {start.path}: none of its learned arrays matches the state of {graph.name}: it is a"
+            f" run of {type(earlier.algorithm).__name__}: give a run of {graph.name}, or leave out --algo"
+        )
+    text = f"begins with {len(arrays)} arrays of weights from {start.path}"
+    return Weights(jax.device_get(arrays), f"{text}, iteration {earlier.iteration:,}")
+
+
+def inherit_fields(algorithm: Any, start: StoredRun) -> Any:
+    """Returns the algorithm with fields of an earlier run, if it has a method `fields_from_run`.
+
+    For example, a language model's task inherits the characters for which the model has tokens.
+    """
+    fields_from_run = getattr(algorithm, "fields_from_run", None)
+    fields = None if fields_from_run is None else fields_from_run(start.algorithm)
+    return replace_fields(algorithm, fields) if fields else algorithm
+
+
+def load_weights_into(weights: Weights, engine: fdg.Engine, state: Any) -> Any:
+    """Replaces leaves of the engine's initial state by the weights."""
+    leaves, structure = jax.tree.flatten(state)
+    newest = range(len(jax.tree.leaves(engine.algorithm_state(state))))
+    delayed = engine.plan.delayed
+    # Older versions of leaves, which stale actors read, get these weights too.
+    older = () if delayed is None else delayed.leaves * delayed.staleness
+    for position, i in enumerate((*newest, *older)):
+        if i in weights.arrays:
+            leaves[position] = put(weights.arrays[i], jax.tree.leaves(engine.state_shape)[position])
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _leaves_by_name(state: Any) -> dict[str, Any]:
+    """Leaves by path in the algorithm's state; leaves that a sweep adds get the prefix `_SWEEP_PREFIX`."""
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    if not isinstance(state, SweptState):
+        return leaves
+    prefix = ".state"
+    return {
+        name.removeprefix(prefix) if name.startswith(prefix) else f"{_SWEEP_PREFIX}{name}": leaf
+        for name, leaf in leaves.items()
+    }
+
+
+def _source(algorithm: Any, name: str, stored: Mapping[str, Any]) -> str:
+    """The name of the earlier run's leaf that initialises the leaf `name`, or "".
+
+    If the algorithm's `weight_sources` has a prefix of the name, the prefix is replaced by its first
+    replacement that names a leaf of the earlier run; otherwise the name stays the same.
+    """
+    for prefix, replacements in getattr(algorithm, "weight_sources", {}).items():
+        if name.startswith(prefix):
+            candidates = [replacement + name.removeprefix(prefix) for replacement in replacements]
+            return next((candidate for candidate in candidates if candidate in stored), "")
+    return name
+
+
+def _describe_unequal_spaces(new: Any, old: Any) -> str:
+    """A message if the environments' spaces have different shapes; else ""."""
+
+    def shape(space: Any) -> str:
+        box_shape = getattr(space, "shape", None)
+        return str(list(box_shape)) if box_shape else str(getattr(space, "n", None) or space)
+
+    def spaces(env: Any) -> str:
+        observations, actions = (getattr(env, f"{kind}_space", None) for kind in ("observation", "action"))
+        is_discrete = hasattr(actions, "n") and not getattr(actions, "shape", None)
+        return f"observations {shape(observations)} and " + (
+            f"{shape(actions)} actions" if is_discrete else f"actions {shape(actions)}"
+        )
+
+    new_env, old_env = (getattr(x, "env", None) for x in (new, old))
+    if new_env is None or old_env is None or spaces(new_env) == spaces(old_env):
+        return ""
+    return (
+        f"{old_env.name}, {spaces(old_env):.200}; {new_env.name} has {spaces(new_env):.200}: choose an"
+        " environment with the same spaces, or leave out --from"
+    )
+
+
+def _network_fix(new: Any, old: Any) -> str:
+    """The fix for a network whose shapes differ from the earlier run's: the flags to change."""
+
+    def fix(name: str) -> str:
+        flag, value = f"--{name.replace('_', '-')}", getattr(old, name)
+        here = f"(here {shown(getattr(new, name)):.200})"
+        return f"no {flag} {here}" if value is None else f"{flag} {shown(value):.200} {here}"
+
+    shared = [name for name in sorted(NETWORK_FIELDS) if hasattr(new, name) and hasattr(old, name)]
+    fixes = [fix(name) for name in shared if getattr(new, name) != getattr(old, name)]
+    if fixes:
+        return f"give the network of that run: {', '.join(fixes)}"
+    if type(new) is not type(old):
+        return f"it is a run of {type(old).__name__}; give one of {type(new).__name__}, or another --algo"
+    return "keep the network of that run"
+
+
+def _is_outside_optimizer(state: Any) -> list[bool]:
+    """For each leaf in order, False if it is in an optax state."""
+
+    def is_optimizer(node: Any) -> bool:
+        return type(node).__module__.partition(".")[0] == "optax"
+
+    is_outside = jax.tree.map(
+        lambda node: jax.tree.map(lambda _: False, node) if is_optimizer(node) else True,
+        state,
+        is_leaf=is_optimizer,
+    )
+    return jax.tree.leaves(is_outside)

@@ -21,17 +21,16 @@ from fdg.training import loggers
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.curves import draw_learning_curve
 from fdg.training.data_copies import copy_data_files
-from fdg.training.devices import check_all_busy, too_small_micro_batch
 from fdg.training.evaluation import SOLVED, Evaluation, verdict
 from fdg.training.finite import FiniteCheck
-from fdg.training.job import Job, steps_unit
+from fdg.training.job import Job, open_run, steps_unit
+from fdg.training.loading import Weights, load_weights_into, read_weights
 from fdg.training.periodic_evaluation import Evaluator
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory, read_summary, unwritable_error
 from fdg.training.samples import sample_lines, write_samples
-from fdg.training.settling import Settled, prepare
-from fdg.training.starting import Weights, load_weights_into, open_run, read_weights
+from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
 from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names
 from fdg.training.sweep_results import write_sweep

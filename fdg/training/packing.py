@@ -20,7 +20,6 @@ from fdg.training.loading import load
 from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_config, read_summary
 from fdg.training.statistics import estimate_text
 from fdg.training.sweep import Sweep
-from fdg.training.writable import check_writable, explain_os_errors
 
 CARD = "README.md"
 VIDEO = "video.gif"
@@ -48,7 +47,7 @@ def pack(
     config = read_config(path, prefix="")
     if not files.is_free(out):
         raise FdgError(f"--out {out} exists already and is not empty: give a new folder")
-    check_writable(out / CARD)
+    files.check_writable(out / CARD)
     if (path / DATA).is_dir():
         raise FdgError(
             f"{path} has data files in {DATA}/, which are not shared: fdg export {path} writes the weights"
@@ -56,7 +55,7 @@ def pack(
     is_iteration = str(checkpoint).isdecimal()
     run = load(path, checkpoint=int(checkpoint) if is_iteration else checkpoint, trust=trust)
     folder = path / (BEST if checkpoint == "best" else CHECKPOINTS) / str(run.iteration)
-    with explain_os_errors(out), files.filling(out) as target:
+    with files.explain_os_errors(out), files.filling(out) as target:
         shared = {name: value for name, value in config.items() if name not in _PRIVATE}
         files.write(target / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):
@@ -71,7 +70,7 @@ def pack(
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    with explain_os_errors(source, "packed"):
+    with files.explain_os_errors(source, "packed"):
         files.check_own(source)  # a link in an untrusted run would share another file
     with open_regular(source) as reader, files.replacing(target) as writer:
         shutil.copyfileobj(reader, writer)

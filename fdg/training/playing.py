@@ -18,8 +18,8 @@ from envs.rendering import Episode, frames, html, import_optional
 from envs.wrappers import unwrapped
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError
+from fdg.files import check_writable, writing
 from fdg.training.deployed import Acting
-from fdg.training.writable import check_writable, writing
 
 FORMATS = (".mp4", ".gif", ".html")
 MAX_STEPS = 1_000  # default limit on the steps of an episode

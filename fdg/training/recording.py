@@ -29,7 +29,6 @@ from fdg.kinds import matches
 from fdg.reading import json_object, read_bytes
 from fdg.training.exported import read_members
 from fdg.training.stepping import Border
-from fdg.training.writable import writing
 
 FACTS, _FORMAT = "recording.json", 1
 _MAX_BYTES = 4 << 30
@@ -101,7 +100,7 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
     digest, stored, remaining = Digests(), set[str](), limit
     entries: list[Any] = []
     with (
-        writing(path),
+        files.writing(path),
         files.replacing(path) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
     ):

@@ -11,9 +11,9 @@ from fdg import jaxprs, keys
 from fdg.errors import FdgError, kind_of
 from fdg.lowering import host_calls
 from fdg.placing.staleness import DelayedState
-from fdg.training.loading import StoredRun, device_count
+from fdg.training.loading import StoredRun
 from fdg.training.run import Run
-from fdg.training.run_directory import read_summary
+from fdg.training.run_directory import device_count, read_summary
 from fdg.training.stepping import Border, Stepper
 
 

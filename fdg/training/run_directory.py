@@ -1,11 +1,13 @@
 """Reads and writes the directory of a run: configuration, metrics, learning curve, summary, checkpoints."""
 
 import contextlib
+import datetime
 import errno
 import fcntl
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +20,6 @@ from fdg import files
 from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.settings import check_config
-from fdg.training.writable import explain_os_errors, path_error
 
 CHECKPOINTS = "checkpoints"
 DATA = "data"
@@ -61,7 +62,7 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, and its parents."""
         check_free(path)
-        with explain_os_errors(f"--out {path}", "written to"):
+        with files.explain_os_errors(f"--out {path}", "written to"):
             path.mkdir(parents=True, exist_ok=True)
             with cls(path).closed_on_error() as run:
                 run._acquire()
@@ -73,7 +74,7 @@ class RunDirectory:
     def reopen(cls, path: Path) -> "RunDirectory":
         """Opens the directory of an earlier run to resume it."""
         run = cls(path)
-        with explain_os_errors(path, "written to"):
+        with files.explain_os_errors(path, "written to"):
             run._acquire()
         return run
 
@@ -131,7 +132,7 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Replaces `config.json`."""
-        with explain_os_errors(self.path, "written to"):
+        with files.explain_os_errors(self.path, "written to"):
             files.write(self.path / "config.json", json_line(config, indent=2)[:-1])
 
     def publish_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -173,7 +174,7 @@ class RunDirectory:
     def _acquire(self) -> None:
         """Refuses links among the run's files, then locks the directory until `close` or the process ends."""
         for name in _ENTRIES:
-            with explain_os_errors(self.path / name):
+            with files.explain_os_errors(self.path / name):
                 files.check_own(self.path / name, name in _FOLDERS)
         self._lock = files.open_to_append(self.path / ".lock")
         try:
@@ -245,6 +246,16 @@ _FIXES = {
 }
 
 
+def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
+    """A new path `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
+    env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
+    parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
+    name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
+    path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    numbered_paths = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
+    return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
+
+
 def check_free(path: Path) -> None:
     """Checks that a path can become the directory of a new run; creates nothing."""
     check_utf8(path)
@@ -254,7 +265,7 @@ def check_free(path: Path) -> None:
         names = [name for name in FILES if os.path.lexists(path / name)]
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, ValueError) as error:  # ValueError: a null character
-        raise path_error(f"--out {path}", error, "written to") from error
+        raise files.path_error(f"--out {path}", error, "written to") from error
     if "config.json" in names:
         raise FdgError(
             f"--out {path} already contains a run: give another directory, or go on with --resume {path}"
@@ -267,7 +278,7 @@ def check_free(path: Path) -> None:
     if not existing.is_dir():
         raise FdgError(f"--out {path} cannot be made: {existing} is a file")
     if refusal := files.refusal(existing):
-        raise path_error(f"--out {path}", refusal, "written to")
+        raise files.path_error(f"--out {path}", refusal, "written to")
 
 
 def check_utf8(path: Path) -> None:
@@ -324,6 +335,12 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     mean, returns = summary.get("eval_return"), summary.get("eval_returns")
     are_returns = _is_metric("", mean) and (returns is None or _is_metric("_per_seed", returns))
     return summary if kinds_match and are_returns else None
+
+
+def device_count(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> int:
+    """The number of devices that a run was planned for, from its files; 0 if unknown."""
+    trained_on = (summary or {}).get("devices") or ()
+    return config.get("devices") or config.get("devices_chosen") or len(trained_on)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

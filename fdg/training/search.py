@@ -30,12 +30,11 @@ from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
 from fdg.training.curves import finish_figure, make_figure, style_of
-from fdg.training.job import Job, run_length
+from fdg.training.job import Job, open_run, run_length
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics, read_summary, to_json_types
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
-from fdg.training.starting import open_run
 from fdg.training.statistics import format_numbers, interval_of_returns
 from fdg.training.sweep import Sweep, agent_seeds, replace_fields, unwrap_sweep
 from fdg.training.sweep_results import (

@@ -3,7 +3,7 @@
 The chosen values replace `auto` in the job and in its `config.json`.
 
 The default policy is `auto`, which uses predictions only. The choice for a job on a machine is cached next to
-its compiled programs, so a second start reads it.
+its compiled programs, so a second start reads it. At the end are checks that all devices of a plan have work.
 """
 
 import contextlib
@@ -21,22 +21,21 @@ import jax
 import fdg
 import policies
 from fdg import costs, files, jaxprs
-from fdg.cores import usable_cores
 from fdg.costs.candidate_times import choose_by_timing
 from fdg.costs.choosing import TIE, Choice, lags
 from fdg.costs.machine import cluster_for
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.lowering.host_calls import calls_host
 from fdg.placing.policy import with_host
 from fdg.placing.staleness import micro_batches
 from fdg.processes import distributed
-from fdg.running.host_devices import restart_cpu_backend, threads_for
+from fdg.running.host_devices import restart_cpu_backend, thread_count
 from fdg.running.program_cache import cache_directory
 from fdg.training.job import Job
-from fdg.training.settings import AUTO_LAG
+from fdg.training.settings import AUTO_LAG, nearest_multiples
+from fdg.training.sweep import unwrap_sweep
 
 GAIN = 1.3  # predicted speed-up for which another policy replaces `GPUOnly`; predictions usually err by less
-ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
 Search = Callable[..., Choice]  # `policies.auto` for one algorithm: takes devices and options
 
 
@@ -135,26 +134,6 @@ def available_devices(count: int | None) -> list[jax.Device]:
             f" has only {min(map(len, groups))}: use --devices {processes * min(map(len, groups))}"
         )
     return [device for group in groups for device in group]
-
-
-def thread_count(graph: fdg.FDG, agents: int | None, policy: Any, devices: int) -> int:
-    """Size of XLA's thread pool for a job on host devices; `graph` is of one agent.
-
-    A program with one group is lowered so that each device waits in one collective at a time
-    (`lowering.ordering`); then one thread per device is enough.
-
-    A single device with small operations gets one thread: passing operations between threads takes longer
-    than running them in parallel saves. Milliseconds per iteration of PPO on CartPole-v1, with one thread and
-    with four: 1.9 and 2.4 with 4 environments, 10.5 and 12.2 with 32, 22 and 20 with 64.
-    """
-    if devices > 1:
-        placed = {} if agents is not None else policy.place(["cpu"] * devices)
-        groups = {placed[f.role] for f in graph.fragments if f.role in placed}
-        # Collectives of several programs, and those of sharded parameters, have no known order.
-        in_order = len(groups) <= 1 and not any(group.shards for group in groups)
-        return threads_for(devices, in_order)
-    largest = (agents or 1) * jaxprs.largest_cost(jaxprs.open_jaxpr(graph.jaxpr))
-    return 1 if largest < ONE_THREAD_FLOPS else usable_cores()
 
 
 def _explained_choice(
@@ -279,3 +258,61 @@ def _choose_lag(policy: Any, search: Search, graph: fdg.FDG, devices: Any) -> tu
         f" {TIE - 1:.0%} of the best prediction"
     )
     return lag, text
+
+
+def too_small_micro_batch(algorithm: Any, plan: fdg.Plan) -> str | None:
+    """A message with a better size if a micro-batch is too small for its group's devices; else None."""
+    algorithm = unwrap_sweep(algorithm)
+    micro_batch = getattr(algorithm, "micro_batch", None)
+    if micro_batch is None:
+        return None
+    for name, idle in plan.unfit:
+        group = next(group for group in plan.groups if group.name == name)
+        num_devices = len(group) + len(idle)
+        multiple = num_devices // group.model
+        fragments = [f for f in plan.graph.fragments if f.batch_size and plan.group_of(f.name) == group]
+        names = [f"`{f.name}`" for f in fragments if f.batch_size == micro_batch]
+        if not (idle and names and micro_batch % multiple):
+            continue
+        size = -(-micro_batch // multiple) * multiple
+        try:
+            dataclasses.replace(algorithm, micro_batch=size)
+            sizes = [f.batch_size for f in fragments if f.batch_size not in (None, micro_batch)]
+            fits = all(batch_size % multiple == 0 for batch_size in sizes)
+        except FdgError:
+            fits = False
+        suffix = "" if fits else f", and a --num-prompts that makes all batches multiples of {size}"
+        return (
+            f"{len(group)} of {num_devices} devices work in {listed(names, 'and')}, whose batch is the"
+            f" micro-batch of {micro_batch}: give --micro-batch {size}{suffix}"
+        )
+    return None
+
+
+def check_all_busy(algorithm: Any, plan: fdg.Plan, devices: Sequence[jax.Device]) -> None:
+    """Raises an `FdgError` if a device of the plan would be idle; the message suggests other settings."""
+    if not plan.idle:
+        return
+    count, agents = plan.num_devices, plan.graph.agents
+    busy = count - len(plan.idle)
+    if agents is not None:
+        raise FdgError(
+            f"--num-seeds {agents} is not divisible by --devices {count}:"
+            f" use --num-seeds {nearest_multiples(agents, count)}, or --devices {busy}"
+        )
+    if len(plan.groups) > 1:  # a group may leave devices out to split its batch equally; the plan shows it
+        if (process := plan.idle_process(devices)) is not None:
+            raise FdgError(
+                f"{plan.policy} leaves process {process} without work: it uses {busy} of {count} devices;"
+                f" use other numbers of devices, or --num-envs that divide by them"
+            )
+        return
+    if line := too_small_micro_batch(algorithm, plan):
+        raise FdgError(f"{line}, or --devices {busy}")
+    num_envs = getattr(algorithm, "num_envs", None)
+    if num_envs is None or num_envs % count == 0:
+        raise FdgError(f"{plan.policy} uses {busy} of {count} devices: use --devices {busy}")
+    raise FdgError(
+        f"--num-envs {num_envs} is not divisible by --devices {count} under {plan.policy}:"
+        f" use --num-envs {nearest_multiples(num_envs, count)}, or --devices {busy}"
+    )

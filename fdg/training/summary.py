@@ -1,6 +1,7 @@
-"""Builds `summary.json` at the end of a run, and reports collectives that the plan did not predict."""
+"""What a run used and did: versions, `summary.json`, and collectives that the plan did not predict."""
 
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -21,6 +22,21 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{package: metadata.version(package) for package in packages},
     }
+
+
+def git_commit() -> str | None:
+    """The git commit of the current folder, with `-dirty` if files have changed; None without one."""
+    try:
+        result = subprocess.run(
+            # `core.fsmonitor` of an untrusted repository could start a program.
+            "git -c core.fsmonitor=false describe --always --dirty --abbrev=40 --exclude=*".split(),
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def unexplained_lines(engine: fdg.Engine) -> list[str]:

@@ -150,6 +150,25 @@ def test_unwritable_calibration(capsys, tmp_path):
     assert "cannot be written" in refused(capsys, f"--out {tmp_path / 'file' / 'x.json'}", calibrate_main)
 
 
+def test_none_stands_for_a_flag_that_is_not_given(capsys, cluster):
+    words = "--algo tests.tiny:Pupil --num-envs 64 --policy gpu_only"
+    assert plan_main(f"{words} --cluster {cluster} --devices none --scale none".split()) == 0
+    assert " 64  GPUOnly" in capsys.readouterr().out  # all devices of the cluster
+    assert plan_main(f"{words} --cluster none --devices 2".split()) == 0
+    assert "places Pupil on 2 devices" in capsys.readouterr().out
+    assert "--scale needs --cluster FILE" in refused(capsys, f"{words} --cluster none --scale 8", plan_main)
+
+
+LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
+
+
+def test_compare_with_policy_fields(capsys, cluster):
+    words = f"{LANGUAGE} {cluster} --policy colocated --parameters fsdp --compare colocated,gpu_only"
+    assert plan_main(words.split()) == 0
+    text = capsys.readouterr().out
+    assert "GPUOnly(parameters='fsdp')" in text and "collectives of all are estimated" in text
+
+
 def test_plan_a_model_without_weights(capsys, tmp_path):
     from algos.language.config import DecoderConfig
 

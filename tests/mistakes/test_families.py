@@ -29,9 +29,9 @@ from fdg.commands.cluster_file import cluster_from
 from fdg.commands.earlier import base_of
 from fdg.commands.flags import JobFlags
 from fdg.errors import FdgError, FdgWarning, NoAttributeError
+from fdg.files import check_writable
 from fdg.training import space
 from fdg.training.settings import GROUPS
-from fdg.training.writable import check_writable
 from tests.mistakes.environments import Corridor
 from tests.training.trained import fitted, small
 

@@ -14,9 +14,8 @@ import policies
 from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
-from fdg.running.host_devices import threads_for
-from fdg.training.devices import too_small_micro_batch
-from fdg.training.settling import prepare, thread_count
+from fdg.running.host_devices import thread_count, threads_for
+from fdg.training.settling import prepare, too_small_micro_batch
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
