@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fdg import files
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, unknown_name
 from fdg.kinds import dataclass_fields, to_json
@@ -357,10 +356,10 @@ class Comparison:
             "comparison.json": json_line(self.content(), indent=1).decode(),
         }
         for name, text in texts.items():
-            with writing(folder / name):
-                files.write(folder / name, text.encode())
+            with writing(folder / name) as file:
+                file.write(text.encode())
         for name, figure in self.pictures().items():
-            with writing(folder / name), files.replacing(folder / name) as file:
+            with writing(folder / name) as file:
                 figure.savefig(file, format="png", dpi=150)
         return [folder / name for name in FILES]
 

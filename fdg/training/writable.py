@@ -5,18 +5,25 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
+from fdg import files
 from fdg.errors import FdgError
-from fdg.files import check_own, refusal
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A context for writing a file: creates its folder first; turns an OSError into an `FdgError`."""
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A context with a new file that replaces `path` at its end; on failure nothing is left.
+
+    Creates the folder. Follows a link, and writes into a device, which cannot be replaced. Turns an OSError
+    into an `FdgError`.
+    """
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        is_file = path.is_file() or not path.exists()
+        with files.replacing(path.resolve()) if is_file else path.open("wb") as file:
+            yield file
 
 
 @contextlib.contextmanager
@@ -37,7 +44,7 @@ def check_writable(path: Path) -> None:
     """
     try:
         if path.is_symlink() and (path.parent / "config.json").exists():  # a run directory must have no links
-            check_own(path)
+            files.check_own(path)
         candidates = [path, *path.absolute().parents]
         existing = next(p for p in candidates if os.path.lexists(p) and p.stat())
         if existing is path:
@@ -47,7 +54,7 @@ def check_writable(path: Path) -> None:
                 raise OSError(errno.EINVAL, "it is not a regular file")
         elif not existing.is_dir():
             raise OSError(errno.ENOTDIR, f"{existing} is not a folder")
-        if error := refusal(existing):
+        if error := files.refusal(existing):
             raise error
     except (OSError, ValueError) as error:  # ValueError: the path has a null character
         raise path_error(path, error) from None
