@@ -61,6 +61,15 @@ _REFUSED_KINDS = {
 }
 
 
+def stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Numbers that differ after a file was replaced or changed; empty if it cannot be found."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # reading the file raises a better error
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
