@@ -1,5 +1,6 @@
 """Starts a run: opens its directory, compiles and initialises, loads weights of an earlier run (`--from`)."""
 
+import contextlib
 import dataclasses
 import datetime
 import re
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg
+from envs.wrappers import unwrapped
 from fdg import ctrl_c
 from fdg.errors import FdgError, kind_of
 from fdg.kinds import shown
@@ -27,6 +29,7 @@ from fdg.training.run_directory import NullRunDirectory, RunDirectory, read_conf
 from fdg.training.settings import changes
 from fdg.training.summary import versions
 from fdg.training.sweep import Sweep, SweptState, replace_fields, unwrap_sweep
+from fdg.training.writable import explain_os_errors
 
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
@@ -40,9 +43,12 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
         run: RunDirectory = NullRunDirectory(job.out or Path())
         return run, Checkpoints(run.checkpoints)
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = job.out or new_run_path(job.described["env"], job.described["algo"], job.seed)
+    path = job.out or _make_run_path(job)
+    env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
+    digest = getattr(getattr(env, "tokenizer", None), "digest", None)
     if not job.resumes:
-        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
+        identity = {"id": secrets.token_hex(8), **({"tokenizer_digest": digest} if digest else {})}
+        run = RunDirectory.create(path, {**identity, **job.config, **session})
         checkpoints = Checkpoints(run.checkpoints)
     else:
         with RunDirectory.reopen(path).closed_on_error() as run:
@@ -53,6 +59,11 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
                     f" {job.num_iterations:,}: give a larger --total-steps"
                 )
             stored = read_config(path)
+            if stored.get("tokenizer_digest") not in (None, digest):
+                raise FdgError(
+                    f"{env.tokenizer.path}: its tokenizer has changed since the run in {path} began: bring"
+                    " back its files, or start a new run"
+                )
             changed = changes(stored, job.config)
             recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
             entry = {"at": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}", "changes": changed, **recorded}
@@ -74,6 +85,15 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip() or None if result.returncode == 0 else None
+
+
+def _make_run_path(job: Job) -> Path:
+    """Creates the folder of a run that names itself; another process may take the same name at this time."""
+    while True:
+        path = new_run_path(job.described["env"], job.described["algo"], job.seed)
+        with explain_os_errors(f"--out {path}", "written to"), contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
 
 
 def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
