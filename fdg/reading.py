@@ -3,6 +3,7 @@
 FIFOs, devices and sockets are refused without waiting, sizes are limited, and every error is one line.
 """
 
+import functools
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 from fdg.errors import FdgError, one_line
@@ -68,6 +70,12 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     except (OSError, ValueError):  # reading the file raises a better error
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def cached_by_stamp(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that caches a function of a path until the file is replaced or changed."""
+    cached = functools.lru_cache(maxsize=8)(lambda path, _: read(path))
+    return functools.wraps(read)(lambda path: cached(path, stamp(path)))
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:

@@ -8,7 +8,6 @@ episode of T steps has `observations [T + 1, *obs]` (parts of a dictionary by na
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import io
 import json
@@ -27,7 +26,7 @@ from algos.replay import Step
 from envs.composite import ObservationSpace
 from envs.spaces import Space
 from fdg.errors import FdgError, one_line
-from fdg.reading import json_object, open_regular, read_json, stamp
+from fdg.reading import cached_by_stamp, json_object, open_regular, read_json
 
 # --- arrays of untrusted HDF5 files (docs/security.md): declarations are checked before data is read ---
 #
@@ -260,12 +259,12 @@ class DataSet:
                 f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
                 " Minari"
             )
-        return _read_metadata(file, stamp(file))
+        return _read_metadata(file)
 
 
-@functools.lru_cache(maxsize=4)
-def _read_metadata(file: Path, _: tuple[int, ...]) -> Mapping[str, Any]:
-    """The contents of a `metadata.json`; the second argument is its `stamp`."""
+@cached_by_stamp
+def _read_metadata(file: Path) -> Mapping[str, Any]:
+    """The contents of a `metadata.json`."""
     values = read_json(file, MAX_METADATA_BYTES, any_number=True)
     if values.get("data_format", "hdf5") != "hdf5":
         raise FdgError(f"{file}: data_format is {values['data_format']!r:.40}: only hdf5 is read")

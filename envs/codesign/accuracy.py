@@ -16,7 +16,7 @@ import numpy as np
 from envs.codesign import children, images
 from envs.codesign.space import Task
 from fdg.errors import FdgError
-from fdg.reading import read_json
+from fdg.reading import cached_by_stamp, read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
@@ -42,7 +42,7 @@ def of_choices(task: Task, source: str, table: str = "") -> np.ndarray:
     if source == "surrogate":
         return surrogate(task)
     if source == "supernet":
-        return _supernet(task)
+        return _supernet(task, images.signature(task.data))
     return by_seed(task, table).mean(0)
 
 
@@ -73,11 +73,11 @@ def _table_row(task: Task, table: str) -> Mapping[str, Any]:
     return row
 
 
-@functools.lru_cache(maxsize=8)
-def read_table(table: str = "") -> dict[str, Any]:
+@cached_by_stamp
+def read_table(table: str) -> dict[str, Any]:
     """A table of accuracies: {signature: {"accuracy": [seeds][choices] in ten-thousandths}}.
 
-    Without `table`, the one that is shipped.
+    If `table` is empty, the one that is shipped.
     """
     rows_by_signature = read_json(table or Path(__file__).with_name(SHIPPED), _MAX_FILE_BYTES)
     is_table = all(
@@ -99,7 +99,7 @@ def _is_accuracy(x: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _supernet(task: Task) -> np.ndarray:
+def _supernet(task: Task, _: str) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(jax.jit(lambda: children.supernet(task, _images(task)))())
 
