@@ -16,6 +16,7 @@ import numpy as np
 from envs.codesign import children, images
 from envs.codesign.space import Task
 from fdg.errors import FdgError
+from fdg.kinds import matches
 from fdg.reading import cached_by_stamp, read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
@@ -82,9 +83,9 @@ def read_table(table: str) -> dict[str, Any]:
     rows_by_signature = read_json(table or Path(__file__).with_name(SHIPPED), _MAX_FILE_BYTES)
     is_table = all(
         isinstance(row, dict)
-        and isinstance(row.get("accuracy"), list)
-        and row["accuracy"]
-        and all(isinstance(one, list) and all(_is_accuracy(x) for x in one) for one in row["accuracy"])
+        and row.get("accuracy")
+        and matches(row["accuracy"], list[list[int]])
+        and all(0 <= x <= UNIT for of_seed in row["accuracy"] for x in of_seed)
         for row in rows_by_signature.values()
     )
     if not is_table:
@@ -92,10 +93,6 @@ def read_table(table: str) -> dict[str, Any]:
             f"{table or SHIPPED} is not a table of accuracies: python -m bench.codesign_table makes one"
         )
     return rows_by_signature
-
-
-def _is_accuracy(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x <= UNIT
 
 
 @functools.lru_cache(maxsize=8)

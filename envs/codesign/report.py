@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,9 @@ def chosen_options(problem: Problem, design: Designs) -> dict[str, Any]:
         decision.name: decision.options[index]
         for decision, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
     }
-    absent = [name.removesuffix("pes") for name, value in chosen.items() if _is_pes(name) and not value]
+    pes = {name: x for name, x in chosen.items() if re.fullmatch("sub-accelerator .*: pes", name)}
+    absent = [name.removesuffix("pes") for name, value in pes.items() if not value]
     return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
-
-
-def _is_pes(name: str) -> bool:
-    return name.startswith("sub-accelerator ") and name.endswith(": pes")
 
 
 def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:

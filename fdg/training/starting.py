@@ -101,9 +101,9 @@ def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
     env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
-    path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-    numbered_paths = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
-    return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
+    start = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    paths = (Path("runs", f"{start}-{i}" if i > 1 else start) for i in range(1, 1000))
+    return next(path for path in paths if not path.exists())
 
 
 _SWEEP_PREFIX = "sweep"  # prefix for names of leaves that a sweep adds to the algorithm's state
