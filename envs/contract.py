@@ -18,6 +18,7 @@ from envs.spaces import MultiDiscrete
 from envs.wrappers import keeps_rewards
 from fdg.arguments import checked_names
 from fdg.errors import FdgError, FdgWarning, raised
+from fdg.keys import is_key
 
 STEPS = 24
 NUM_ENVS = 3
@@ -100,7 +101,8 @@ def _check_deterministic_trace(env: Any) -> None:
 
     def trace() -> tuple[str, list[Any]]:
         jaxprs = [jax.make_jaxpr(env.reset)(keys), jax.make_jaxpr(env.step)(keys, state, action)]
-        constants = [np.asarray(x) for closed_jaxpr in jaxprs for x in closed_jaxpr.consts if not _is_key(x)]
+        consts = [x for closed_jaxpr in jaxprs for x in closed_jaxpr.consts]
+        constants = [np.asarray(x) for x in consts if not (hasattr(x, "dtype") and is_key(x.dtype))]
         return "".join(str(closed_jaxpr) for closed_jaxpr in jaxprs), constants
 
     (text, constants), (text_again, constants_again) = trace(), trace()
@@ -114,10 +116,6 @@ def _check_deterministic_trace(env: Any) -> None:
             " traced: draw random numbers from `key` (not by NumPy or random), and keep what changes in"
             " `state` (not in self)"
         )
-
-
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _may_be_nan(x: np.ndarray) -> bool:

@@ -21,6 +21,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from envs.unlike import Alike
 from fdg.arguments import check_arguments, checked_names, quoted
 from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
+from fdg.keys import is_key
 from fdg.tracing.unchanged import check_unchanged
 
 State: TypeAlias = Any
@@ -411,13 +412,9 @@ def _mask_shape(action_space: Space) -> tuple[int]:
     return (math.prod(action_space.shape),)  # a Box: `Alike` masks components
 
 
-def _is_key(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def check_keys(name: str, keys: jax.Array) -> None:
     """Raises an `FdgError` unless `keys` is one typed PRNG key per environment, `[B]`."""
-    if not hasattr(keys, "dtype") or not _is_key(keys) or keys.ndim != 1:
+    if not hasattr(keys, "dtype") or not is_key(keys.dtype) or keys.ndim != 1:
         got = f"{keys.dtype}{list(keys.shape)}" if hasattr(keys, "dtype") else repr(keys)
         raise FdgError(
             f"environment '{name}': keys must be one typed PRNG key per environment, shape [B], but are"
@@ -463,7 +460,7 @@ def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> j
 def _strongly_typed(x: Any) -> jax.Array:
     """Converts to a strongly typed array: `scan` needs the same type at every step."""
     x = jnp.asarray(x)
-    return x if _is_key(x) else jax.lax.convert_element_type(x, x.dtype)
+    return x if is_key(x.dtype) else jax.lax.convert_element_type(x, x.dtype)
 
 
 def _check_same_types(name: str, reset_state: State, step_state: State) -> None:

@@ -6,7 +6,6 @@ imports no library and makes no environment.
 """
 
 import fnmatch
-from collections.abc import Iterable
 
 from envs import composite
 from envs.composite import ObservationSpace
@@ -113,7 +112,8 @@ def family(name: str) -> str | None:
     name = name.removeprefix("ray:")  # it only says where the environment runs
     if name.startswith("gymnasium:"):  # `gymnasium:module:Name` imports the module first
         name = "gymnasium:" + name.rpartition(":")[2]
-    return next((kind for kind, patterns in _FAMILIES.items() if _matches(name, patterns)), None)
+    patterns = ((kind, pattern) for kind, patterns in _FAMILIES.items() for pattern in patterns)
+    return next((kind for kind, pattern in patterns if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def known_host_names(name: str) -> list[str]:
@@ -145,7 +145,3 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     if not images:
         return None
     return GRID if all(min(shape[:2]) < _LARGE_IMAGE for shape in images) else PICTURES
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -108,11 +108,7 @@ def _make(name: str, *, reset_ratio: int = RESET_RATIO, **overrides: Any) -> Vec
 def _defaults(params: Any) -> dict[str, Any]:
     """Default values of parameters by name, without those that contain None."""
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    return {name: value for name, value in values.items() if not _contains_none(value)}
-
-
-def _contains_none(value: Any) -> bool:
-    return value is None or (isinstance(value, tuple) and None in value)
+    return {k: v for k, v in values.items() if v is not None and not (isinstance(v, tuple) and None in v)}
 
 
 def _module_prefix(classic: bool) -> str:

@@ -351,7 +351,8 @@ def _facts(single: JaxmarlGame) -> _Facts:
         )
     rows = [tuple(part.shape for part in row) for row in parts]
     lengths = [sum(map(math.prod, row)) for row in rows]
-    spaces = [_space_of(env, agent) for agent in agents]
+    of_agents = env.action_spaces  # a mapping; some agents are only known to the method
+    spaces = [of_agents[agent] if agent in of_agents else env.action_space(agent) for agent in agents]
     sizes = tuple(int(space.n) if hasattr(space, "n") else space.shape[0] for space in spaces)
     has_index = single.agent_identity
     if has_index is None:
@@ -366,11 +367,6 @@ def _facts(single: JaxmarlGame) -> _Facts:
         math.prod(map(int, limits)) + kind.late_steps if limits else None,
         len(agents), agents, sizes, is_image, max(lengths), has_index,
     )  # fmt: skip
-
-
-def _space_of(env: Any, agent: Any) -> Any:
-    """An agent's action space, from a mapping where the environment has one, else from a method."""
-    return env.action_spaces[agent] if agent in env.action_spaces else env.action_space(agent)
 
 
 def _action_space(largest: Any) -> Space:

@@ -42,10 +42,10 @@ def import_attribute(what: str, name: str, is_candidate: Callable[[Any], bool] =
         raise FdgError(f"{what} '{name}': no name follows the colon: write {module_name}:NAME")
     try:
         value = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         is_absent = missing is not None and (module_name + ".").startswith(f"{missing}.")
-        if not is_absent and not isinstance(error, ValueError | TypeError):
+        if not is_absent and "" not in module_name.split("."):  # importlib refuses names such as .a
             raise FdgError(f"{what} '{name}': importing {module_name} fails: {raised(error)}") from error
         suggested_module = module_of_file(
             module_name if "/" not in module_name else f"{module_name.removesuffix('.py')}.py"

@@ -223,21 +223,23 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
       agents: length of the leading axis of all arguments and results.
       agents_per_vmap: a divisor of `agents`.
     """
-    map_chunk = _with_unit_axis(function) if agents_per_vmap == 1 else jax.vmap(function)
+    if agents_per_vmap == 1:
+
+        def map_chunk(*arrays: Any) -> list[Any]:
+            return [x[None] for x in function(*(x[0] for x in arrays))]
+
+    else:
+        map_chunk = jax.vmap(function, axis_size=agents_per_vmap)  # a state may have no arrays
     if agents_per_vmap == agents:
         return map_chunk
 
     def map_chunks(*arrays: Any) -> list[Any]:
-        chunks = [x.reshape(agents // agents_per_vmap, agents_per_vmap, *x.shape[1:]) for x in arrays]
-        results = jax.lax.map(lambda chunk: map_chunk(*chunk), chunks)
+        count = agents // agents_per_vmap
+        chunks = [x.reshape(count, agents_per_vmap, *x.shape[1:]) for x in arrays]
+        _, results = jax.lax.scan(lambda _, chunk: (None, map_chunk(*chunk)), None, chunks, count)
         return [x.reshape(agents, *x.shape[2:]) for x in results]
 
     return map_chunks
-
-
-def _with_unit_axis(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Maps a function of one agent over a leading axis of length 1."""
-    return lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]
 
 
 def with_copying(

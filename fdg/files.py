@@ -124,12 +124,18 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A context for writing a file: creates its folder first; turns an OSError into an `FdgError`."""
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A context with a new file that replaces `path` at its end; on failure nothing is left.
+
+    Creates the folder. Follows a link, and writes into a device, which cannot be replaced. Turns an OSError
+    into an `FdgError`.
+    """
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        is_file = path.is_file() or not path.exists()
+        with replacing(path.resolve()) if is_file else path.open("wb") as file:
+            yield file
 
 
 @contextlib.contextmanager

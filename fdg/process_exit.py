@@ -12,7 +12,6 @@
 """
 
 import atexit
-import itertools
 import os
 import re
 import signal
@@ -30,10 +29,9 @@ _status: int | None = None
 
 def is_command() -> bool:
     """Whether this process was started as `python -m fdg...` or `fdg`."""
-    words = itertools.pairwise([*sys.orig_argv[1:], ""])
-    matches = ((re.fullmatch("-[^-cmWX]*m(.*)", word), following) for word, following in words)  # -um NAME
-    module = next((match[1] or following for match, following in matches if match), "")
-    runs_module = module.partition(".")[0] == "fdg"
+    name = len(sys.orig_argv) - len(sys.argv)  # the position of the module's name, or of `-umNAME`
+    option = " ".join(sys.orig_argv[max(name - 1, 1) : name + 1])
+    runs_module = re.fullmatch(r"(.* )?-[^-cmWX ]*m ?fdg(\..*)?", option) is not None
     return runs_module or os.path.basename(sys.argv[0] if sys.argv else "") == "fdg"
 
 

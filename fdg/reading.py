@@ -3,6 +3,7 @@
 FIFOs, devices and sockets are refused without waiting, sizes are limited, and every error is one line.
 """
 
+import functools
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 from fdg.errors import FdgError, one_line
@@ -59,6 +61,21 @@ _REFUSED_KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFSOCK: "socket",
 }
+
+
+def stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Numbers that differ after a file was replaced or changed; empty if it cannot be found."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # reading the file raises a better error
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def cached_by_stamp(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that caches a function of a path until the file is replaced or changed."""
+    cached = functools.lru_cache(maxsize=8)(lambda path, _: read(path))
+    return functools.wraps(read)(lambda path: cached(path, stamp(path)))
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:

@@ -12,6 +12,7 @@ import policies
 from fdg.agents import Agents
 from fdg.training.space import make_grid
 from fdg.training.sweep import Sweep
+from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 from tests.training.descent import Descent, assert_close, single_run
 
@@ -61,6 +62,22 @@ def test_plain_jax(devices):
     assert_close(have, trained(fdg.compile(many, policies.GPUOnly(), devices[:1]), 4))
     for i in range(3):
         assert_close(single_run(Descent(), 3 + i, 4)[0], jax.tree.map(lambda x: x[i], state))  # noqa: B023
+
+
+@pytest.mark.parametrize(("n", "agents_per_vmap"), [(4, 4), (4, 2), (2, 1)])
+def test_state_without_arrays(n, agents_per_vmap, devices):
+    class Constant:
+        def init(self, key):
+            return {}
+
+        def iterate(self, state):
+            return state, {"loss": jnp.float32(3)}
+
+    with limit_agents_per_vmap(agents_per_vmap):
+        engine = fdg.compile(Constant(), policies.GPUOnly(), devices[:1], num_seeds=n)
+    state, metrics = trained(engine, 2)
+    assert state == {} and metrics["loss"].tolist() == [[3.0] * n] * 2
+    assert fdg.agents(Constant(), n).iterate({})[1]["loss"].tolist() == [3.0] * n
 
 
 def test_nested_agents(devices):

@@ -13,7 +13,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from algos.replay import Step
 from envs.composite import ObservationSpace
 from envs.spaces import Space
 from fdg.errors import FdgError, one_line
-from fdg.reading import json_object, open_regular, read_json
+from fdg.reading import cached_by_stamp, json_object, open_regular, read_json
 
 # --- arrays of untrusted HDF5 files (docs/security.md): declarations are checked before data is read ---
 #
@@ -239,37 +239,36 @@ class DataSet:
 
     def _space(self, what: str) -> Any:
         text = self.metadata.get(f"{what}_space")
-        return (
-            json_object(text.encode(), self._metadata_file, any_number=True) if isinstance(text, str) else {}
-        )
+        file = self.folder / METADATA
+        return json_object(text.encode(), file, any_number=True) if isinstance(text, str) else {}
 
     def _count(self, name: str) -> int:
         """A number of the metadata, which must be from 1 to `_MAX_STEPS`."""
         value = self.metadata.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_STEPS:
-            raise FdgError(
-                f"{self._metadata_file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}"
-            )
+            file = self.folder / METADATA
+            raise FdgError(f"{file}: {name} is {value!r:.40}: it must be from 1 to {_MAX_STEPS}")
         return value
 
     @property
-    def _metadata_file(self) -> Path:
-        return self.folder / METADATA
-
-    @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """The contents of `metadata.json`."""
-        if not os.path.lexists(self._metadata_file):
+        file = self.folder / METADATA
+        if not os.path.lexists(file):
             raise FdgError(
                 f"{self.path}: is not a data set: it has no {METADATA}; give a folder of fdg collect, or of"
                 " Minari"
             )
-        values = read_json(self._metadata_file, MAX_METADATA_BYTES, any_number=True)
-        if values.get("data_format", "hdf5") != "hdf5":
-            raise FdgError(
-                f"{self._metadata_file}: data_format is {values['data_format']!r:.40}: only hdf5 is read"
-            )
-        return values
+        return _read_metadata(file)
+
+
+@cached_by_stamp
+def _read_metadata(file: Path) -> Mapping[str, Any]:
+    """The contents of a `metadata.json`."""
+    values = read_json(file, MAX_METADATA_BYTES, any_number=True)
+    if values.get("data_format", "hdf5") != "hdf5":
+        raise FdgError(f"{file}: data_format is {values['data_format']!r:.40}: only hdf5 is read")
+    return values
 
 
 def _read_episode(

@@ -17,7 +17,7 @@ from algos.rlhf.reward_models import with_head
 from envs.text import CharacterTokenizer, TextTask
 from envs.text.tokenizer_folders import numbers_of, replacing_files, tokenizer_of
 from fdg.errors import FdgError, FdgWarning, HostError
-from fdg.reading import read_json
+from fdg.reading import read_json, stamp
 
 # In place of a tokenizer's folder, "characters" means the task's own tokenizer, and "characters=ab" one with
 # the alphabet "ab".
@@ -32,16 +32,7 @@ def config_of(path: str, scores: bool = False, adapters: str | None = None) -> D
     adapters name another base. It is cached until one of the configuration files is written again.
     """
     files = [Path(path, "config.json"), *([] if adapters is None else [Path(adapters, peft.CONFIG)])]
-    return _config_of(path, scores, adapters, tuple(map(_version_of, files)))
-
-
-def _version_of(file: Path) -> tuple[int, ...]:
-    """Numbers that differ after a file was replaced or changed; empty if it cannot be found."""
-    try:
-        status = file.stat()
-    except (OSError, ValueError):  # ValueError: a null character
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return _config_of(path, scores, adapters, tuple(map(stamp, files)))
 
 
 @functools.lru_cache(maxsize=16)

@@ -38,8 +38,9 @@ def main() -> None:
         if peer.is_checkout and any(pair.peer == peer.name for pair in PAIRS.values()):
             parser.add_argument(f"--{peer.name}", metavar="PATH", help=f"a checkout of {peer.source}")
     args = parser.parse_args()
-    names = args.names or [""]
-    chosen = [pair for pair in PAIRS.values() if any(_selects(name, pair) for name in names)]
+    names = set(args.names or [""])
+    exact, starts = names & PAIRS.keys(), tuple(names - PAIRS.keys())
+    chosen = [pair for name, pair in PAIRS.items() if name in exact or name.startswith(starts)]
     if args.list:
         for pair in chosen:
             print(f"{pair.name:50} >= {pair.target_ratio:g}x  fdg.train {' '.join(pair.our_flags)}")
@@ -70,10 +71,6 @@ def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> bool
     if not args.flags or args.out is not None:  # by default, only results without further flags are recorded
         keep("peers", pair.name, {**pair.figures, **result}, args.out or RESULTS)
     return True
-
-
-def _selects(name: str, pair: Pair) -> bool:
-    return pair.name == name if name in PAIRS else pair.name.startswith(name)
 
 
 def line(name: str, result: dict[str, Any], target_ratio: float) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from envs.codesign import children, images
 from envs.codesign.space import Task
 from fdg.errors import FdgError
-from fdg.reading import read_json
+from fdg.kinds import matches
+from fdg.reading import cached_by_stamp, read_json
 
 SOURCES = ("table", "train", "supernet", "surrogate")
 SHIPPED = "accuracies.json"
@@ -42,7 +43,7 @@ def of_choices(task: Task, source: str, table: str = "") -> np.ndarray:
     if source == "surrogate":
         return surrogate(task)
     if source == "supernet":
-        return _supernet(task)
+        return _supernet(task, images.signature(task.data))
     return by_seed(task, table).mean(0)
 
 
@@ -73,18 +74,18 @@ def _table_row(task: Task, table: str) -> Mapping[str, Any]:
     return row
 
 
-@functools.lru_cache(maxsize=8)
-def read_table(table: str = "") -> dict[str, Any]:
+@cached_by_stamp
+def read_table(table: str) -> dict[str, Any]:
     """A table of accuracies: {signature: {"accuracy": [seeds][choices] in ten-thousandths}}.
 
-    Without `table`, the one that is shipped.
+    If `table` is empty, the one that is shipped.
     """
     rows_by_signature = read_json(table or Path(__file__).with_name(SHIPPED), _MAX_FILE_BYTES)
     is_table = all(
         isinstance(row, dict)
-        and isinstance(row.get("accuracy"), list)
-        and row["accuracy"]
-        and all(isinstance(one, list) and all(_is_accuracy(x) for x in one) for one in row["accuracy"])
+        and row.get("accuracy")
+        and matches(row["accuracy"], list[list[int]])
+        and all(0 <= x <= UNIT for of_seed in row["accuracy"] for x in of_seed)
         for row in rows_by_signature.values()
     )
     if not is_table:
@@ -94,12 +95,8 @@ def read_table(table: str = "") -> dict[str, Any]:
     return rows_by_signature
 
 
-def _is_accuracy(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x <= UNIT
-
-
 @functools.lru_cache(maxsize=8)
-def _supernet(task: Task) -> np.ndarray:
+def _supernet(task: Task, _: str) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(jax.jit(lambda: children.supernet(task, _images(task)))())
 

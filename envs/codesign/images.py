@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg.errors import FdgError, one_line, unknown_name
-from fdg.reading import open_regular
+from fdg.reading import cached_by_stamp, open_regular
 
 
 class Images(NamedTuple):
@@ -104,7 +104,7 @@ _MAX_BYTES = 2**30  # maximum size of a file's arrays
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-@functools.lru_cache(maxsize=8)
+@cached_by_stamp
 def get(name: str) -> Images:
     """The images with a name in `NAMES`, or in a file `.npz`.
 
@@ -128,7 +128,7 @@ def _check_not_empty(name: str) -> None:
         raise FdgError(f"a task has no images: write data = followed by one of {', '.join(NAMES)}, FILE.npz")
 
 
-@functools.lru_cache(maxsize=8)
+@cached_by_stamp
 def signature(name: str) -> str:
     """A name in `NAMES`; for a file its digest, so that it may be moved."""
     if not name.endswith(".npz"):

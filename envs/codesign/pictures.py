@@ -9,6 +9,7 @@ import numpy as np
 
 from envs.codesign import cost
 from envs.codesign.report import Outcome, amounts
+from fdg import files
 
 NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
 # The colour-blind palette of Okabe and Ito.
@@ -21,7 +22,8 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     figures = (_front(outcome), _gantt(outcome), _utilisation(outcome.layers), _progress(outcome))
     paths = [folder / name for name in NAMES]
     for path, figure in zip(paths, figures, strict=True):
-        figure.savefig(path, dpi=150)
+        with files.replacing(path) as file:
+            figure.savefig(file, dpi=150)
     return paths
 
 

@@ -4,8 +4,10 @@ import collections
 import csv
 import dataclasses
 import functools
+import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from envs.codesign import cost, exports, templates
 from envs.codesign.exports import Chip
 from envs.codesign.found import Designs
 from envs.codesign.problem import Problem, Scheduled, Specs, improved_schedule, positions
+from fdg import files
 from fdg.errors import FdgError
 from fdg.showing.words import table
 
@@ -186,12 +189,9 @@ def chosen_options(problem: Problem, design: Designs) -> dict[str, Any]:
         decision.name: decision.options[index]
         for decision, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
     }
-    absent = [name.removesuffix("pes") for name, value in chosen.items() if _is_pes(name) and not value]
+    pes = {name: x for name, x in chosen.items() if re.fullmatch("sub-accelerator .*: pes", name)}
+    absent = [name.removesuffix("pes") for name, value in pes.items() if not value]
     return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
-
-
-def _is_pes(name: str) -> bool:
-    return name.startswith("sub-accelerator ") and name.endswith(": pes")
 
 
 def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
@@ -234,17 +234,17 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
     texts["best.json"] = json.dumps(_to_json_types(_summary(outcome)), indent=1) + "\n"
     written = []
     for name, content in texts.items():
-        (folder / name).write_text(content)
+        files.write(folder / name, content.encode())
         written.append(folder / name)
     front = [Designs(*(x[index] for x in outcome.front)) for index in range(len(outcome.front.score))]
     others = [design for design in front if not np.array_equal(design.choices, best.choices)]
     rows = [{"is_best": design is best, **design_row(problem, design)} for design in (best, *others)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / "designs.csv").open("w", newline="") as file:
-        lines = csv.DictWriter(file, keys, restval="")
-        lines.writeheader()
-        lines.writerows(rows)
-    (folder / "report.md").write_text(_markdown(outcome, texts, missing, pictures))
+    lines = csv.DictWriter(file := io.StringIO(newline=""), keys, restval="")
+    lines.writeheader()
+    lines.writerows(rows)
+    files.write(folder / "designs.csv", file.getvalue().encode())
+    files.write(folder / "report.md", _markdown(outcome, texts, missing, pictures).encode())
     return [folder / "report.md", folder / "designs.csv", *written]
 
 

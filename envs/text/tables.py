@@ -20,7 +20,7 @@ from envs.text.host_reward import HostReward
 from envs.text.rows import Row
 from envs.text.task import exact
 from fdg.errors import FdgError, one_line
-from fdg.reading import read_bytes
+from fdg.reading import read_bytes, stamp
 
 FILES = ("path", "test_path")  # fields that are paths of files
 
@@ -167,7 +167,7 @@ class _FileTable(Table):
     def _contents(self) -> "_FileContents":
         """The contents of the files when the task was made. `digest` identifies them, so this is no field."""
         names = [getattr(self, column) for column in self._columns]
-        stamps = _file_stamp(self.path), _file_stamp(self.test_path)
+        stamps = stamp(self.path), stamp(self.test_path)
         return _load(self._kind, self.path, self.test_path, *names, stamps=stamps)
 
 
@@ -224,15 +224,6 @@ class _Rejected(Preferences):
     """The prompts with their rejected answers."""
 
     _kind = "rejected"
-
-
-def _file_stamp(path: str) -> tuple[int, int]:
-    """A value that changes when the file does: its modification time and size."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # reading it raises a better error
-        return 0, 0
-    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,6 +1,5 @@
 """The tokenizer in a checkpoint's folder: its file, configuration and chat templates."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -12,7 +11,7 @@ from typing import Any
 from envs.text import tokenizer_files
 from fdg.arguments import quoted
 from fdg.errors import FdgError
-from fdg.reading import read_json, read_text
+from fdg.reading import read_json, read_text, stamp
 
 _READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # the files that a tokenizer is read from
 # Transformers' names of tokens. Flags and numbers of other keys, such as `add_bos_token`, are no tokens.
@@ -24,17 +23,13 @@ class Folder:
     """A folder and the stamps of its files, by which contents are cached: a changed folder is another one."""
 
     path: str
-    stamps: tuple[tuple[str, int, int], ...]
+    stamps: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, path: str) -> "Folder":
         """The folder as it is now."""
-        stamps = []
-        with contextlib.suppress(OSError):  # reading a file raises a better error
-            for file in (file for pattern in _READ for file in sorted(pathlib.Path(path).glob(pattern))):
-                status = os.stat(file)
-                stamps.append((str(file), status.st_mtime_ns, status.st_size))
-        return cls(path, tuple(stamps))
+        files = [file for pattern in _READ for file in sorted(pathlib.Path(path).glob(pattern))]
+        return cls(path, tuple((str(file), stamp(file)) for file in files))
 
     def __fspath__(self) -> str:
         return self.path

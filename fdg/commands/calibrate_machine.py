@@ -71,8 +71,8 @@ def _calibrate(flags: dict[str, Any]) -> None:
         )
     text = json.dumps(result.as_json(), indent=1) + "\n"
     if is_regular:
-        with files.writing(out):
-            files.write(out.resolve(), text.encode())  # follows a link instead of replacing it
+        with files.writing(out) as file:
+            file.write(text.encode())
     else:
         out.write_text(text)
     print(f"\nin {result.seconds:.0f} s; written to {out}")

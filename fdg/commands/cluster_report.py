@@ -18,6 +18,7 @@ import numpy as np
 from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import Prediction, predict
 from fdg.errors import FdgError
+from fdg.files import writing
 from fdg.placing.plans import Plan
 from fdg.showing.plan_outline import idle_notes
 from fdg.showing.words import duration, quantity, table
@@ -238,5 +239,5 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
     for axes in (panels[0], panels[2]):
         axes.set_yscale("log")
     finish_figure(figure, panels, "devices")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with writing(path) as file:
+        figure.savefig(file, dpi=110)

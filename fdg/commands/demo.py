@@ -86,8 +86,8 @@ def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None
         title=title, xlabel="environment steps", ylabel="mean episode return", xlim=(0, None), ylim=(0, None)
     )
     curves.finish_figure(figure, [axes], "env_steps")
-    with writing(path):
-        figure.savefig(path, dpi=150)
+    with writing(path) as file:
+        figure.savefig(file, dpi=150)
     print(f"largest difference between the curves: {largest_difference:.2g}", flush=True)
 
 

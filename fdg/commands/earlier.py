@@ -15,7 +15,7 @@ from fdg.training.settings import changes, check_config, contradiction, flatten_
 # Entries of an earlier run's configuration that a new run does not inherit.
 _NOT_INHERITED = (
     *("id", "devices_chosen", "command", "preset", "preset_name", "follows", "versions", "git_commit"),
-    *("resumes", "from"),
+    *("resumes", "from", "tokenizer_digest"),
 )
 # Entries that stop a run before its end (by evaluations or time), which `--from` does not inherit either.
 _STOPPING_ENTRIES = ("eval_every", "stop_at", "stop_after")

@@ -110,7 +110,7 @@ def study_of(content: Mapping[str, Any]) -> Study:
         raise FdgError("variants must be tables, such as [variants.wide] with hidden = [128, 128]")
     words = {name: (*shared, *_flag_words(f"variants.{name}", table)) for name, table in variants.items()}
     cells = [
-        StudyCell(algo, env, algo + (f" {name}" if name and len(words) > 1 else ""), budget, steps, flags)
+        StudyCell(algo, env, f"{algo} {name}".strip(), budget, steps, flags)
         for budget, steps in budgets.items()
         for env in environments
         for algo in (_usable_algorithms(env) if algorithms is None else algorithms)
@@ -320,10 +320,11 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
         start_time = time.perf_counter()
         try:
             outcome = carry_out(_make_job(cell, run_seeds, run), quiet=True)
-        except RunError as error:
-            if isinstance(error, UnwritableError) or not run.is_dir():  # would stop every other cell too
-                raise
-            files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
+        except FdgError as error:
+            if isinstance(error, UnwritableError) or isinstance(error.__cause__, OSError):
+                raise  # it would stop every other cell too
+            if isinstance(error, RunError) and run.is_dir():  # other errors are found again before training
+                files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)
             continue
         if outcome.caught is not None:

@@ -96,8 +96,8 @@ def _evaluate(flags: dict[str, Any]) -> None:
         print(evaluation, flush=True)
         rows += evaluation.rows()
     if rows:
-        with writing(out):
-            out.write_bytes(b"".join(json_line({"iteration": run.iteration, **row}) for row in rows))
+        with writing(out) as file:
+            file.writelines(json_line({"iteration": run.iteration, **row}) for row in rows)
         print(f"each episode: {out}")
 
 
@@ -203,8 +203,8 @@ def _plot(flags: dict[str, Any]) -> None:
     arguments = {name: flags[name] for name in ("metric", "x", "statistic")}
     figure, returns = curves.compare(flags["runs"], labels=labels, **arguments)
     try:
-        with writing(out):
-            figure.savefig(out, dpi=150)
+        with writing(out) as file:
+            figure.savefig(file, format=out.suffix[1:] or None, dpi=150)
     except FdgError:
         raise
     except ValueError as error:  # an extension that matplotlib does not know

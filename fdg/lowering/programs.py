@@ -82,7 +82,7 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
     buffer_spec = PartitionSpec(None, AGENT_AXIS)
     assert plan.agents_per_vmap is not None
     num_agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
-    chunk_size = per_vmap
+    chunk_size = per_vmap if graph.between_agents is None else num_agents
     setting = setting_on(mesh, graph.state_axes, graph.output_axes)
     agent = core.jaxpr_as_fun(prepare_for_vmap(graph.jaxpr, per_vmap, setting))
     one_by_one = graph.between_agents is None and per_vmap == 1
@@ -93,15 +93,12 @@ def lower_agents(plan: Plan, devices: Sequence[jax.Device]) -> TrainingLoop:
             """One iteration of one agent; metrics get an axis of agents."""
             return [x if i < num_leaves else x[None] for i, x in enumerate(agent(*leaves))]
 
-    elif graph.between_agents is None:
-        iterate = jax.vmap(agent)
     else:
+        iterate = mapped(agent, chunk_size, per_vmap)
+    if graph.between_agents is not None:
         state = algorithm_state(graph.state)
         axis = AGENT_AXIS if mesh.size > 1 else None
-        iterate = with_copying(
-            mapped(agent, num_agents, per_vmap), state, graph.state_axes, graph.between_agents, axis
-        )
-        chunk_size = num_agents
+        iterate = with_copying(iterate, state, graph.state_axes, graph.between_agents, axis)
     metrics = [
         jax.ShapeDtypeStruct((num_agents, *metric.shape), metric.dtype)
         for metric in jax.tree.leaves(graph.metrics)

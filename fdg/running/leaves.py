@@ -72,13 +72,17 @@ def as_array(leaf: Any) -> jax.Array | None:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state, which is ready; leaves that `Engine.run` refuses stay as they are."""
+    """A copy of a state, which is ready; what `Engine.run` refuses stays as it is."""
 
     def copy(leaf: Any) -> Any:
         array = as_array(leaf)
         return leaf if array is None or array.is_deleted() else jnp.copy(array).block_until_ready()
 
-    return jax.tree.map(copy, state)
+    try:
+        leaves, structure = jax.tree.flatten(state)
+    except Exception:  # a user's container may raise anything
+        return state
+    return jax.tree.unflatten(structure, map(copy, leaves))
 
 
 def typed_like(shapes: Sequence[Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fdg import files
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, unknown_name
+from fdg.files import check_results, writing
 from fdg.kinds import dataclass_fields, to_json
 from fdg.training import comparison_text, curves
 from fdg.training.comparison_text import TOGETHER
@@ -356,10 +356,10 @@ class Comparison:
             "comparison.json": json_line(self.content(), indent=1).decode(),
         }
         for name, text in texts.items():
-            with files.writing(folder / name):
-                files.write(folder / name, text.encode())
+            with writing(folder / name) as file:
+                file.write(text.encode())
         for name, figure in self.pictures().items():
-            with files.writing(folder / name), files.replacing(folder / name) as file:
+            with writing(folder / name) as file:
                 figure.savefig(file, format="png", dpi=150)
         return [folder / name for name in FILES]
 
@@ -434,5 +434,5 @@ def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
 def check_folder(folder: str | Path) -> Path:
     """The folder as a path; raises `FdgError` if a comparison cannot be written to it."""
     path = Path(folder)
-    files.check_results(path, FILES, " for the comparison")
+    check_results(path, FILES, " for the comparison")
     return path

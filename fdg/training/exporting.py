@@ -54,10 +54,10 @@ def export(
     program = _Program(algorithm, state)
     facts = program.facts(path.name, kind, greedy, run)
     content = _jax_file(program, facts, greedy) if kind == "jax" else _onnx_file(program, facts, greedy)
-    with writing(path):
-        path.write_bytes(content)
-    with writing(description):
-        description.write_text(json.dumps(facts, indent=2) + "\n")
+    with writing(path) as file:
+        file.write(content)
+    with writing(description) as file:
+        file.write(json.dumps(facts, indent=2).encode() + b"\n")
     return path
 
 

@@ -62,7 +62,7 @@ def in_notebook() -> bool:
     """Whether this process is a notebook's kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return any(cls.__name__ == "ZMQInteractiveShell" for cls in type(shell).mro())  # Colab's is a subclass
 
 
 @checked

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from envs.wrappers import unwrapped
 from fdg import ctrl_c
 from fdg.arguments import quoted
 from fdg.errors import FdgError, place_of, user_errors
@@ -17,10 +18,10 @@ from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
 from fdg.training.loading import StoredRun
 from fdg.training.loggers import import_tracker
-from fdg.training.run_directory import NullRunDirectory, RunDirectory, new_run_path, read_config
+from fdg.training.run_directory import NullRunDirectory, RunDirectory, make_new_run_folder, read_config
 from fdg.training.settings import Settings, changes, check_settings, flatten_config, kept_settings
 from fdg.training.summary import git_commit, versions
-from fdg.training.sweep import Sweep, agent_count
+from fdg.training.sweep import Sweep, agent_count, unwrap_sweep
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
@@ -164,9 +165,12 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
         run: RunDirectory = NullRunDirectory(job.out or Path())
         return run, Checkpoints(run.checkpoints)
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = job.out or new_run_path(job.described["env"], job.described["algo"], job.seed)
+    path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
+    env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
+    digest = getattr(getattr(env, "tokenizer", None), "digest", None)
     if not job.resumes:
-        run = RunDirectory.create(path, {"id": secrets.token_hex(8), **job.config, **session})
+        identity = {"id": secrets.token_hex(8), **({"tokenizer_digest": digest} if digest else {})}
+        run = RunDirectory.create(path, {**identity, **job.config, **session})
     else:
         run = RunDirectory.reopen(path)
     with run.closed_on_error():
@@ -178,6 +182,11 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
                     f" {job.num_iterations:,}: give a larger --total-steps"
                 )
             stored = read_config(path)
+            if stored.get("tokenizer_digest") not in (None, digest):
+                raise FdgError(
+                    f"{env.tokenizer.path}: its tokenizer has changed since the run in {path} began: bring"
+                    " back its files, or start a new run"
+                )
             recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
             now = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
             entry = {"at": now, "changes": changes(stored, job.config), **recorded}

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import io
 import itertools
 import subprocess
@@ -55,11 +56,11 @@ def play(
     else:
         pictures = _joint_frames(algorithm.env, recorded, greedy)
         content = _encode_gif(pictures, fps) if path.suffix == ".gif" else b""
-    with writing(path):
+    with writing(path) as file:
         if path.suffix == ".mp4":
-            _write_mp4(path, pictures, fps)
+            _write_mp4(file.name, pictures, fps)
         else:
-            path.write_bytes(content)
+            file.write(content)
     return path
 
 
@@ -176,22 +177,23 @@ def _encode_gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:
     return file.getvalue()
 
 
-def _write_mp4(path: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
+def _write_mp4(path: str, pictures: Iterator[np.ndarray], fps: int) -> None:
     first_frame = next(pictures)
     size = f"{first_frame.shape[1]}x{first_frame.shape[0]}"
     input_options = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
-    output_options = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", str(path)]
+    codec = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20"]
+    output_options = ["-an", *codec, "-f", "mp4", f"file:{path}"]
     program = import_optional("imageio_ffmpeg", "an mp4").get_ffmpeg_exe()
     command = [program, "-y", "-loglevel", "error", *input_options, *output_options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed; its messages are read below
+        # If ffmpeg has failed, its messages are read below; closing the pipe flushes it, which fails again.
+        with contextlib.suppress(BrokenPipeError), ffmpeg.stdin:
             for picture in itertools.chain([first_frame], pictures):
                 ffmpeg.stdin.write(picture.tobytes())
-        ffmpeg.stdin.close()
         messages = ffmpeg.stderr.read().decode(errors="replace")
     if ffmpeg.returncode:
-        raise FdgError(f"{path} cannot be written: {' '.join(messages.split()) or 'ffmpeg failed'}")
+        raise OSError(errno.EIO, " ".join(messages.split()) or "ffmpeg failed")
 
 
 def _html_page(env: Any, recorded: Sequence[Episode], fps: int, greedy: bool) -> bytes:

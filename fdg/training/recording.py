@@ -23,8 +23,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from fdg import files
 from fdg.errors import FdgError, kind_of, one_line
+from fdg.files import writing
 from fdg.kinds import matches
 from fdg.reading import json_object, read_bytes
 from fdg.training.exported import read_members
@@ -100,8 +100,7 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
     digest, stored, remaining = Digests(), set[str](), limit
     entries: list[Any] = []
     with (
-        files.writing(path),
-        files.replacing(path) as file,
+        writing(path) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
     ):
         for index, border in enumerate(borders):

@@ -251,9 +251,18 @@ def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
     env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
-    path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-    numbered_paths = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
-    return path if not path.exists() else next(other for other in numbered_paths if not other.exists())
+    start = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    paths = (Path("runs", f"{start}-{i}" if i > 1 else start) for i in range(1, 1000))
+    return next(path for path in paths if not path.exists())
+
+
+def make_new_run_folder(env: str | None, algo: str, seed: Any) -> Path:
+    """Creates the folder `new_run_path`; another process may take the same name at this time."""
+    while True:
+        path = new_run_path(env, algo, seed)
+        with files.explain_os_errors(f"--out {path}", "written to"), contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
 
 
 def check_free(path: Path) -> None:

@@ -18,7 +18,6 @@ def table(path, task=TASK, **changed):
     found = np.random.default_rng(0).integers(0, 10_001, (2, 256)).tolist()
     row = {"settings": [], "accuracy": found, **changed}
     path.write_text(json.dumps({accuracy.signature(task): row}))
-    accuracy.read_table.cache_clear()
     return np.asarray(found)
 
 
@@ -51,7 +50,6 @@ def test_table_lookup(tmp_path):
 def test_invalid_tables_are_refused(text, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    accuracy.read_table.cache_clear()
     with refuses(match=r"mine\.json.* (is not a table of accuracies|is not JSON|a JSON object|nested)"):
         accuracy.of_choices(TASK, "table", str(path))
 
@@ -113,6 +111,9 @@ def test_table_lookup_of_moved_images(tmp_path):
         accuracy.of_choices(
             dataclasses.replace(TASK, data=str(changed)), "table", str(tmp_path / "mine.json")
         )
+    moved.write_bytes(b"other images")  # in the same process, as in a notebook
+    with pytest.raises(FdgError, match="has no accuracies of its networks on"):
+        accuracy.of_choices(other, "table", str(tmp_path / "mine.json"))
 
 
 def test_given_networks_cannot_be_trained():

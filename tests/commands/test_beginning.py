@@ -18,7 +18,7 @@ import os, sys, types
 fdg = types.ModuleType("fdg")
 fdg.__path__ = [{os.path.dirname(fdg.__file__)!r}]
 sys.modules["fdg"] = fdg
-sys.orig_argv = ["python", "-m", "fdg.train"]
+sys.orig_argv, sys.argv = ["python", "-m", "fdg.train"], ["-m"]
 sys.path.insert(0, os.getcwd())
 import fdg.process_exit
 """
@@ -31,20 +31,23 @@ def run_process(folder, code, closed=()):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "expected"),  # the arguments of the module or script are after |
     [
-        ("-m fdg.train", True),
+        ("-m fdg.train | --algo a2c", True),
         ("-um fdg.train", True),  # other flags before -m, in one word with it
         ("-OIm fdg", True),
         ("-X dev -umfdg.plan", True),
         ("-Wm train.py", False),  # the value of -W
-        ("-m pytest -m fdg.train", False),
+        ("-m pytest | -m fdg.train", False),
+        ("train.py | -m fdg.train", False),
+        ("-c pass | -m fdg.train", False),
         ("-um fdgs.train", False),
     ],
 )
 def test_is_command(words, expected, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
-    monkeypatch.setattr(sys, "argv", ["train.py"])
+    options, arguments = (part.split() for part in f"{words} |".split("|")[:2])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *options, *arguments])
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     assert process_exit.is_command() == expected
 
 

@@ -9,6 +9,7 @@ from fdg.commands.study import study_of
 from fdg.errors import RunError, UnwritableError
 from fdg.training import comparison, loop, statistics
 from tests.refusing import refused
+from tests.training import own
 
 GUESSER = "tests.training.own:Guesser"
 FILE = f"""
@@ -47,7 +48,7 @@ def test_interrupted_study_gives_the_same_tables(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "cell 2 of 2" in text and text.count("# Comparison") == 2
     cells = sorted(path.name for path in (tmp_path / "once" / "cells").iterdir())
-    assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser" for budget in ("long", "short")]
+    assert cells == [f"{budget}-CartPole_v1-tests.training.own_Guesser_tenth" for budget in ("long", "short")]
     found = json.loads((tmp_path / "once" / "short" / "comparison.json").read_text())
     assert [cell["seeds"] for cell in found["cells"]] == [[5, 6, 7]]
     assert len(found["random"]["CartPole-v1"]) == 4
@@ -133,6 +134,29 @@ def test_failed_cell_is_named_and_others_continue(tmp_path, capsys, monkeypatch)
     assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 0
     again = capsys.readouterr().out
     assert again.count("failed before: remove ") == 1 and "already done" in again
+
+
+def test_cell_that_cannot_be_traced_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    """It is not marked as failed, so that the same command tries it again when it has been corrected."""
+    original = own.Guesser.iterate
+    monkeypatch.setattr(own.Guesser, "iterate", lambda self, state: original(self, state)[self.rate == 0.1 :])
+    file = tmp_path / "guess.toml"
+    file.write_text(ONE.replace("{short = 16, long = 32}", "16") + "[variants.half]\n")
+    words = ["study", str(file), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "failed: Guesser.iterate returned tuple: return (state, metrics)" in text
+    assert f"{GUESSER} tenth on CartPole-v1 is left out" in text and "| CartPole-v1 | " in text
+    monkeypatch.setattr(own.Guesser, "iterate", original)
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.count("already done") == 1 and "left out" not in text
+
+
+def test_further_variant_keeps_the_name_of_the_first():
+    one, two = ({**BASE, "variants": {name: {} for name in names}} for names in (["wide"], ["wide", "deep"]))
+    assert [cell.name for cell in study_of(one).cells] == ["CartPole_v1-ppo_wide"]
+    assert [cell.name for cell in study_of(two).cells] == ["CartPole_v1-ppo_wide", "CartPole_v1-ppo_deep"]
 
 
 BASE = {"algorithms": ["ppo"], "environments": ["CartPole-v1"], "total_steps": 1000}

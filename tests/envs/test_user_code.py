@@ -62,6 +62,15 @@ def test_factory_class_and_value(module):
             r"importing MODULE fails: ModuleNotFoundError: No .*nowhere_at_all.*\(MODULE.py, line 1\)",
         ),
         ("x = 1\nx.y", "MODULE:maze", {}, r"importing MODULE fails: AttributeError: .*\(MODULE.py, line 2\)"),
+        ("int('x')", "MODULE:maze", {}, r"importing MODULE fails: ValueError: .*\(MODULE.py, line 1\)"),
+        (
+            "import envs\nmaze = envs.make('CartPol-v1')",
+            "MODULE:maze",
+            {},
+            r"importing MODULE fails: UnknownNameError: unknown environment 'CartPol-v1'.*MODULE.py, line 2",
+        ),
+        ("raise SystemExit(2)", "MODULE:maze", {}, "importing MODULE fails: SystemExit: 2 "),
+        ("", ".MODULE:maze", {}, "there is no module '.MODULE'"),
         ("def maze(): pass", "MODULE:maze", {}, "returned None: return the environment"),
         ("def maze(): return 3", "MODULE:maze", {}, "environment int.* has no name"),
         (

@@ -110,6 +110,8 @@ def test_profile_of_states_that_run_takes_or_refuses():
         fdg.profile(engine, donated, rounds=1)
     with pytest.raises(FdgError, match="this is not a state of Pupil"):
         fdg.profile(engine, jax.tree.map(lambda _: "text", state), rounds=1)
+    with pytest.raises(FdgError, match="JAX cannot flatten it"):
+        fdg.profile(engine, {**state, 3: 0}, rounds=1)  # keys of two types
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Exported checkpoints: the tokenizer is part of them, and a directory without one is refused."""
 
+import functools
 import json
 import types
 
@@ -242,3 +243,16 @@ def test_character_tokenizer_saved_by_transformers(tmp_path):
         stored = json.loads(file.read_text())
         file.write_text(json.dumps({**stored, "post_processor": {"type": "TemplateProcessing", **after}}))
         assert (tokenizer_of(tmp_path) == original) is is_recognised
+
+
+def test_resume_with_another_tokenizer_is_refused(folder, tmp_path):
+    fit = functools.partial(fdg.fit, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
+    algorithm = make("sft", model=str(folder), num_prompts=4)
+    assert fit(algorithm, total_steps=4).finished
+    template = folder / "chat_template.jinja"
+    earlier = template.read_text()
+    template.write_text("{{ messages[0]['content'] }}</s>")
+    with pytest.raises(FdgError, match=r"its tokenizer has changed since the run in .* began: bring back"):
+        fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True)
+    template.write_text(earlier)
+    assert fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True).iteration == 2

@@ -366,6 +366,10 @@ def test_live_plot(tmp_path, monkeypatch):
     fitted(tmp_path / "run", Walk(), iterations=6, live_plot=True)
     assert len(shown) > 2 and all(image.data.startswith(b"\x89PNG") for image in shown)
     assert not fit_module.in_notebook()
+    kernel = type("ZMQInteractiveShell", (), {})
+    for shell in (kernel, type("Shell", (kernel,), {})):  # Jupyter's, and Google Colab's
+        monkeypatch.setattr(IPython, "get_ipython", shell)
+        assert fit_module.in_notebook()
 
 
 class Diverging:

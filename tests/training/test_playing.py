@@ -1,5 +1,7 @@
 """`fdg.play`: video formats, rendering of each kind of environment, captions, errors."""
 
+import contextlib
+import resource
 import subprocess
 
 import numpy as np
@@ -12,6 +14,7 @@ import fdg
 from envs.rendering import Episode, frames
 from fdg.errors import FdgError
 from fdg.play import main as play_main
+from fdg.plot import main as plot_main
 from fdg.training import playing
 from tests.envs import thermostat
 from tests.training.trained import fitted, small
@@ -62,6 +65,41 @@ def test_mp4(run, tmp_path):
     )
     images = np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 418, 600, 3)
     assert len(images) == 8 and np.abs(images[0].astype(int) - images[-1]).max() > 50
+
+
+@contextlib.contextmanager
+def full_disk(limit=1000):
+    """A limit in bytes on the size of files, as a full disk would set."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("name", ["video.gif", "video.mp4", "video.html", "policy.jax", "plot.png"])
+def test_full_disk_leaves_no_file(run, tmp_path, capsys, name):
+    if name == "video.mp4":
+        pytest.importorskip("imageio_ffmpeg")
+    out = tmp_path / "earlier" / name
+    out.parent.mkdir()
+    out.write_text("earlier")
+    with full_disk():
+        if name == "plot.png":
+            assert plot_main([str(run.path), "--out", str(out)]) == 2
+            assert f"{out} cannot be written: File too large" in capsys.readouterr().err
+        else:
+            write = run.export if name == "policy.jax" else lambda path: run.play(path, max_steps=3)
+            with pytest.raises(FdgError, match=f"{name} cannot be written: "):
+                write(out)
+    assert [(path.name, path.read_text()) for path in out.parent.iterdir()] == [(name, "earlier")]
+
+
+def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.chdir(tmp_path)
+    assert run.play("CartPole:v1.mp4", max_steps=3).stat().st_size > 1000
 
 
 def test_html(run, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -13,6 +14,7 @@ from fdg import files
 from fdg.commands import using
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, RunError
+from fdg.training import run_directory
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.run_directory import RunDirectory
 from tests.tiny import Walk
@@ -77,6 +79,15 @@ def test_only_checkpoints_of_another_run_are_refused(run, unfinished, capsys):
     assert content(run) == before
     with pytest.raises(FdgError, match="is of another run"):
         fdg.load(run, trust=True)
+
+
+def test_name_that_another_process_takes_at_the_same_time(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = iter(["run", "free"])
+    monkeypatch.setattr(run_directory, "new_run_path", lambda *_: Path(next(names)))
+    before = content(run)
+    assert train_main(WALK) == 0 and "free" in capsys.readouterr().out
+    assert content(run) == before and (tmp_path / "free" / "summary.json").exists()
 
 
 def test_copies_keep_the_run_id(run, unfinished, tmp_path, capsys):

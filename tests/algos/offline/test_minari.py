@@ -100,6 +100,22 @@ def test_bounds_of_many_elements_are_read(tmp_path):
     assert DataSet(path).num_steps == 1
 
 
+def test_metadata_are_read_once_until_they_change(tmp_path, monkeypatch):
+    env, episodes = scalar_episodes()
+    path, reads = write(tmp_path / "x", env, episodes), []
+    original = minari.read_json
+    monkeypatch.setattr(
+        minari, "read_json", lambda *given, **more: reads.append(1) or original(*given, **more)
+    )
+    for _ in range(2):
+        assert DataSet(path).num_steps == 3 and DataSet(path).num_episodes == 2
+        DataSet(path).check_spaces(env.observation_space, env.action_space, env.name)
+    assert len(reads) == 1
+    file = tmp_path / "x/data/metadata.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "total_steps": 40}))
+    assert DataSet(path).num_steps == 40
+
+
 def test_descriptions_match_minari():
     assert minari.description(Box((0.0, -1.0), (1.0, 2.0), (2,))) == {
         "type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, -1.0], "high": [1.0, 2.0]
