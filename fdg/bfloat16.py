@@ -69,9 +69,24 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         jaxpr = trace_rows(function, jaxprs.shapes_of(eqn.invars))
         return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "function": function})
     rewritten = inside(eqn)
+    if eqn.primitive.name == "custom_vmap_call":  # `vmap` calls its rule in place of its body
+        rule = functools.partial(_rule_in_bfloat16, eqn.params["rule"])
+        return rewritten.replace(params={**rewritten.params, "rule": rule})
     if rewritten is not eqn and eqn.primitive.name in _CUSTOM_GRADIENTS:
         return jaxprs.traced_equation(_rewritten_call(eqn), eqn.invars, eqn.outvars)
     return rewritten
+
+
+def _rule_in_bfloat16(rule: Callable[..., Any], size: int, batched: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Calls the rule of a `custom_vmap`, which also returns which results are batched."""
+    is_batched: list[Any] = []
+
+    def results(*arguments: Any) -> Any:
+        result, marks = rule(size, batched, *arguments)
+        is_batched.append(marks)
+        return result
+
+    return in_bfloat16(results)(*arguments), is_batched[0]
 
 
 def _rounds_operands(eqn: Any) -> bool:
