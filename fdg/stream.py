@@ -317,10 +317,7 @@ class Stream:
         return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
 
     def _check(self, method: str, result: Any, like: Any, rows: int | None = None) -> Any:
-        """Returns the result of a source's method; raises an `FdgError` if it differs in type from `like`.
-
-        With `rows`, each array must have this many rows, and may be smaller along its other axes.
-        """
+        """A source's result; refused if its types differ from `like`, or (with `rows`) do not fit into it."""
         result = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), result)
 
         def fits(x: Any, y: Any) -> bool:

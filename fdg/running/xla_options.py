@@ -107,11 +107,7 @@ class jit:
 
 
 def older_emitter_options(platform: str, error: Exception) -> dict[str, Any]:
-    """`xla_options` with XLA's older CPU loop emitter, after the newer one failed with this error.
-
-    Raises the error if it is another one, or if there is no older emitter: on other platforms, and where XLA
-    has removed it.
-    """
+    """`xla_options` with the older CPU emitter, if it exists and the newer failed; else raises `error`."""
     name, value = "xla_cpu_use_fusion_emitters", False
     if "MLIR failure" not in str(error) or platform != "cpu" or _refusal_reason(name, value):
         raise error
