@@ -223,7 +223,9 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
       agents: length of the leading axis of all arguments and results.
       agents_per_vmap: a divisor of `agents`.
     """
-    map_chunk = _with_unit_axis(function) if agents_per_vmap == 1 else jax.vmap(function)
+    map_chunk: Callable[..., list[Any]] = jax.vmap(function)
+    if agents_per_vmap == 1:
+        map_chunk = lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]  # noqa: E731
     if agents_per_vmap == agents:
         return map_chunk
 
@@ -233,11 +235,6 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
         return [x.reshape(agents, *x.shape[2:]) for x in results]
 
     return map_chunks
-
-
-def _with_unit_axis(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Maps a function of one agent over a leading axis of length 1."""
-    return lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]
 
 
 def with_copying(

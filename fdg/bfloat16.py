@@ -157,8 +157,10 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
     inputs = [core.Var(v.aval) for v in eqn.invars]
     original = core.jaxpr_as_fun(jaxprs.build(inputs, eqn.outvars, [eqn.replace(invars=inputs)]))
     (body,) = map(core.jaxpr_as_fun, jaxprs.closed_bodies(eqn))
-    float_operands = [i for i, v in enumerate(eqn.invars) if _is_float(v)]
-    float_results = [i for i, v in enumerate(eqn.outvars) if _is_float(v)]
+    float_operands, float_results = (
+        [i for i, v in enumerate(variables) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        for variables in (eqn.invars, eqn.outvars)
+    )
 
     @jax.custom_vjp
     def call(*operands: jax.Array) -> list[jax.Array]:
@@ -182,7 +184,3 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
 
     call.defvjp(in_bfloat16(forward), backward)
     return call
-
-
-def _is_float(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.floating)

@@ -268,8 +268,7 @@ def _host_figures() -> dict[str, Figure]:
 def _dispatch_seconds(num_arrays: int) -> list[float]:
     """Host seconds to dispatch a program with `num_arrays` arguments and results, without waiting for it."""
     values = [jnp.float32(i) for i in range(num_arrays)]
-    lowered = jax.jit(lambda xs: [x + 1 for x in xs]).lower(values)
-    compiled = compile_lowered(lowered, platform_of(values))
+    compiled = compile_lowered(jax.jit(lambda xs: [x + 1 for x in xs]).lower(values), platform_of(values))
     samples = []
     for _ in range(3 * ROUNDS):
         start_time = time.perf_counter()

@@ -179,11 +179,10 @@ class Sweep:
         for name in values:
             if name not in dict(self.grid):
                 raise unknown_name("hyperparameter of this sweep", name, dict(self.grid))
-        targets = {name: np.float32(value) for name, value in values.items()}
         points = [
             i
             for i, point in enumerate(self.points)
-            if all(np.float32(point[name]) == value for name, value in targets.items())
+            if all(np.float32(point[name]) == np.float32(value) for name, value in values.items())
         ]
         if len(points) != 1:
             examples = "; ".join(point_text(self.points[i]) for i in (points or range(len(self.points)))[:4])
