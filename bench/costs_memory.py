@@ -21,7 +21,6 @@ from fdg.training.reference_jobs import ReferenceJob
 
 RESULTS = ROOT / "bench" / "costs_memory.json"
 TOLERANCE = 0.3  # an estimate is good if its ratio to XLA's bytes differs from 1 by at most this
-MIN_RATIO = 0.6  # the smallest accepted ratio
 
 
 def xla_bytes() -> dict[str, dict[str, int]]:
@@ -46,15 +45,6 @@ def job_of(name: str) -> ReferenceJob:
     ]
     fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
     return ReferenceJob(algorithm, env, fields, policy, sizes, int(devices))
-
-
-def max_ratio(job: ReferenceJob) -> float:
-    """The largest accepted ratio of estimate to XLA's bytes.
-
-    The limit is higher on several devices, where each device has one core: it computes gradients in tiles,
-    which need less memory than estimated.
-    """
-    return 1.5 if job.devices == 1 else 2.6
 
 
 def jobs() -> list[ReferenceJob]:

@@ -69,9 +69,24 @@ def _rewrite_equation(eqn: Any, inside: jaxprs.Inside) -> Any:
         jaxpr = trace_rows(function, jaxprs.shapes_of(eqn.invars))
         return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "function": function})
     rewritten = inside(eqn)
+    if eqn.primitive.name == "custom_vmap_call":  # `vmap` calls its rule in place of its body
+        rule = functools.partial(_rule_in_bfloat16, eqn.params["rule"])
+        return rewritten.replace(params={**rewritten.params, "rule": rule})
     if rewritten is not eqn and eqn.primitive.name in _CUSTOM_GRADIENTS:
         return jaxprs.traced_equation(_rewritten_call(eqn), eqn.invars, eqn.outvars)
     return rewritten
+
+
+def _rule_in_bfloat16(rule: Callable[..., Any], size: int, batched: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Calls the rule of a `custom_vmap`, which also returns which results are batched."""
+    is_batched: list[Any] = []
+
+    def results(*arguments: Any) -> Any:
+        result, marks = rule(size, batched, *arguments)
+        is_batched.append(marks)
+        return result
+
+    return in_bfloat16(results)(*arguments), is_batched[0]
 
 
 def _rounds_operands(eqn: Any) -> bool:
@@ -142,8 +157,10 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
     inputs = [core.Var(v.aval) for v in eqn.invars]
     original = core.jaxpr_as_fun(jaxprs.build(inputs, eqn.outvars, [eqn.replace(invars=inputs)]))
     (body,) = map(core.jaxpr_as_fun, jaxprs.closed_bodies(eqn))
-    float_operands = [i for i, v in enumerate(eqn.invars) if _is_float(v)]
-    float_results = [i for i, v in enumerate(eqn.outvars) if _is_float(v)]
+    float_operands, float_results = (
+        [i for i, v in enumerate(variables) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        for variables in (eqn.invars, eqn.outvars)
+    )
 
     @jax.custom_vjp
     def call(*operands: jax.Array) -> list[jax.Array]:
@@ -167,7 +184,3 @@ def _rewritten_call(eqn: Any) -> Callable[..., list[jax.Array]]:
 
     call.defvjp(in_bfloat16(forward), backward)
     return call
-
-
-def _is_float(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.floating)

@@ -278,13 +278,9 @@ def place_of(code: Any) -> str:
     return f" ({os.path.basename(file)}, line {line})" if file else ""
 
 
-def _is_not_host_error(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HostError))
-
-
 # JAX logs the traceback of a host function's error before raising it; the log would repeat the message.
 for _logger in ("jax._src.callback", "jax._src.debugging"):
-    logging.getLogger(_logger).addFilter(_is_not_host_error)
+    logging.getLogger(_logger).addFilter(lambda x: not (x.exc_info and isinstance(x.exc_info[1], HostError)))
 
 
 class UnknownNameError(FdgError):

@@ -206,7 +206,7 @@ class Stream:
           Rows `[b G, ...]` in order of their index, and the new state.
 
         Raises:
-          FdgError: an argument is missing, or `state` is not a stream's state.
+          FdgError: an argument is missing, or `state` is not a state of a stream of these sizes.
         """
         if not isinstance(state, StreamState):
             if isinstance(state, tuple) and any(isinstance(element, StreamState) for element in state):
@@ -214,6 +214,12 @@ class Stream:
             raise FdgError(
                 f"take: {quoted(state)} is not a state: give a state from init or take as the third argument:"
                 " take(parameters, version, state)"
+            )
+        slots, live = len(state.clock.occupied), len(state.clock.unit)
+        if (slots, live) != (self.slots, self.live):
+            raise FdgError(
+                f"take: the state has {slots} slots and {live} live units, and this stream {self.slots} and"
+                f" {self.live}: give a state from init or take of a stream with the same sizes"
             )
         version = jnp.asarray(version, jnp.int32)
         if self._is_lockstep and self.prefills in (None, self.slots):
@@ -273,7 +279,7 @@ class Stream:
         index = clock.micro_batch * self.slots + jnp.arange(self.slots, dtype=jnp.int32)
         fresh = source.begin(parameters, state.key, index, Now(version, clock.tick))
         whole = state.kept, _zeros_of(jax.eval_shape(source.refresh, parameters, state.kept))
-        kept, cache = jax.tree.map(_pad_to, self._check("begin", fresh, whole, only_structure=True), whole)
+        kept, cache = jax.tree.map(_pad_to, self._check("begin", fresh, whole, self.slots), whole)
 
         def tick(carry: Any) -> Any:
             kept, cache, trip, busy = carry
@@ -310,17 +316,22 @@ class Stream:
     def _done(self, kept: Any) -> jax.Array:
         return self._check("done", self.source.done(kept), jax.ShapeDtypeStruct((self.slots,), bool))
 
-    def _check(self, method: str, result: Any, like: Any, only_structure: bool = False) -> Any:
-        """Returns the result of a source's method; raises an `FdgError` if it differs in type from `like`."""
+    def _check(self, method: str, result: Any, like: Any, rows: int | None = None) -> Any:
+        """A source's result; refused if its types differ from `like`, or (with `rows`) do not fit into it."""
         result = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), result)
-        structures: list[Any] = [jax.tree.structure(result), jax.tree.structure(like)]
-        if structures[0] == structures[1]:
-            pairs = zip(*map(jax.tree.leaves, (result, like)), strict=True)
-            if only_structure or all(kind_of(x) == kind_of(y) for x, y in pairs):
-                return result
+
+        def fits(x: Any, y: Any) -> bool:
+            if rows is None:
+                return kind_of(x) == kind_of(y)
+            is_smaller = all(size <= most for size, most in zip(x.shape[1:], y.shape[1:], strict=False))
+            return x.ndim == y.ndim and x.shape[:1] == (rows,) and is_smaller
+
+        same_structure = jax.tree.structure(result) == jax.tree.structure(like)
+        if same_structure and jax.tree.all(jax.tree.map(fits, result, like)):
+            return result
         raise FdgError(
             f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return the structure of"
-            f" the slots, {structure_of(like)}"
+            f" the slots, {structure_of(like)}" + ("" if rows is None else f", or smaller, with {rows} rows")
         )
 
     def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
@@ -333,7 +344,7 @@ class Stream:
         old_rows = jnp.where(is_started, clock.place[slot], self._no_row)
         rows = _write_rows(rows, old_rows, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
         new_states = self.source.begin(parameters, key, index, Now(version, clock.tick))
-        new_slot_states, new_cache = self._check("begin", new_states, (kept, cache), only_structure=True)
+        new_slot_states, new_cache = self._check("begin", new_states, (kept, cache), self.prefill_batch)
         new_slot_states = jax.tree.map(
             _pad_to, new_slot_states, jax.tree.map(_without_weak_type, self.source.idle(self.prefill_batch))
         )

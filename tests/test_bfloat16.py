@@ -144,6 +144,24 @@ def test_rowwise_functions_are_traced_again_in_bfloat16():
     )
 
 
+def test_rule_of_custom_vmap_in_bfloat16():
+    """`vmap`, as over agents, calls the rule and not the function."""
+
+    @jax.custom_batching.custom_vmap
+    def layer(parameters, x):
+        return {"y": x @ parameters["w"], "n": parameters["n"]}
+
+    @layer.def_vmap
+    def rule(size, batched, parameters, x):
+        assert size == 3 and batched == [{"w": False, "n": False}, True]
+        return {"y": x @ parameters["w"], "n": parameters["n"]}, {"y": True, "n": False}
+
+    x, parameters = normal(0, 3, 5, 4), {"w": normal(1, 4, 2), "n": jnp.int32(7)}
+    result = jax.vmap(in_bfloat16(layer), (None, 0))(parameters, x)
+    np.testing.assert_allclose(result["y"], rounded(x) @ rounded(parameters["w"]), atol=2e-6)
+    assert result["n"].tolist() == [7, 7, 7]
+
+
 @pytest.mark.parametrize("mark", [in_bfloat16, rowwise])
 def test_non_arrays_are_refused(mark):
     x = jnp.ones(3)

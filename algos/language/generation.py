@@ -7,7 +7,6 @@ position, so a sample does not depend on its slot, on other rows or on timing.
 
 import dataclasses
 import functools
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from algos.language.decoder import Cache, Decoder
 from algos.language.layers import Weights
 from envs.text.prompts import Prompts
 from fdg.arguments import check_fields, checked_names, quoted
-from fdg.errors import FdgError, FdgWarning
+from fdg.errors import FdgError
 from fdg.rowwise import rowwise
 from fdg.stream import Now, Stream, zeros
 
@@ -217,13 +216,6 @@ def _generate_rows(
     """The samples of one device's prompts; all devices together have `count` prompts."""
     n = prompts.tokens.shape[0]
     device_slots = n if slots is None else min(max(1, slots * n // count), n)
-    if slots is not None and n < count:
-        warnings.warn(
-            f"slots={slots} is the number on all devices together, {device_slots} on each of {count // n};"
-            f" until 0.1 it was the number on each: write slots={slots * count // n} for {slots} on each",
-            FdgWarning,
-            stacklevel=2,
-        )
     dtype = decoder.logits_dtype(parameters)
     answers = Answers(decoder, sampling, prompts, keys, dtype=dtype, together=device_slots == n)
     stream = Stream(answers, device_slots, n)

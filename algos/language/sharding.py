@@ -13,22 +13,14 @@ Rules = tuple[tuple[str, Any], ...]
 _FIRST, _SECOND = "(query|key|value|gate|up)", "(output|down)"  # the products of a pair
 
 
-def tensor_parallel() -> Rules:
+def tensor_parallel(other_axis: str | None = None) -> Rules:
     """Shards heads and hidden units over the mesh axis `model`; embeddings along their largest dimension.
+
+    The other dimension of kernels is split over `other_axis`, if given.
 
     >>> tensor_parallel()[0]
     ("'(query|key|value|gate|up)'.*'kernel'", (None, 'model'))
     """
-    return _rules(None)
-
-
-def fully_sharded_tensor_parallel() -> Rules:
-    """Also shards the other dimension over `batch`: each device keeps one of batch x model parts."""
-    return _rules("batch")
-
-
-def _rules(other_axis: str | None) -> Rules:
-    """Rules that shard one dimension over `model`, and the other dimension of kernels over another axis."""
     all_axes = "model" if other_axis is None else "batch+model"
     return (
         (f"'{_FIRST}'.*'kernel'", (other_axis, "model")),
@@ -38,3 +30,8 @@ def _rules(other_axis: str | None) -> Rules:
         (f"'{_FIRST}'.*'bias'", ("model",)),
         ("'(embedding|head)'", all_axes),
     )
+
+
+def fully_sharded_tensor_parallel() -> Rules:
+    """Also shards the other dimension over `batch`: each device keeps one of batch x model parts."""
+    return tensor_parallel("batch")

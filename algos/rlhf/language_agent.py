@@ -216,7 +216,8 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
         is_judged = getattr(self, "reward_model", None) is not None
         return State(
             parameters=parameters,
-            reference=jax.tree.map(jnp.copy, self._frozen(parameters)) if has_reference else (),
+            # With adapters, the reference is the network without them.
+            reference=() if "base" in parameters or not has_reference else jax.tree.map(jnp.copy, parameters),
             reward_model=self.reward_settings.initial_parameters(self, parameter_key) if is_judged else (),
             optimizer_state=self._optimizer.init(self._trained(parameters)),
             key=key,
@@ -243,10 +244,6 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     def _with_trained(self, parameters: Any, trained: Any) -> Any:
         return {"base": parameters["base"], "adapters": trained} if "base" in parameters else trained
-
-    def _frozen(self, parameters: Any) -> Any:
-        """The parameters to store for the reference; empty if it is the network without its adapters."""
-        return () if "base" in parameters else parameters
 
     def _reference_parameters(self, state: Any) -> Any:
         return state.parameters.get("base", state.reference)

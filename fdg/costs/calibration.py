@@ -28,8 +28,9 @@ from fdg.costs.hardware import TIMES, DeviceKind, Figure
 from fdg.costs.machine import MEASURED, SHARED_MEMORY, SOCKETS, UNCALIBRATED_CPU, Calibration, fingerprint
 from fdg.errors import FdgError, UnknownNameError
 from fdg.jaxprs.count import Product
-from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
+from fdg.profiling.repeating import Repeated, compile_all, platform_of, timed_rounds
 from fdg.profiling.work import Work, work_of
+from fdg.running.program import compile_lowered
 
 ROUNDS = 8  # the number of times that each benchmark is timed
 _SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of an array that fits into the cache, and of one that does not
@@ -267,7 +268,7 @@ def _host_figures() -> dict[str, Figure]:
 def _dispatch_seconds(num_arrays: int) -> list[float]:
     """Host seconds to dispatch a program with `num_arrays` arguments and results, without waiting for it."""
     values = [jnp.float32(i) for i in range(num_arrays)]
-    compiled = jax.jit(lambda xs: [x + 1 for x in xs]).lower(values).compile()
+    compiled = compile_lowered(jax.jit(lambda xs: [x + 1 for x in xs]).lower(values), platform_of(values))
     samples = []
     for _ in range(3 * ROUNDS):
         start_time = time.perf_counter()

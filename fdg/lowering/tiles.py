@@ -29,7 +29,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 from jax.sharding import Mesh
 
@@ -110,15 +109,15 @@ def tiled_function(body_flow: Flow, devices: int, tiles: int) -> Callable[..., l
             results = device_tile.run_flow(flow, (), inputs)
             summands = [x for x, name in zip(results, names, strict=True) if name]
             sums = [
-                _EXTREMES.get(name, jnp.add)(a, b)
+                _EXTREMES.get(name, jnp.add)(a, b.astype(a.dtype))
                 for name, a, b in zip(sum_names, sums, summands, strict=True)
             ]
             return sums, [x for x, name in zip(results, names, strict=True) if not name]
 
-        initial = [
-            _neutral_element(name, v.aval) for (v, _), name in zip(outputs, names, strict=True) if name
-        ]
+        avals = [v.aval for (v, _), name in zip(outputs, names, strict=True) if name]
+        initial = list(map(_neutral_element, sum_names, avals))
         sums, stacked = jax.lax.scan(add_tile, initial, jnp.arange(tiles))
+        sums = [x.astype(aval.dtype) for x, aval in zip(sums, avals, strict=True)]
         if devices > 1:
             sums = _reduce_over_devices(sums, sum_names)
         sums_left, stacked_left = iter(sums), iter(stacked)
@@ -149,15 +148,14 @@ def _join_tiles(x: Any, axis: Axis) -> Any:
 
 
 def _neutral_element(name: str, aval: Any) -> jax.Array:
-    """The neutral element of a sum, a max or a min."""
+    """The neutral element of a sum, a max or a min; of narrow floats in float32, in which tiles are added."""
+    is_float, dtype = jnp.issubdtype(aval.dtype, jnp.floating), aval.dtype
+    if is_float and jnp.finfo(dtype).bits < 32:
+        dtype = jnp.float32
     if name not in _EXTREMES:
-        return jnp.zeros(aval.shape, aval.dtype)
-    is_max = name == "reduce_max"
-    if jnp.issubdtype(aval.dtype, jnp.floating) and np.isinf(np.asarray(np.inf, aval.dtype)):
-        return jnp.full(aval.shape, -jnp.inf if is_max else jnp.inf, aval.dtype)
-    # Some float8 types have no infinity: it would become NaN.
-    limits: Any = (jnp.finfo if jnp.issubdtype(aval.dtype, jnp.floating) else jnp.iinfo)(aval.dtype)
-    return jnp.full(aval.shape, limits.min if is_max else limits.max, aval.dtype)
+        return jnp.zeros(aval.shape, dtype)
+    low, high = (-jnp.inf, jnp.inf) if is_float else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    return jnp.full(aval.shape, low if name == "reduce_max" else high, dtype)
 
 
 def _reduce_over_devices(sums: Sequence[Any], names: Sequence[str]) -> list[Any]:

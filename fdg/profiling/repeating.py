@@ -41,6 +41,7 @@ class Repeated:
         of the previous run, which host callbacks with state need. `seconds` is the time of `times` calls.
         """
         self._arguments, self._continues = list(arguments), continues
+        self.platform = platform_of(arguments)
         self._function = jax.jit(_repeat_function(function, dict(feedback or {})))
         self._run: Any = None
         self._times = times
@@ -48,11 +49,6 @@ class Repeated:
         self.num_copies = 1  # concurrent copies of the program
         self._spans_processes = any(not x.is_fully_addressable for x in arguments)
         self.samples: list[Sample] = []  # one per round
-
-    @property
-    def platform(self) -> str:
-        """The platform of the arguments' devices."""
-        return platform_of(self._arguments)
 
     def lower(self) -> Any:
         """Lowers the program."""

@@ -163,14 +163,10 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
     Raises:
       JaxRuntimeError: XLA cannot compile the program.
     """
-    options = xla_options(platform)
     try:
-        return lowered.compile(compiler_options=options or None)
+        return lowered.compile(compiler_options=xla_options(platform) or None)
     except jax.errors.JaxRuntimeError as error:
-        fallback = older_emitter_options(platform)
-        if "MLIR failure" not in str(error) or not fallback:
-            raise
-        return lowered.compile(compiler_options={**options, **fallback})
+        return lowered.compile(compiler_options=older_emitter_options(platform, error))
 
 
 def is_here(devices: Iterable[jax.Device]) -> bool:

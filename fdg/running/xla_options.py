@@ -82,16 +82,36 @@ def xla_options(platform: str) -> dict[str, Any]:
     return {n: value for n, value in options.items() if n not in user_flags and not _refusal_reason(n, value)}
 
 
-def jit(function: Callable[..., Any], platform: str | None = None, **arguments: Any) -> Any:
-    """`jax.jit` with the XLA options of a platform; None for the platform of JAX's default devices."""
-    options = xla_options(platform or jax.default_backend())
-    return jax.jit(function, compiler_options=options, **arguments)
+class jit:
+    """`jax.jit` with the XLA options of a platform; None for the platform of JAX's default devices.
+
+    A program on which XLA's CPU fusion emitter fails is compiled with the older emitter.
+    """
+
+    def __init__(self, function: Callable[..., Any], platform: str | None = None, **arguments: Any):
+        self._platform = platform or jax.default_backend()
+        self._jit_with = functools.partial(jax.jit, function, **arguments)
+        self._jitted = self._jit_with(compiler_options=xla_options(self._platform))
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function."""
+        try:
+            return self._jitted(*args)
+        except jax.errors.JaxRuntimeError as error:
+            self._jitted = self._jit_with(compiler_options=older_emitter_options(self._platform, error))
+            return self._jitted(*args)
+
+    def trace(self, *args: Any) -> Any:
+        """As `jax.jit(function).trace`."""
+        return self._jitted.trace(*args)
 
 
-def older_emitter_options(platform: str) -> dict[str, Any]:
-    """Options for XLA's older CPU loop emitter; empty on other platforms, and where XLA has removed it."""
+def older_emitter_options(platform: str, error: Exception) -> dict[str, Any]:
+    """`xla_options` with the older CPU emitter, if it exists and the newer failed; else raises `error`."""
     name, value = "xla_cpu_use_fusion_emitters", False
-    return {name: value} if platform == "cpu" and not _refusal_reason(name, value) else {}
+    if "MLIR failure" not in str(error) or platform != "cpu" or _refusal_reason(name, value):
+        raise error
+    return {**xla_options(platform), name: value}
 
 
 @functools.cache

@@ -7,12 +7,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fdg.agents import first_start, of_seeds
 from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, escape_unprintable, host_errors, listed
 from fdg.kinds import to_json
+from fdg.running.xla_options import jit
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.loading import load
 from fdg.training.recording import (
@@ -293,7 +292,7 @@ class _Side:
         run = load(str(self.path), algorithm=algorithm, checkpoint=start or "last", trust=trust)
         if start == 0:
             agents = of_seeds(run.algorithm, run.agents)
-            run.state, run.iteration = jax.jit(agents.init)(first_start(agents, run.seed)), 0
+            run.state, run.iteration = jit(agents.init)(first_start(agents, run.seed)), 0
             run._history = None
         return run
 

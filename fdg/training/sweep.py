@@ -47,7 +47,7 @@ _STATE_METHODS = ("actor", "evaluate", "examples")  # methods whose first argume
 class SweptState(NamedTuple):
     """One agent's state."""
 
-    hyperparameters: dict[str, jax.Array]  # by name, [] float32
+    hyperparameters: dict[str, jax.Array]  # by name, [] float32 (float64 if it is enabled)
     state: Any  # the algorithm's state
     membership: Any = ()  # the `population.Membership` of an agent in a population
 
@@ -147,7 +147,7 @@ class Sweep:
         fields = {}
         for name, values in self.grid:
             number = np.ravel(np.asarray(state.hyperparameters[name]))[0]
-            unrounded = {np.float32(value): value for value in values}
+            unrounded = {type(number)(value): value for value in values}
             fields[name] = unrounded.get(number, float(number))
         return dataclasses.replace(self.algorithm, **fields)
 
@@ -179,11 +179,10 @@ class Sweep:
         for name in values:
             if name not in dict(self.grid):
                 raise unknown_name("hyperparameter of this sweep", name, dict(self.grid))
-        targets = {name: np.float32(value) for name, value in values.items()}
         points = [
             i
             for i, point in enumerate(self.points)
-            if all(np.float32(point[name]) == value for name, value in targets.items())
+            if all(np.float32(point[name]) == np.float32(value) for name, value in values.items())
         ]
         if len(points) != 1:
             examples = "; ".join(point_text(self.points[i]) for i in (points or range(len(self.points)))[:4])
@@ -208,16 +207,14 @@ class Sweep:
                 f"this sweep has {self.agents} agents ({len(self.points)} points of {self.num_seeds}"
                 f" seeds), not {count}: give num_seeds={self.agents} to fdg.compile"
             )
-        values = np.repeat(
-            np.array([list(point.values()) for point in self.points], np.float32), self.num_seeds, axis=0
-        )
+        values = np.repeat([list(point.values()) for point in self.points], self.num_seeds, axis=0)
         keys = jnp.stack([jax.random.key(agent_seed) for agent_seed in self.seeds(seed)])
         names = [name for name, _ in self.grid]
-        return keys, {name: jnp.asarray(column) for name, column in zip(names, values.T, strict=True)}
+        return keys, {name: jnp.asarray(column, float) for name, column in zip(names, values.T, strict=True)}
 
     def init(self, start: Any) -> SweptState:
         """An agent's initial state from a row of `starts`, or from a key with the values of point 0."""
-        first_point = {name: jnp.float32(value) for name, value in self.points[0].items()}
+        first_point = {name: jnp.asarray(value, float) for name, value in self.points[0].items()}
         key, numbers = start if isinstance(start, tuple) else (start, first_point)
         membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
         with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):

@@ -94,6 +94,17 @@ def test_extremes_and_rows_in_tiles():
     assert_close(core.jaxpr_as_fun(tiled)(*arguments), core.jaxpr_as_fun(jaxpr)(*arguments))
 
 
+def test_tiles_of_bfloat16_are_added_in_float32():
+    """In bfloat16 the sum of 2,048 tiles of 32 ones would end at 8,192: 8,224 rounds to it."""
+    w, x = jnp.zeros((16, 16), jnp.bfloat16), jnp.ones((65536, 16), jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda w, x: jnp.sum((x @ w).astype(jnp.float32))))(w, x)
+    tiled = tiles.tile(jaxpr, [None, 0], 1)
+    assert counts(tiled) == [2048]
+    (gradient,) = core.jaxpr_as_fun(tiled)(w, x)
+    assert gradient.dtype == jnp.bfloat16
+    assert set(np.ravel(gradient).tolist()) == {65536.0}
+
+
 def test_no_intermediate_array_has_the_batch_size():
     jaxpr, _ = traced(jax.grad(two_products))
     tiled = jaxprs.open_jaxpr(tiles.tile(jaxpr, [None, 0, 0], 1))

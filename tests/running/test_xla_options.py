@@ -93,27 +93,40 @@ def test_profiles_compile_with_the_options():
         inputs_of(graph, jax.tree.leaves(Walk().init(jax.random.key(0))))
 
 
-def test_fallback_to_the_older_emitter(monkeypatch):
-    monkeypatch.setattr(program, "older_emitter_options", lambda platform: {"older": platform})
-    lowered, tried = jax.jit(lambda x: x + 1).lower(1.0), []
+@pytest.mark.parametrize("makes_function", [False, True])
+def test_fallback_to_the_older_emitter(monkeypatch, makes_function):
+    """Of training's programs, and of functions that are jitted, which keep it for later calls."""
+    jitted, tried = jax.jit, []
+    older = {"xla_cpu_use_fusion_emitters": False}
+    monkeypatch.setattr(xla_options, "_refusal_reason", lambda name, value: "" if name in older else "no")
 
     class Failing:
-        def __init__(self, message):
-            self.message = message
+        def __init__(self, message, options=None):
+            self.message, self.options = message, options
 
         def compile(self, compiler_options=None):
             tried.append(compiler_options or {})
-            if "older" not in tried[-1]:
+            if tried[-1] != older:
                 raise jax.errors.JaxRuntimeError(self.message)
-            return lowered.compile()
+            return jitted(lambda x: x + 1)
 
-    assert program.compile_lowered(Failing("UNKNOWN: Unknown MLIR failure"), "cpu")(1.0) == 2.0
-    assert [options.get("older") for options in tried] == [None, "cpu"]
+        def __call__(self, x):
+            return self.compile(self.options)(x)
+
+    def made(message):
+        if not makes_function:
+            return program.compile_lowered(Failing(message), "cpu")
+        monkeypatch.setattr(jax, "jit", lambda function, compiler_options: Failing(message, compiler_options))
+        return xla_options.jit(None, "cpu")
+
+    function = made("UNKNOWN: Unknown MLIR failure")
+    assert function(1.0) == function(1.0) == 2.0
+    assert tried == [{}, older] + [older] * makes_function
+    for message, platform in (("RESOURCE_EXHAUSTED", "cpu"), ("Unknown MLIR failure", "gpu")):
+        with pytest.raises(ValueError, match="this error"):
+            xla_options.older_emitter_options(platform, ValueError(f"this error: {message}"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
-        program.compile_lowered(Failing("RESOURCE_EXHAUSTED"), "cpu")
-    monkeypatch.undo()
-    known = program.older_emitter_options("cpu")  # if the installed XLA still has them
-    assert known in ({}, {"xla_cpu_use_fusion_emitters": False}) and not program.older_emitter_options("gpu")
+        made("RESOURCE_EXHAUSTED")(1.0)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,9 @@ class Wrong(Short):
         ("tick", lambda x: ({**x[0], "n": x[0]["n"] + jnp.int32(1)}, x[1]), r".*'n': int32\[.\].*: return"),
         ("tick", lambda x: x[0], r"\{.*\}: return the structure of the slots, \(\{"),
         ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return the structure of the slots, "),
+        ("begin", lambda x: ({**x[0], "row": x[0]["row"][:, 0]}, x[1]), r".*'row': int32\[.\].* or smaller"),
+        ("begin", lambda x: ({**x[0], "row": jnp.ones((len(x[0]["n"]), 9))}, x[1]), r".*'row': float32"),
+        ("begin", lambda x: ({**x[0], "n": jnp.int8(1)}, x[1]), r".*'n': int8\[\].*: return"),
         (
             "idle",
             lambda x: {**x, "n": jnp.int8(0)},
@@ -95,3 +98,10 @@ def test_invalid_result_of_a_method_is_refused(method, change, message, sizes):
     with refuses(match=rf"^Wrong\.{method} returns {message}"):
         stream = Stream(Wrong(method, change), batch=2, **sizes)
         jax.eval_shape(stream.take, (), 0, stream.init(jax.random.key(0)))
+
+
+def test_state_of_a_stream_of_other_sizes_is_refused():
+    state = Stream(Short(), slots=2, batch=2, ahead=1).init(jax.random.key(0))
+    for slots, ahead, message in ((3, 1, "3 and 4"), (2, 2, "2 and 6")):
+        with refuses(match=f"^take: the state has 2 slots and 4 live units, and this stream {message}: give"):
+            Stream(Short(), slots=slots, batch=2, ahead=ahead).take((), 0, state)

@@ -413,6 +413,18 @@ def test_swept_floats_do_not_widen_bfloat16():
         np.testing.assert_array_equal(state.state["x"][point], expected["x"])
 
 
+def test_swept_floats_keep_all_digits_in_64_bits():
+    with jax.enable_x64(True):
+        algorithm = Sweep(Descent(), {"rate": (0.1, 0.3)})
+        engine = fdg.compile(algorithm, policies.GPUOnly(), devices=1, num_seeds=2)
+        state, _ = engine.run(engine.init(seed=0), iterations=3)
+        assert state.hyperparameters["rate"].tolist() == [0.1, 0.3]
+        expected, _ = run_alone(algorithm.at(0), 0, 3)
+        assert expected["x"].dtype == jnp.float64
+        np.testing.assert_allclose(state.state["x"][0], expected["x"], rtol=1e-14)
+        assert algorithm.of(jax.tree.map(lambda x: x[1], state)) == algorithm.at(1)
+
+
 def test_cached_properties_are_computed_for_each_agent():
     @dataclasses.dataclass(frozen=True)
     class Halving(Walk):
