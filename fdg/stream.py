@@ -326,8 +326,8 @@ class Stream:
             is_smaller = all(size <= most for size, most in zip(x.shape[1:], y.shape[1:], strict=False))
             return x.ndim == y.ndim and x.shape[:1] == (rows,) and is_smaller
 
-        same_structure = jax.tree.structure(result) == jax.tree.structure(like)
-        if same_structure and jax.tree.all(jax.tree.map(fits, result, like)):
+        structures: list[Any] = [jax.tree.structure(x) for x in (result, like)]
+        if structures[0] == structures[1] and jax.tree.all(jax.tree.map(fits, result, like)):
             return result
         raise FdgError(
             f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return the structure of"
