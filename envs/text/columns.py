@@ -132,6 +132,8 @@ def _text(where: str, column: str, value: Any, shortest: str = " ") -> Any:
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
+        if isinstance(value, float) and not abs(value) < 2**63:  # NaN, or an integer that lost its digits
+            raise FdgError(f"{where}: '{column}' is {value}: write it in quotes, or remove the row")
         return str(value)
     if isinstance(value, str) and (value or not shortest):
         return value

@@ -49,7 +49,7 @@ def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[
 def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
     """The object in a line of JSON; `where` begins errors, and `example` ends them."""
     try:
-        return json_object(line, where)
+        return json_object(line, where, any_number=True)  # `columns` checks the numbers that are used
     except EncodingError:
         raise
     except FdgError as error:
@@ -57,7 +57,8 @@ def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
 
 
 def _read_list(path: str, content: bytes) -> list[Record]:
-    rows, *rest = json_object(b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}", path).values()
+    content = b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}"
+    rows, *rest = json_object(content, path, any_number=True).values()
     if rest:
         raise FdgError(f"{path}: is not JSON: a comma follows the list of rows: end the file with its ]")
     for i, row in enumerate(rows, 1):
@@ -69,12 +70,24 @@ def _read_list(path: str, content: bytes) -> list[Record]:
 
 
 def _read_csv(path: str, separator: str) -> list[Record]:
-    """The rows of a file with a line of column names; empty fields are None."""
-    rows = csv.reader(io.StringIO(read_text(path, _MAX_BYTES), newline=""), delimiter=separator, strict=True)
+    """The rows of a file with a line of column names; empty fields are None.
+
+    If the column names have blanks after their separators, the fields have them too, and they are left out.
+    """
+    text = read_text(path, _MAX_BYTES)
+
+    def reader(skips_blanks: bool) -> Any:
+        source = io.StringIO(text, newline="")
+        return csv.reader(source, delimiter=separator, strict=True, skipinitialspace=skips_blanks)
+
+    rows = reader(skips_blanks=False)
     records: list[Record] = []
     earlier_limit = csv.field_size_limit(_MAX_BYTES)  # for the whole process; 131,072 unless something set it
     try:
         names = next(rows, [])
+        if any(name.startswith(" ") for name in names):
+            rows = reader(skips_blanks=True)
+            names = next(rows)
         other_separator = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
         if other_separator is not None:
             raise FdgError(f"{path}, line 1: columns are separated by {other_separator!r}: use {separator!r}")

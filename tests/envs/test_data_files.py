@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import random
 from typing import ClassVar
 
@@ -178,7 +179,27 @@ MISTAKES = [
         "line 3: 'completion' calls tools (tool_calls), but only its content is",
     ),
     ({"prompt": "p", "chosen": "a", "rejected": "b"}, "line 3: has preferences ('chosen' and 'rejected')"),
+    ({"prompt": "x", "answer": math.nan}, "line 3: 'answer' is nan: write it in quotes"),
+    ({"prompt": "x", "answer": 10**29}, "line 3: 'answer' is 1e+29: write it in quotes"),
 ]
+
+
+def test_columns_that_are_not_used_may_have_any_number(tmp_path):
+    """`json.dumps` writes NaN for a missing score; identifiers may have more than 64 bits."""
+    rows = [{**GOOD, "score": math.nan, "id": 2**100}, {"prompt": "1+2=", "answer": 3, "score": -math.inf}]
+    for name, content in {"a.jsonl": "\n".join(map(json.dumps, rows)), "a.json": json.dumps(rows)}.items():
+        (tmp_path / name).write_text(content)
+        task = envs.make("text:file", path=str(tmp_path / name)).problem
+        assert [(row.text, row.answer) for row in task.rows] == [("1+1=", "2"), ("1+2=", "3")]
+
+
+def test_blanks_after_the_separators_of_csv(tmp_path):
+    """They are left out if the column names have them; otherwise, they belong to the fields."""
+    for names, answer in {"prompt, answer": "2, or 3", "prompt,answer": " 2"}.items():
+        field = '"2, or 3"' if answer == "2, or 3" else "2"
+        (tmp_path / "a.csv").write_text(f"{names}\n1+1=, {field}\n1+2=, 3\n")
+        task = envs.make("text:file", path=str(tmp_path / "a.csv")).problem
+        assert task.rows[0].answer == answer
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
