@@ -223,10 +223,13 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
       agents: length of the leading axis of all arguments and results.
       agents_per_vmap: a divisor of `agents`.
     """
-    # `axis_size`: a state may have no arrays
-    map_chunk: Callable[..., list[Any]] = jax.vmap(function, axis_size=agents_per_vmap)
     if agents_per_vmap == 1:
-        map_chunk = lambda *arrays: [x[None] for x in function(*(x[0] for x in arrays))]  # noqa: E731
+
+        def map_chunk(*arrays: Any) -> list[Any]:
+            return [x[None] for x in function(*(x[0] for x in arrays))]
+
+    else:
+        map_chunk = jax.vmap(function, axis_size=agents_per_vmap)  # there may be no arrays to tell it
     if agents_per_vmap == agents:
         return map_chunk
 

@@ -1,5 +1,6 @@
 """The tokenizer in a checkpoint's folder: its file, configuration and chat templates."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -28,7 +29,9 @@ class Folder:
     @classmethod
     def of(cls, path: str) -> "Folder":
         """The folder as it is now."""
-        files = [file for pattern in _READ for file in sorted(pathlib.Path(path).glob(pattern))]
+        files: list[pathlib.Path] = []
+        with contextlib.suppress(OSError):  # a name that is too long; reading a file raises a better error
+            files = [file for pattern in _READ for file in sorted(pathlib.Path(path).glob(pattern))]
         return cls(path, tuple((str(file), stamp(file)) for file in files))
 
     def __fspath__(self) -> str:

@@ -166,7 +166,10 @@ def compile_lowered(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Co
     try:
         return lowered.compile(compiler_options=xla_options(platform) or None)
     except jax.errors.JaxRuntimeError as error:
-        return lowered.compile(compiler_options=older_emitter_options(platform, error))
+        options = older_emitter_options(platform, error)
+        if options is None:
+            raise
+        return lowered.compile(compiler_options=options)
 
 
 def is_here(devices: Iterable[jax.Device]) -> bool:

@@ -98,7 +98,10 @@ class jit:
         try:
             return self._jitted(*args)
         except jax.errors.JaxRuntimeError as error:
-            self._jitted = self._jit_with(compiler_options=older_emitter_options(self._platform, error))
+            options = older_emitter_options(self._platform, error)
+            if options is None:
+                raise
+            self._jitted = self._jit_with(compiler_options=options)
             return self._jitted(*args)
 
     def trace(self, *args: Any) -> Any:
@@ -106,11 +109,11 @@ class jit:
         return self._jitted.trace(*args)
 
 
-def older_emitter_options(platform: str, error: Exception) -> dict[str, Any]:
-    """`xla_options` with the older CPU emitter, if it exists and the newer failed; else raises `error`."""
+def older_emitter_options(platform: str, error: Exception) -> dict[str, Any] | None:
+    """`xla_options` with the older CPU emitter; None if it does not exist or the newer has not failed."""
     name, value = "xla_cpu_use_fusion_emitters", False
     if "MLIR failure" not in str(error) or platform != "cpu" or _refusal_reason(name, value):
-        raise error
+        return None
     return {**xla_options(platform), name: value}
 
 

@@ -124,7 +124,8 @@ def test_broken_checkpoints_are_refused(tmp_path, checkpoint):
         with refuses(*names):
             make()
 
-    refused(lambda: HuggingFaceTokenizer(str(tmp_path / "none")), "there is no file tokenizer.json")
+    for name in ("none", "a" * 300):  # the second is too long for a file
+        refused(lambda name=name: HuggingFaceTokenizer(tmp_path / name), "there is no file tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{")
     refused(lambda: HuggingFaceTokenizer(str(tmp_path)), "tokenizer.json", "is not JSON")
     (tmp_path / "bare").mkdir()

@@ -123,8 +123,7 @@ def test_fallback_to_the_older_emitter(monkeypatch, makes_function):
     assert function(1.0) == function(1.0) == 2.0
     assert tried == [{}, older] + [older] * makes_function
     for message, platform in (("RESOURCE_EXHAUSTED", "cpu"), ("Unknown MLIR failure", "gpu")):
-        with pytest.raises(ValueError, match="this error"):
-            xla_options.older_emitter_options(platform, ValueError(f"this error: {message}"))
+        assert xla_options.older_emitter_options(platform, ValueError(message)) is None
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
         made("RESOURCE_EXHAUSTED")(1.0)
 
