@@ -127,14 +127,20 @@ def remove(path: Path) -> None:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A context with a new file that replaces `path` at its end; on failure nothing is left.
 
-    Creates the folder. Follows a link, and writes into a device, which cannot be replaced. Turns an OSError
-    into an `FdgError`.
+    Creates the folder, and keeps the permissions of an earlier file. Follows a link. Writes into what cannot
+    be replaced: a device, or a file in a folder that is not writable. Turns an OSError into an `FdgError`.
     """
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_file = path.is_file() or not path.exists()
-        with replacing(path.resolve()) if is_file else path.open("wb") as file:
+        target, exists = path.resolve(), path.exists()
+        if exists and (not path.is_file() or refusal(target.parent)):
+            with path.open("wb") as file:
+                yield file
+            return
+        with replacing(target) as file:
+            if exists:
+                shutil.copymode(target, file.name)
             yield file
 
 
