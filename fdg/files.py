@@ -1,7 +1,8 @@
 """Writes into untrusted folders: follows no symlink, and opens no FIFO or device.
 
 A run directory contains only regular files and real directories; the run directory itself may be a symlink.
-`fdg.reading` is the counterpart for reading. The checks at the end come before the work for an output file.
+`fdg.reading` is the counterpart for reading. `writing` and the checks after it are for output files
+that a user names, which may be links or devices; the checks come before the work for them.
 """
 
 import contextlib
@@ -127,14 +128,20 @@ def remove(path: Path) -> None:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A context with a new file that replaces `path` at its end; on failure nothing is left.
 
-    Creates the folder. Follows a link, and writes into a device, which cannot be replaced. Turns an OSError
-    into an `FdgError`.
+    Creates the folder, and keeps the permissions of an earlier file. Follows a link. Writes into what cannot
+    be replaced: a device, or a file in a folder that is not writable. Turns an OSError into an `FdgError`.
     """
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_file = path.is_file() or not path.exists()
-        with replacing(path.resolve()) if is_file else path.open("wb") as file:
+        target, exists = path.resolve(), path.exists()
+        if exists and (not path.is_file() or refusal(target.parent)):
+            with path.open("wb") as file:
+                yield file
+            return
+        with replacing(target) as file:
+            if exists:
+                shutil.copymode(target, file.name)
             yield file
 
 

@@ -240,4 +240,4 @@ def draw_sweep(points: Sequence[Point], path: Path, title: str) -> None:
         axes.set_yscale("log")
     finish_figure(figure, panels, "devices")
     with writing(path) as file:
-        figure.savefig(file, dpi=110)
+        figure.savefig(file, format="png", dpi=110)

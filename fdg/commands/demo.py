@@ -87,7 +87,7 @@ def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None
     )
     curves.finish_figure(figure, [axes], "env_steps")
     with writing(path) as file:
-        figure.savefig(file, dpi=150)
+        figure.savefig(file, format="png", dpi=150)
     print(f"largest difference between the curves: {largest_difference:.2g}", flush=True)
 
 

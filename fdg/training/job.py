@@ -167,7 +167,9 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
     env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
-    digest = getattr(getattr(env, "tokenizer", None), "digest", None)
+    tokenizer = getattr(env, "tokenizer", None)
+    digest = getattr(tokenizer, "digest", None)
+    digest = digest if isinstance(digest, str) else None  # a user's tokenizer may use the name otherwise
     if not job.resumes:
         identity = {"id": secrets.token_hex(8), **({"tokenizer_digest": digest} if digest else {})}
         run = RunDirectory.create(path, {**identity, **job.config, **session})
@@ -184,8 +186,8 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
             stored = read_config(path)
             if stored.get("tokenizer_digest") not in (None, digest):
                 raise FdgError(
-                    f"{env.tokenizer.path}: its tokenizer has changed since the run in {path} began: bring"
-                    " back its files, or start a new run"
+                    f"{getattr(tokenizer, 'path', 'the task')}: its tokenizer has changed since the run in"
+                    f" {path} began: bring back its files, or start a new run"
                 )
             recorded = {name: session[name] for name in _SESSION_ENTRIES if name in session}
             now = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"

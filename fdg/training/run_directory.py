@@ -260,9 +260,13 @@ def make_new_run_folder(env: str | None, algo: str, seed: Any) -> Path:
     """Creates the folder `new_run_path`; another process may take the same name at this time."""
     while True:
         path = new_run_path(env, algo, seed)
-        with files.explain_os_errors(f"--out {path}", "written to"), contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(parents=True)
             return path
+        except OSError as error:
+            if not path.exists():
+                check_free(path)  # its errors name the fix
+                raise files.path_error(f"--out {path}", error, "written to") from error
 
 
 def check_free(path: Path) -> None:

@@ -16,6 +16,7 @@ from algos.rlhf.checkpoints import save
 from envs.text import CharacterTokenizer, HuggingFaceTokenizer
 from envs.text.tokenizer_folders import files_of, same_tokens, tokenizer_of
 from fdg.errors import FdgError
+from fdg.training.job import open_run
 from tests.rlhf.small import SMALL, TASK, make
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -256,3 +257,25 @@ def test_resume_with_another_tokenizer_is_refused(folder, tmp_path):
         fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True)
     template.write_text(earlier)
     assert fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True).iteration == 2
+
+
+def test_resume_with_a_user_tokenizer(tmp_path):
+    """It may have no path, and a method called `digest`."""
+    config = {"algo": "sft", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
+
+    def start(out, digest, resumes):
+        tokenizer = types.SimpleNamespace(digest=digest)
+        algorithm = types.SimpleNamespace(env=types.SimpleNamespace(tokenizer=tokenizer))
+        job = types.SimpleNamespace(
+            algorithm=algorithm, out=tmp_path / out, resumes=resumes, config=config, record={},
+            num_iterations=1,
+        )  # fmt: skip
+        open_run(job)[0].close()
+
+    start("method", print, resumes=False)
+    start("method", print, resumes=True)
+    start("text", "one", resumes=False)
+    start("text", "one", resumes=True)
+    for other in ("another", print):
+        with pytest.raises(FdgError, match="the task: its tokenizer has changed since the run in"):
+            start("text", other, resumes=True)

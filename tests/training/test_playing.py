@@ -12,6 +12,7 @@ import algos
 import envs
 import fdg
 from envs.rendering import Episode, frames
+from fdg import files
 from fdg.errors import FdgError
 from fdg.play import main as play_main
 from fdg.plot import main as plot_main
@@ -94,6 +95,20 @@ def test_full_disk_leaves_no_file(run, tmp_path, capsys, name):
             with pytest.raises(FdgError, match=f"{name} cannot be written: "):
                 write(out)
     assert [(path.name, path.read_text()) for path in out.parent.iterdir()] == [(name, "earlier")]
+
+
+def test_written_files_keep_their_permissions(tmp_path, monkeypatch):
+    path = tmp_path / "policy.onnx"
+    path.write_text("earlier")
+    path.chmod(0o600)
+    with files.writing(path) as file:
+        file.write(b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(files, "refusal", lambda path: OSError() if path == tmp_path else None)
+    inode = path.stat().st_ino
+    with files.writing(path) as file:  # a writable file in a folder that is not
+        file.write(b"newer")
+    assert path.read_text() == "newer" and path.stat().st_ino == inode
 
 
 def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):

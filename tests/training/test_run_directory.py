@@ -90,6 +90,18 @@ def test_name_that_another_process_takes_at_the_same_time(run, tmp_path, monkeyp
     assert content(run) == before and (tmp_path / "free" / "summary.json").exists()
 
 
+def test_folder_of_runs_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    runs.write_text("")
+    with pytest.raises(FdgError, match="runs is a file"):
+        run_directory.make_new_run_folder("env", "algo", 0)
+    runs.unlink()
+    runs.symlink_to("missing")
+    with pytest.raises(FdgError, match="cannot be written to: File exists"):
+        run_directory.make_new_run_folder("env", "algo", 0)
+
+
 def test_copies_keep_the_run_id(run, unfinished, tmp_path, capsys):
     assert resume(run, capsys) == (0, "")
     ids = [json.loads((path / "config.json").read_text())["id"] for path in (run, unfinished / "one")]
