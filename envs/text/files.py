@@ -84,7 +84,7 @@ def _read_csv(path: str, separator: str) -> list[Record]:
     records: list[Record] = []
     earlier_limit = csv.field_size_limit(_MAX_BYTES)  # for the whole process; 131,072 unless something set it
     try:
-        names = next(rows, [])
+        names: list[str] = next(rows, [])
         if any(name.startswith(" ") for name in names):
             rows = reader(skips_blanks=True)
             names = next(rows)
