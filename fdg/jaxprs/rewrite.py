@@ -210,7 +210,8 @@ def all_branches(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
 
 
 def _select(index: jax.Array, *branches: jax.Array) -> jax.Array:
-    return jax.lax.select_n(jax.lax.clamp(0, index, len(branches) - 1), *branches)
+    first, last = (index.dtype.type(i) for i in (0, len(branches) - 1))  # with x64, `clamp(0, ...)` is int64
+    return jax.lax.select_n(jax.lax.clamp(first, index, last), *branches)
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -261,19 +261,22 @@ def test_trips_of_while_loops(bound):
     assert trips(1, 1, both) == trips(0, 2, both) == trips(0, 1, either) == {1}
 
 
+@pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("index", range(-1, 4))
-def test_all_branches_selects_the_results_of_one(index):
+def test_all_branches_selects_the_results_of_one(index, x64):
+    """With `x64`, Python's numbers are int64, and indices of branches still int32."""
     table = np.arange(3.0)
     branches = [lambda x, y: (x, y), lambda x, y: (y + table, x * y), lambda x, y: (jnp.zeros(3), y)]
-    closed = jax.make_jaxpr(lambda i, x, y: jax.lax.switch(i, branches, x, y))(index, table, table + 1)
 
     def rule(eqn, inside):
         return jaxprs.all_branches(eqn) if eqn.primitive.name == "cond" else inside(eqn)
 
-    new = jaxprs.rewrite(closed, rule)
-    assert "cond" not in {eqn.primitive.name for eqn in jaxprs.walk(jaxprs.open_jaxpr(new).eqns)}
     operands = index, table, table + 1
-    for expected, found in zip(
-        core.jaxpr_as_fun(closed)(*operands), core.jaxpr_as_fun(new)(*operands), strict=True
-    ):
-        np.testing.assert_array_equal(expected, found)
+    with jax.enable_x64(x64):
+        closed = jax.make_jaxpr(lambda i, x, y: jax.lax.switch(i, branches, x, y))(*operands)
+        new = jaxprs.rewrite(closed, rule)
+        assert "cond" not in {eqn.primitive.name for eqn in jaxprs.walk(jaxprs.open_jaxpr(new).eqns)}
+        for expected, found in zip(
+            core.jaxpr_as_fun(closed)(*operands), core.jaxpr_as_fun(new)(*operands), strict=True
+        ):
+            np.testing.assert_array_equal(expected, found)
