@@ -72,3 +72,7 @@ def _require(what: str, value: Any, is_valid: Callable[[Any], bool], kind: str) 
     """Refuses a value that is no number of this kind; arrays, possibly traced, are not checked."""
     if not isinstance(value, jax.Array) and not (isinstance(value, numbers.Real) and is_valid(value)):
         raise FdgError(f"{what}={quoted(value)}: give {kind}")
+
+
+# Wide and slow, for tasks such as MountainCarContinuous, which are rewarded only after a long swing.
+SWINGING = correlated_noise(deviation=0.9, decay=0.98)
