@@ -341,8 +341,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 for _algorithm, _changes in _CHANGES.items():
     PRESETS[_algorithm]["sparse-continuous-control"] = Entry(
-        "SAC's sizes on Pendulum, correlated noise and normalised observations; the noise was chosen for SAC and TD3 on"
-        " seeds 500 to 503, docs/settings.md",
+        "SAC's sizes on Pendulum, correlated noise and normalised observations; the noise was chosen with SAC"
+        " and TD3 on seeds 500 to 503, docs/settings.md",
         {**_SWINGING, **_changes},
     )
 
