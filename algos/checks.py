@@ -1,6 +1,7 @@
-"""Checks of algorithms' settings, of networks' outputs, and of results of the user's bonuses and transforms.
+"""Checks of algorithms' settings and of networks' outputs.
 
-Each check raises an `FdgError` that says what was given, and how to correct it. `self` is the algorithm.
+The module also calls the user's bonuses, explorers and transforms, and checks their results. Each check
+raises an `FdgError` that says what was given, and how to correct it. `self` is the algorithm.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ from fdg.settings.user_results import check_same
 
 # --- settings ---
 
-# Values of the metadata `holds` of fields that take functions, or their `module:name`.
+# The metadata `holds` has one of these values if a field takes a user's functions or their `module:name`.
 _KINDS_OF_FUNCTIONS = ("network", "bonus", "normalizer", "explorer", "transform")
 
 
@@ -47,12 +48,12 @@ def check_settings(self: Any) -> None:
     check_types(self)
     check_parts(self)
     if getattr(self.env, "acts", False):
-        why = "with acts=True: workers that act do not take turns: use rings=1"
-        require(self, self.rings == 1, f"rings={self.rings} {why}")
+        why = "workers that act (acts=True) do not take turns: use rings=1"
+        require(self, self.rings == 1, f"rings={self.rings}: {why}")
     require_within(self, 0, 1, "discount")
     for name in ("hidden", "critic_hidden"):
         widths = getattr(self, name, None)
-        require(self, all(width > 0 for width in widths or ()), f"{name}={widths}: widths are above zero")
+        require(self, all(width > 0 for width in widths or ()), f"{name}={widths}: widths must be above zero")
     agents, space = num_agents(self.env), self.env.action_space
     if (agents is not None) != self.several_agents:
         count = "one agent" if agents is None else f"{agents} agents"
@@ -127,7 +128,7 @@ def check_divides(
 
 
 def check_replay(choice: Any, algorithm: Any) -> None:
-    """Refuses settings of a `ReplayChoice` that are out of range, or that name two buffers."""
+    """Refuses settings of a `ReplayChoice` that are out of range or cannot be combined."""
     require_within(algorithm, 0, 1, "importance_exponent")
     exponent, replay = choice.priority_exponent, choice.replay
     require(
@@ -143,7 +144,7 @@ def check_replay(choice: Any, algorithm: Any) -> None:
     require(
         algorithm,
         not (is_hindsight and getattr(algorithm, "memory", None) is not None),
-        "replay=hindsight: with a memory rows are sequences: leave memory=None",
+        "replay=hindsight needs single steps, but with a memory rows are sequences: leave memory=None",
     )
     require(
         algorithm,
@@ -193,8 +194,9 @@ def check_off_policy(self: Any) -> None:
     try:
         rows = self.buffer.least_rows
     except FdgError as error:
-        is_limited = self.num_iterations * self.steps_per_iteration < self.buffer_size
-        raise FdgError(str(error).replace("buffer_size", "total_steps") if is_limited else error) from None
+        # The buffer is no larger than the run, so in a short run it is total_steps that is too small.
+        is_short_run = self.num_iterations * self.steps_per_iteration < self.buffer_size
+        raise FdgError(str(error).replace("buffer_size", "total_steps") if is_short_run else error) from None
     steps = rows * self.buffer.steps_per_row
     has_dataset = getattr(self, "dataset", None) is not None  # if so, the buffer is filled at the start
     require(
@@ -279,10 +281,13 @@ def check_recurrent_values(output: Any, actions: int, leading: tuple[int, ...]) 
     check_action_values(values, actions, leading, agents=True)
 
 
-def check_gaussian(output: Any, action_space: Space, count: int, each: int = 2) -> None:
-    """Refuses outputs other than `[count, each * D]`: means, and if `each` is 2 logs of deviations too."""
-    why = "means and logs of deviations for" if each == 2 else "a number for each component of"
-    size = each * math.prod(action_space.shape)
+def check_gaussian(output: Any, action_space: Space, count: int, per_component: int = 2) -> None:
+    """Refuses outputs other than `[count, per_component * D]`, for actions of `D` components.
+
+    If `per_component` is 2, the outputs are means and logs of deviations, else actions.
+    """
+    why = "means and logs of deviations for" if per_component == 2 else "a number for each component of"
+    size = per_component * math.prod(action_space.shape)
     check_shape("actor_network gives", output, (count, size), f"{why} {action_space}")
 
 
@@ -387,7 +392,7 @@ def initial_bonus_state(self: Any, observation: Observation, key: jax.Array) -> 
 
 def add_bonus(self: Any, state: Any, time_step: TimeStep) -> tuple[Any, TimeStep, dict[str, jax.Array]]:
     """The bonus's state after a rollout `[T, B]`, the rollout with the bonus added, and metrics."""
-    state, time_step, mean = _pay_bonus.__get__(self)(state, time_step)
+    state, time_step, mean = _pay_bonus.__get__(self)(state, time_step)  # bound to `self`, as a method is
     return state, time_step, {"bonus": mean}
 
 

@@ -69,7 +69,8 @@ class FastTD3(TD3, presets="FastTD3"):
 
         The authors' code samples a deviation for each episode, uniformly between the same bounds.
         """
-        smallest = self.smallest_noise if len(keys) > 1 else self.exploration_noise  # a single one explores
+        # A single environment has the largest noise.
+        smallest = self.smallest_noise if len(keys) > 1 else self.exploration_noise
         noise = jnp.linspace(smallest, self.exploration_noise, len(keys), dtype=jnp.float32)
         return policy._replace(noise=noise[:, None]).sample(keys)
 

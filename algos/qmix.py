@@ -47,7 +47,7 @@ class QMIX(ValueDecomposition, presets="QMIX"):
         require(
             self,
             all(width > 0 for width in self.hypernetwork),
-            f"hypernetwork={self.hypernetwork}: widths are above zero",
+            f"hypernetwork={self.hypernetwork}: widths must be above zero",
         )
 
     def _mixer_parameters(self, key: jax.Array, values: jax.Array, observation: Observation):

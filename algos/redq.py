@@ -299,7 +299,7 @@ class REDQ(SoftEnsemble, presets="REDQ"):
     """REDQ for continuous actions within bounds.
 
     Defaults are those of the paper, except that four environments run in parallel: 10 critics, of which a
-    target uses 2; 20 gradient steps of the critics per environment step and per gradient step of the actor.
+    target uses 2; 20 gradient steps of the critics per environment step, and one of the actor after each 20.
 
     >>> import envs
     >>> REDQ(env=envs.make("Pendulum-v1"), num_envs=1).updates_per_iteration

@@ -151,9 +151,10 @@ def random_rollouts(
 ) -> tuple[Rollout, Rollout]:
     """Two rollouts of random actions; the second has the keys of the first in reverse order.
 
-    Only the last environment of the second rollout has new keys. `other` is another environment, which gets
-    the same keys and actions; its `step` may return any pytree as its second result. One program runs `env`
-    and `other`, because compilation takes most of the time, and parts that both share compile once.
+    The exception is the last environment of the second rollout, which has new keys. `other` is another
+    environment, which gets the same keys and actions; its `step` may return any pytree as its second result.
+    One program runs `env` and `other`, because compilation takes most of the time, and parts that both share
+    compile once.
     """
     types = {}
 
@@ -204,7 +205,8 @@ def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
     yield from _mask_problems(env, [value for value, _ in observations.values()])  # may cause the next ones
     yield from _space_problems(env, observations)
     if rollout.action.shape != (steps, num_envs, *agents_axis, *env.action_space.shape):
-        yield f"its action space draws actions of shape {rollout.action.shape[2 + len(agents_axis) :]}"
+        drawn = rollout.action.shape[2 + len(agents_axis) :]
+        yield f"its action space draws actions of shape {drawn}, expected its own {env.action_space.shape}"
     dtypes = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
     dtypes |= {"episode_return": "float32", "episode_length": "int32"}
     for field, dtype in dtypes.items():
@@ -226,8 +228,9 @@ def _space_problems(env: Any, observations: Any) -> Iterator[str]:
     for what, (value, leading) in observations.items():
         features = jax.tree.leaves(features_and_mask(value)[0])
         for (path, space), part in zip(composite.parts(env.observation_space), features, strict=True):
-            if part.shape != (*leading, *space.shape) or part.dtype != space.dtype:
-                yield f"{what}{path} is {part.dtype}{list(part.shape)}, and its space {space}"
+            shape = (*leading, *space.shape)
+            if part.shape != shape or part.dtype != space.dtype:
+                yield f"{what}{path} is {part.dtype}{list(part.shape)}, expected {space.dtype}{list(shape)}"
             elif not _is_inside(space, part):
                 bounds = f"from {np.min(part):g} to {np.max(part):g} in {space!r:.200}"
                 yield f"{what}{path} is outside its space: {bounds}"
@@ -248,7 +251,7 @@ def _mask_problems(env: Any, observations: list[Any]) -> Iterator[str]:
     if len(present) < len(masks):
         yield "some observations have a mask and others have none"
     elif len({mask.shape[-1] for mask in present}) > 1 or any(mask.dtype != bool for mask in present):
-        yield "masks have different lengths, or are not of bools"
+        yield "masks have different lengths, or a dtype other than bool"
     elif not all(mask.any(-1).all() for mask in present[:2]):  # final observations may allow none
         yield "no action is allowed at some step: a mask must allow at least one"
 
@@ -273,9 +276,9 @@ def _episode_problems(env: Any, step: TimeStep) -> Iterator[str]:
                 total, length = 0.0, 0
                 continue
             if step.episode_return[t, b] != 0 or step.episode_length[t, b] != 0:
-                yield "statistics before the end: return and length must be 0 while the episode goes on"
+                yield "episode_return and episode_length must be 0 before the episode ends"
             if not all((new[t, b] == old[t, b]).all() for new, old in zip(observation, final, strict=True)):
-                yield "the observation changed where the episode goes on"
+                yield "observation and final_observation differ before the episode ends: they must be equal"
             if env.max_episode_steps is not None and length >= env.max_episode_steps:
                 yield f"the episode goes on after its limit of {env.max_episode_steps} steps"
 

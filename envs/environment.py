@@ -301,7 +301,7 @@ class Vectorized(EnvironmentBase):
         if jnp.shape(mask) != expected:
             raise FdgError(
                 f"environment '{self.name}': {method} gives an action_mask of shape {jnp.shape(mask)},"
-                f" but for {self.action_space} it is {expected}"
+                f" but for {self.action_space} it must be {expected}"
             )
         return MaskedObservation(features, jnp.asarray(mask, jnp.bool_))
 

@@ -126,7 +126,9 @@ def known_host_names(name: str) -> list[str]:
 
 
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
-    """The family of an environment by its spaces alone; None for vector observations with discrete actions.
+    """The family of an environment by its spaces alone.
+
+    None without images, if actions are discrete or all observations are categories or bytes (uint8).
 
     >>> from envs.spaces import Discrete
     >>> family_by_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,)))
@@ -140,7 +142,8 @@ def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None
     boxes = [part for _, part in composite.parts(observation) if isinstance(part, Box)]
     images = [box.shape for box in boxes if box.is_image]
     if isinstance(action, Box):
-        has_quantities = any(box.codes is None and box.dtype != "uint8" for box in boxes)  # not categories
+        # Quantities are neither categories nor bytes.
+        has_quantities = any(box.codes is None and box.dtype != "uint8" for box in boxes)
         return VISUAL if images else CONTINUOUS if has_quantities else None
     if not images:
         return None

@@ -63,9 +63,13 @@ class Transition(NamedTuple):
 
 
 class Recreated(NamedTuple):
-    """Instances that replace lost ones: their first step is a truncation with reward 0."""
+    """Instances that replace lost ones.
 
-    last_observation: np.ndarray  # [n, *wire], the last observation of the lost instances
+    Their first step is a truncation with reward 0. A worker's actor still acts on the last observation of the
+    lost instances; this action has no effect.
+    """
+
+    last_observation: np.ndarray  # [n, *wire], of the lost instances
     first_observation: np.ndarray  # [n, *wire], of the new instances
     num_info: int = 0  # number of episode metrics, which are unknown for lost instances
 
@@ -163,7 +167,7 @@ def wire_space(source: Source) -> Space:
 
 
 class InTwoHalves:
-    """Base class: `step` of a pool that has `send` and `recv`."""
+    """Base class of pools that have `send` and `recv`: `step` calls one after the other."""
 
     def step(self: Any, action: np.ndarray, timeout: float) -> Transition:
         """Steps every instance; those whose episode ends are reset in the same call."""

@@ -206,7 +206,12 @@ class _Pools:
     def step(
         self, environment: Any, parts: int, packed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple, np.ndarray]:
-        """Steps the pool of a ticket; `packed` has pool, steps, seed and action."""
+        """Steps the pool of a ticket, or a new pool if it is gone.
+
+        A row of `packed [B, ...]` int32 has the ticket (number of the pool, steps so far), a seed, and the
+        bits of the action. Returns the two arrays of the new ticket, `[B]` each; the arrays of the
+        `Transition`; and the mask `[B]` of instances that were lost and restarted.
+        """
         with self._locked_pool(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
                 return running.results(running.step(*_seeds_and_actions(environment, packed)))

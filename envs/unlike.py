@@ -121,7 +121,7 @@ class Alike:
         if jnp.shape(mask) != (size,):
             raise FdgError(
                 f"environment '{self.name}': agent {agent} has an action_mask of shape {jnp.shape(mask)}, but"
-                f" for {space} it is {(size,)}"
+                f" for {space} it must be {(size,)}"
             )
         return jnp.asarray(own_actions).at[np.flatnonzero(own_actions)[:size]].set(jnp.asarray(mask, bool))
 

@@ -107,7 +107,7 @@ def not_a_policy(name: object) -> str | None:
 
 
 # The fixes for methods of other libraries' models.
-METHODS: Mapping[str, str] = {
+METHOD_FIXES: Mapping[str, str] = {
     **dict.fromkeys(("learn", "update", "train", "fit"), "to train, write fdg.fit(algorithm, total_steps=N)"),
     **dict.fromkeys(
         ("act", "predict", "sample"),
@@ -200,7 +200,8 @@ def _parse_fixes(table: str) -> dict[str, str]:
     return fix_by_name
 
 
-# Settings of other libraries that have another meaning or unit in fdg, or no counterpart.
+# Settings of other libraries that have another meaning or unit in fdg, or no counterpart. A name that is a
+# flag of some algorithms (such as batch-size) has its fix for the others here.
 _FIXES = _parse_fixes("""
 device cpu cuda use-cuda gpu gpus num-gpus accelerator num-learners num-gpus-per-learner
     JAX uses the accelerators that it finds: --devices N says how many, JAX_PLATFORMS=cpu uses none

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from fdg.aliases import METHODS, instead, ours
+from fdg.aliases import METHOD_FIXES, instead, ours
 from fdg.errors import (
     Elsewhere,
     FdgError,
@@ -179,8 +179,8 @@ class UnknownAttributeError(NoAttributeError):
 
     def __str__(self) -> str:
         cls, name = self.args
-        if hasattr(cls, "iterate") and name in METHODS:
-            return f"{cls.__name__} has no {name}: {METHODS[name]}"
+        if hasattr(cls, "iterate") and name in METHOD_FIXES:
+            return f"{cls.__name__} has no {name}: {METHOD_FIXES[name]}"
         fields = [field.name for field in dataclass_fields(cls)]
         names = {*fields, *(attribute for attribute in dir(cls) if not attribute.startswith("_"))}
         known = [attribute for attribute in names if attribute in fields or hasattr(cls, attribute)]

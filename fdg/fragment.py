@@ -18,7 +18,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from fdg import jaxprs
-from fdg.aliases import METHODS
+from fdg.aliases import METHOD_FIXES
 from fdg.arguments import checked, quoted
 from fdg.errors import FdgError, GraphError, one_line, structure_of
 
@@ -235,7 +235,7 @@ class FragmentFunction:
 
     def _call_error(self, problem: str, args: Sequence[Any], fix: str) -> GraphError:
         """The error for a wrong call, with a hint if another library has a method of this name."""
-        hint = METHODS.get(self.mark.name) if len(args) < 2 else None
+        hint = METHOD_FIXES.get(self.mark.name) if len(args) < 2 else None
         if hint is not None:
             fix = f"{fix}; {hint}" if args else hint
         return GraphError(f"fragment '{self.mark.name}' ({self.mark.role}): {problem}: {fix}")

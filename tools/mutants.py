@@ -167,11 +167,11 @@ def _hash(*values: object) -> str:
 def tests_of(
     mutant: Mutant, coverage: covered.CoverageRecord, limit: float, killers: Sequence[str]
 ) -> list[list[str]]:
-    """Batches of tests to run for a fault, in order, for at most half the limit.
+    """Batches of tests to run for a fault, in order; `limit` is in seconds.
 
     First come up to two tests that killed other faults of the module, then the tests that run the line, the
-    quickest first. If no tests are recorded, `TESTS_OF_IMPORTS` and the tests named like the module run. The
-    tests that start processes come last.
+    quickest first, for at most half of the limit. If no tests are recorded, `TESTS_OF_IMPORTS` and the tests
+    named like the module run. The tests that start processes come last.
     """
     tests = coverage.first_within(coverage.tests(mutant.module, mutant.position[0]), limit / 2)
     if not tests:

@@ -51,7 +51,7 @@ def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> Dec
     file, content = folder / CONFIG, read_json(folder / CONFIG, any_number=True)
     if content.get("peft_type") != "LORA":
         raise FdgError(f"{file}: peft_type={quoted(content.get('peft_type'))}: only 'LORA' is read")
-    advice = "merge it into its base with PEFT (merge_and_unload), and give that as the checkpoint"
+    advice = "merge the adapters into their base with PEFT (merge_and_unload), and give the result instead"
     check_config_keys(content, _READ_KEYS, str(file), _IGNORED_KEYS, advice)
     if content.get("bias", "none") != "none":
         raise FdgError(f"{file}: bias={quoted(content['bias'])} is not supported: {advice}")

@@ -219,7 +219,8 @@ def _match_tensors(
             raise FdgError(f"{where}: '{key}' is there twice, as '{name}' too: remove one")
         if tensor.shape != shape:
             raise FdgError(
-                f"{where}: '{key}' is {list(tensor.shape)}, and by its config.json it would be {list(shape)}"
+                f"{where}: '{key}' is {list(tensor.shape)}, but by its config.json it must be {list(shape)}:"
+                " give the config.json that was saved with these weights"
             )
         matched[key] = path, transposed, tensor
     missing = [key for key in expected if key not in matched]

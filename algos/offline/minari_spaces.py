@@ -212,7 +212,7 @@ _MODES = {(): "L", (3,): "RGB", (4,): "RGBA"}  # Pillow's modes, by the axis of 
 
 
 def picture_mode(shape: tuple[int, ...]) -> str | None:
-    """Pillow's mode of a picture of this shape; None if it has none."""
+    """Pillow's mode of a picture `[H, W]`, `[H, W, 3]` or `[H, W, 4]`; None for another shape."""
     return _MODES.get(shape[2:]) if len(shape) in (2, 3) else None
 
 

@@ -6,14 +6,14 @@ from algos.presets.entry import Entry
 
 # Truncated episodes bootstrap here, so values in MPE become large, while a clipped value loss changes them by
 # at most 0.2 per iteration. These settings keep values moderate (docs/settings.md).
-_MODERATE: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
+_MODERATE_VALUES: dict[str, Any] = {"clip_value": False, "activation": "relu", "normalize_reward": True}
 _MPE_IPPO = Entry(
     "JaxMARL's ippo_ff_mpe.yaml with four times its step size, ReLU, and scaled rewards; docs/settings.md",
-    {"total_steps": 10_000_000, "learning_rate": 1e-3, **_MODERATE},
+    {"total_steps": 10_000_000, "learning_rate": 1e-3, **_MODERATE_VALUES},
 )
 _MPE_MAPPO = Entry(
     "JaxMARL's mappo_homogenous_rnn_mpe.yaml with scaled rewards; docs/settings.md",
-    {"total_steps": 600_000, "learning_rate": 2e-3, **_MODERATE},
+    {"total_steps": 600_000, "learning_rate": 2e-3, **_MODERATE_VALUES},
 )
 
 _SMAX: dict[str, Any] = {
@@ -82,7 +82,7 @@ _SWITCH_RIDDLE = Entry(
 
 # VDN and QMIX. In MPE, JaxMARL's team gets the sum of the agents' rewards; here it gets their mean.
 _QL_MPE = Entry(
-    "JaxMARL's vdn_ff_mpe.yaml, with 8 environments of twice the steps in place of 32",
+    "JaxMARL's vdn_ff_mpe.yaml, with 8 environments of 32 steps in place of 32 of 16 steps",
     {
         "total_steps": 10_000_000,
         "num_steps": 32,

@@ -49,7 +49,7 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     32
     """
 
-    iterations_without_rewards: ClassVar[int | None] = None  # no hint if all rewards are equal
+    iterations_without_rewards: ClassVar[int | None] = None  # None: no hint when all rewards are equal
     advice_without_rewards: ClassVar[str | None] = None
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), with the FOLDER of run.export(FOLDER)")
 
@@ -125,7 +125,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
         """The model's rewards of responses to the user's prompts, one response to each.
 
         Raises:
-          FdgError: a text is too long, or has a character outside the vocabulary.
+          FdgError: the numbers of prompts and responses differ, or a text is too long or has a character
+            outside the vocabulary.
         """
         require(
             self,

@@ -128,7 +128,10 @@ def _unet(task: Task, space: UNet) -> Network:
     uppers = [first, *[inner] * (levels - 2)]  # of all levels but the last
 
     def sizes(uppers: list, lowers: list) -> Sizes:
-        """Sizes of kernels from the widths of levels: as the upper of two, and as the lower."""
+        """The sizes of kernels, from the widths of levels.
+
+        `uppers` are the widths of levels that have a lower level; `lowers`, of levels that have an upper one.
+        """
         kernels: Sizes = {"first": (9, space.channels, uppers[0]), "end": (1, uppers[0], 1)}
         for level in range(1, levels):
             upper, lower = uppers[level - 1], lowers[level]

@@ -198,7 +198,8 @@ class Chips:
         if 0 not in self.pes and self.subaccelerators * least_pes > self.budget_pes:
             raise FdgError(
                 f"chips: {self.subaccelerators} sub-accelerators need {self.subaccelerators * least_pes} PEs,"
-                f" more than budget_pes={self.budget_pes}; give smaller options, or 0, which leaves one out"
+                f" more than budget_pes={self.budget_pes}; give smaller options of pes,"
+                " or the option 0, which is no sub-accelerator"
             )
         if needed > self.budget_noc_bytes_per_cycle:
             raise FdgError(

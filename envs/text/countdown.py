@@ -53,12 +53,12 @@ class Countdown:
 
     @property
     def prompt_length(self) -> int:
-        """The numbers with their separators, and the target with `?`."""
+        """Maximum number of characters: the numbers with their separators, and the target with `?`."""
         return self.count * (self._digits + 1) + len(str(self.target)) + 1
 
     @property
     def response_length(self) -> int:
-        """Numbers, signs between them, and twice the parentheses of the longest solution, at least 4."""
+        """Maximum number of characters: numbers, signs, and twice the longest solution's parentheses or 4."""
         return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
 
     @property

@@ -31,7 +31,7 @@ _OLDER_FORMATS = {  # files of older checkpoints, which have no tokenizer.json
 def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
     """The tokenizer of a checkpoint's folder; a character tokenizer if `files_of` wrote it."""
     path = Path(folder)
-    other = "or name one by tokenizer= (--tokenizer): its folder, or 'characters' for the task's own"
+    other = "or set tokenizer= (--tokenizer) to another folder, or to 'characters' for the task's own"
     if not path.is_dir():
         raise FdgError(f"{path}: no such folder: give one with {_TOKENIZER}, {other}")
     if not os.path.lexists(path / _TOKENIZER):

@@ -41,7 +41,7 @@ FLAGS = (
         "restarts",
         int,
         0,
-        "how often a run may resume from its last checkpoint without processes or nodes that were lost",
+        "maximum number of restarts from the last checkpoint, without the processes or nodes that were lost",
     ),
 )
 _RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")
@@ -143,14 +143,14 @@ class _TrainWords:
         if config is None:
             words = [*self._words, "--out", str(self._directory)] if self._adds_out else self._words
             return words if count == initial else [*words, *_devices_flag(self._devices, initial, count)]
-        # Of the first start: the file may be older, or of a restart with fewer processes.
+        # The number at the first start: the file may be older, or from a restart with fewer processes.
         self._devices = self._devices or config.get("devices")
         devices = _devices_flag(self._devices, initial, count)
         return [*self._other_words, "--resume", str(self._directory), *devices]
 
 
 def _devices_flag(devices: Any, initial: int, count: int) -> list[str]:
-    """The flag `--devices` for `count` instead of `initial` processes; empty if `devices` is None."""
+    """The flag `--devices` for `count` processes, if `initial` processes had `devices`; empty for None."""
     if not isinstance(devices, int):
         return []
     return ["--devices", str(max(1, devices // initial) * count)]

@@ -4,8 +4,8 @@
     x @ w    gathers w over batch first (fully sharded data parallelism); f stays split over model
 
 Otherwise XLA may reshard x instead, which moves more bytes. To know how w is split, the specs of leaves are
-propagated through operations of the jaxpr that keep their shape. Where a spec is unknown, XLA decides, which
-cannot change the results.
+propagated through transposes, and from operands to results of the same shape. Where a spec is
+unknown, XLA decides, which cannot change the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ def gathered_operands(step: EquationFlow) -> list[int]:
 
     These are the operands without a batch axis of an operation that also has operands with a batch axis.
     """
+    # A rowwise call becomes a `shard_map` too, but its operands are gathered before it.
     in_shard_map = step.local and step.eqn.primitive is not rowwise_p
     has_batch = any(axis is not None for axis in step.operands)
     if step.bodies or in_shard_map or step.eqn.primitive is boundary_p or not has_batch:
@@ -79,6 +80,6 @@ def body_input_specs(body: jaxprs.Body, eqn: Any, specs: Specs) -> tuple[Spec | 
         spec = None if jaxprs.is_literal(atom) else specs.get(atom)
         if spec is None or i not in body.sliced:
             return spec
-        return None if any(spec[:1]) else spec[1:]
+        return None if any(spec[:1]) else spec[1:]  # one row lacks axis 0; unknown if that axis is split
 
     return tuple(spec_of(i, eqn.invars[operand]) for i, operand in enumerate(body.operands))

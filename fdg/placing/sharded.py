@@ -5,8 +5,10 @@
             .params['in']['bias'] [64]         the second       spec (("batch",),)      parts (2,)
             .step []                           none             replicated
 
-The paths of parameters and of their optimiser state have the same endings, so one rule matches both. Values
-that become a sharded leaf (in the next iteration, or in a loop) have its layout.
+A rule gives the mesh axes of each dimension in a tuple, or in a string (`"batch"`, `"model"` or
+`"batch+model"`) the mesh axes that split the largest divisible dimension. The paths of parameters and of
+their optimiser state have the same endings, so one rule matches both. Values that become a sharded leaf (in
+the next iteration, or in a loop) have its layout.
 """
 
 import collections
@@ -165,7 +167,7 @@ def lay_out(schedule: Schedule, groups: Sequence[Group], leaves: Sequence[Sharde
 
 
 def _specs(schedule: Schedule, leaves: Sequence[ShardedLeaf]) -> dict[tuple[Any, str], Spec]:
-    """The spec of each (variable, group). Values that become each other have the same spec."""
+    """The spec of each (variable, group); a value has the spec of the value that it becomes."""
     pairs = list(schedule.carry)
     for step, _ in all_steps(schedule.steps):
         if isinstance(step, Repeat):

@@ -46,7 +46,7 @@ def initialize(
     global _peers
     check_flags(dict(zip(_FLAGS, (coordinator_address, num_processes, process_id), strict=True)))
     if _peers is not None:
-        raise FdgError("distributed.initialize was called before")
+        raise FdgError("distributed.initialize was called before: call it once in each process")
     local_device_ids = None
     if coordinator_address is None:
         coordinator_address, num_processes, process_id, local_device_ids = _detect()

@@ -75,7 +75,7 @@ ERRORS = {
     "--num-steps 0": "num_steps=0: it must be above zero",
     "--num-epochs -1": "num_epochs=-1: it must be above zero",
     "--num-minibatches 0": "num_minibatches=0: it must be above zero",
-    "--hidden 64 0": "hidden=(64, 0): widths are above zero",
+    "--hidden 64 0": "hidden=(64, 0): widths must be above zero",
     "--total-steps 0": "total_steps=0: it must be above zero",
     "--total-steps 511": "--total-steps 511 is less than one iteration of 512",
     "--num-seeds 0": "--num-seeds 0: it must be at least 1",

@@ -230,7 +230,7 @@ class StateThatGrows(Counting):
         ),
         (
             MaskOfAnotherShape(),
-            r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it is \(2,\)",
+            r"reset gives an action_mask of shape \(3,\), but for Discrete\(n=2\) it must be \(2,\)",
         ),
         (MaskOfNumbers(), r"action_mask.* only discrete actions can be masked"),
         (ObservationInParts(), r"reset gives a dict as observation, expected one array"),
@@ -333,9 +333,9 @@ def test_conformance_check_accepts_correct_environment():
     [
         (IgnoresTheLimit, "goes on after its limit"),
         (TruncatesWhatTerminates, "set truncated to False where terminated is True"),
-        (StatisticsEveryStep, "statistics before the end"),
+        (StatisticsEveryStep, "must be 0 before the episode ends"),
         (StatisticsNeverCleared, "but rewards add up to"),
-        (FinalObservationAfterReset, "observation changed where the episode goes on"),
+        (FinalObservationAfterReset, "observation and final_observation differ"),
         (OneKeyForTheBatch, "depends on more than its own key"),
         (WeakState, "changes a shape, dtype or weak type"),
     ],

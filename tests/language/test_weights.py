@@ -132,7 +132,7 @@ def make_invalid(folder, fault):
             (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 12}))
             return (
                 folder,
-                "'model.embed_tokens.weight' is [11, 16], and by its config.json it",
+                "'model.embed_tokens.weight' is [11, 16], but by its config.json it must be [12, 16]",
             )
         case "missing shard":
             shard = sorted(folder.glob("*.safetensors"))[1]

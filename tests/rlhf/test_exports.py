@@ -144,7 +144,7 @@ def test_invalid_tokenizers_are_refused(folder, fault):
         with pytest.raises(FdgError) as error:
             algos.GRPO(env=task, **SMALL, model=str(folder))
         text = str(error.value)
-        assert message in text and "name one by tokenizer= (--tokenizer)" in text and "\n" not in text, text
+        assert message in text and "set tokenizer= (--tokenizer) to" in text and "\n" not in text, text
 
 
 def test_tokenizer_argument(folder, tmp_path):

@@ -126,7 +126,10 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
 def check_one_process(
     programs: Iterable[tuple[Group, Sequence[core.JaxprEqn]]], process_of: Callable[[int], int], policy: Any
 ) -> None:
-    """Checks that all side effects are in one process, because several processes cannot order them."""
+    """Raises a `PlanError` if side effects are in several processes, which cannot order them.
+
+    `process_of` gives the index of a device's process.
+    """
     calls: dict[int, str] = {}
     for group, equations in programs:
         effects = [eqn for eqn in equations if has_effect(eqn)]

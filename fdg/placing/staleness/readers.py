@@ -117,11 +117,11 @@ class Readers:
                     needed = f"the version that {self.groups[str(reader)]} reads" if version else "the newest"
                     reader_text = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
-                        f"{self.where}: fragment {self._label(fragment)} either computes a"
-                        f" {value.aval.str_short()} or passes {self._leaves(value)} through: it reads"
-                        f" {'an older version' if own_version else 'the newest'}, and {reader_text} needs"
-                        f" {needed}; compute it in every case (jnp.where, not a branch or while loop), or use"
-                        f" {self.off_setting}"
+                        f"{self.where}: fragment {self._label(fragment)} in some cases computes a new"
+                        f" {value.aval.str_short()}, and in others returns {self._leaves(value)} unchanged:"
+                        f" it reads {'an older version' if own_version else 'the newest'}, but {reader_text}"
+                        f" needs {needed}; compute it in every case (jnp.where, not a branch or while loop),"
+                        f" or use {self.off_setting}"
                     )
 
     def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: ReadersByValue) -> None:
