@@ -372,5 +372,5 @@ PRESETS["RecurrentPPO"] = {
     name: PRESETS["PPO"][name].with_changes(
         "with sequences of 16 steps, used here for recurrent PPO", sequence_length=16
     )
-    for name in ("pendulum", "Acrobot-v1", "*:Acrobot-v1", "sparse-control", "sparse-continuous-control")
+    for name in ("pendulum", "Acrobot-v1", "*:Acrobot-v1", "sparse-continuous-control")
 }
