@@ -19,12 +19,15 @@ def no_attribute(package: str, name: str, known: Iterable[str], hint: str | None
     >>> no_attribute("algos", "Ppo", ["PPO", "DQN"])
     NoAttributeError('algos has no Ppo: it is algos.PPO')
     """
+    unknown = AttributeError(f"module '{package}' has no attribute '{name}'")
+    if name.startswith("__"):  # asked for by `inspect` and pytest, thousands of times
+        return unknown
     names = {candidate.lower(): candidate for candidate in known}
     similar = [
         names[candidate] for candidate in difflib.get_close_matches(name.lower(), names, 1, cutoff=0.7)
     ]
-    if name.startswith("__") or not (hint or similar):
-        return AttributeError(f"module '{package}' has no attribute '{name}'")
+    if not (hint or similar):
+        return unknown
     return NoAttributeError(f"{package} has no {name}: {hint or f'it is {package}.{similar[0]}'}")
 
 

@@ -44,10 +44,11 @@ def test_evaluate_matches_loop():
     state = jax.jit(algorithm.init)(jax.random.key(0))
     actor, key = algorithm.actor(state), jax.random.key(3)
     act, step_of = jax.jit(actor.act, static_argnums=4), jax.jit(env.step)
+    reset = jax.jit(env.reset)
     for greedy in (True, False):
         found = evaluate(env, actor, key, 5, greedy, max_steps=12)
         reset_key, run_key = jax.random.split(key)
-        env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, 5))
+        env_state, observation = reset(jax.random.split(reset_key, 5))
         memory, start = actor.memory(5), jnp.ones(5, bool)
         total, length, playing = np.zeros(5), np.zeros(5, int), np.ones(5, bool)
         for time in range(env.max_episode_steps or 12):

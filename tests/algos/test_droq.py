@@ -24,10 +24,10 @@ def test_ensemble_matches_single_critics():
     x, action = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones((5, 2))
     parameters = jax.jit(network.init)(jax.random.key(0), x, action)
     found = jax.jit(network.apply)(parameters, x, action)
-    single = Trunk(Layers((8, 4), "relu", layer_norm=True), 1, 1.0)
+    single = jax.jit(Trunk(Layers((8, 4), "relu", layer_norm=True), 1, 1.0).apply)
     for i in range(4):
         row = jax.tree.map(lambda p, i=i: p[i], parameters["critics"])
-        expected = jax.jit(single.apply)({"params": row}, x, action)[:, 0]
+        expected = single({"params": row}, x, action)[:, 0]
         np.testing.assert_allclose(found[i], expected, rtol=1e-5)
     assert len(np.unique(np.asarray(found).round(5))) == 20
 

@@ -122,9 +122,9 @@ def test_replay_reward_scaling_matches_numpy(agents):
         algorithm = algos.VDN(env=envs.make("probe:unlike"), **{**TEAM, **given})
     else:
         algorithm = algos.TD3(env=envs.make("Pendulum-v1"), **{**OFF_POLICY, **given})
-    state = jax.jit(algorithm.init)(jax.random.key(0))
+    state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
     for _ in range(3):
-        state, _ = jax.jit(algorithm.iterate)(state)
+        state, _ = iterate(state)
     stored = state.replay.rings.experience
     rows, steps = stored.steps if agents else stored, 3 * algorithm.num_steps
     rewards = np.asarray(rows.reward).reshape(ENVIRONMENTS, -1, *([2] if agents else []))[:, :steps]

@@ -122,11 +122,12 @@ def test_opponent_acts_like_stored_actor():
     env_state = env_state._replace(inner=env_state.inner._replace(memory=memory))
     reference_state = env_state._replace(inner=env_state.inner._replace(memory=((), jnp.ones((8, 1), bool))))
     observation = state.learner.observation
+    step, reference_of = jax.jit(algorithm.step), jax.jit(env.step)
     same = np.ones(8, bool)  # where the first game has not ended: a new game uses other keys
     for _ in range(2):
         action = jnp.argmax(observation.action_mask, axis=1).astype(jnp.int32)
-        env_state, ours_step = jax.jit(algorithm.step)(versions, jnp.int32(1), keys, env_state, action)
-        reference_state, reference_step = jax.jit(env.step)(keys, reference_state, action)
+        env_state, ours_step = step(versions, jnp.int32(1), keys, env_state, action)
+        reference_state, reference_step = reference_of(keys, reference_state, action)
         same &= ~np.asarray(ours_step.done)
         for ours, expected in zip(jax.tree.leaves(ours_step), jax.tree.leaves(reference_step), strict=True):
             np.testing.assert_array_equal(np.asarray(ours)[same], np.asarray(expected)[same])

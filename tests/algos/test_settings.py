@@ -25,9 +25,8 @@ def test_presets_of_environments(name):
     assert presets.of(name, "no-such-environment") == {}
 
 
-@pytest.mark.parametrize("key", KNOWN["entries"])
-def test_presets(key):
-    assert entry(*key.split()) == KNOWN["entries"][key]
+def test_presets():
+    assert {key: entry(*key.split()) for key in KNOWN["entries"]} == KNOWN["entries"]
 
 
 def test_grpo_variants():

@@ -144,7 +144,7 @@ def test_offchip_traffic_matches_float64(seed):
 
 
 def test_leakage():
-    stacked, subs = layers.stack([layers.convolution(4, 8, 8)]), random_subs(np.random.default_rng(0), 2)
+    _, stacked, subs = random_case(0)
     leaking = cost.layer_costs(stacked, subs, KNOWN, Technology(leakage_w_per_mm2=0.1))
     before = costs(stacked, subs)
     for at in range(2):

@@ -93,12 +93,7 @@ def test_diamond_by_hand():
     # A diamond: 0, then 1 and 2 in parallel, then 3.
     before = np.zeros((4, 4), bool)
     before[0, [1, 2]] = before[1, 3] = before[2, 3] = True
-    work = Work(
-        jnp.int32([[2, 2], [5, 9], [9, 4], [1, 1]]),
-        jnp.zeros((4, 2)),
-        jnp.int32([1, 1, 1, 1]),
-        jnp.asarray(before),
-    )
+    work = padded([[2, 2], [5, 9], [9, 4], [1, 1]], [[0, 0]] * 4, [1] * 4, before)
     found = schedule.schedule(work)
     assert_valid(work, found)
     # 0 ends at 2; 1 runs from 2 to 7, and 2 from 3 to 7 after a transfer; 3 runs from 8 to 9 after another.

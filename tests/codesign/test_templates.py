@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import pathlib
@@ -53,16 +54,26 @@ def plain_cycles(name, layer, rows, columns):
     return groups * ceil_div(down, rows) * ceil_div(across, columns) * (fills * rows + columns + time - 2) - 1
 
 
+@functools.cache
+def compiled(name, quantity):
+    """The cycles or words of a template, for many layers and sizes."""
+    return jax.jit(jax.vmap(getattr(templates.get(name), quantity)))
+
+
+def random_case(seed):
+    """64 layers, and the rows and columns of 64 arrays of PEs."""
+    random = np.random.default_rng(seed)
+    return random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 @pytest.mark.parametrize("name", KNOWN)
 def test_cycles_match_plain_python(name, seed):
-    random = np.random.default_rng(seed)
-    found, sizes = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
+    found, sizes = random_case(seed)
     large = layers.Layer(2000, 1000, 32, 32)  # 2.0e9 multiplications: too many cycles on few PEs
     found, sizes[:, :2] = [large, large, *found[2:]], [[1, 1], [1, 2]]
-    cycles = jax.jit(jax.vmap(templates.get(name).cycles))(layers.stack(found), *sizes)
-    cycles = np.asarray(cycles)
+    cycles = np.asarray(compiled(name, "cycles")(layers.stack(found), *sizes))
     plain = [plain_cycles(name, *case) for case in zip(found, *sizes.tolist(), strict=True)]
     assert cycles.dtype == np.int32
     assert cycles.tolist() == [min(x, LARGEST_COUNT - ("sys" in name and x >= LARGEST_COUNT)) for x in plain]
@@ -78,10 +89,8 @@ def test_cycles_match_plain_python(name, seed):
 @given(st.integers(0, 2**31 - 1))
 @pytest.mark.parametrize("name", KNOWN)
 def test_bounds_of_buffer_traffic(name, seed):
-    random = np.random.default_rng(seed)
-    found, sizes = random_layers(random, 64), random.integers(1, 65, (2, 64)).astype(np.int32)
-    words = jax.jit(jax.vmap(templates.get(name).buffer_words))(layers.stack(found), *sizes)
-    words = BufferWords(*map(np.asarray, words))
+    found, sizes = random_case(seed)
+    words = BufferWords(*map(np.asarray, compiled(name, "buffer_words")(layers.stack(found), *sizes)))
     macs = np.asarray([layer.macs for layer in found])
     for traffic, tensor in zip(words, ("weight_words", "input_words", "output_words"), strict=True):
         minimum = np.asarray([getattr(layer, tensor) for layer in found])

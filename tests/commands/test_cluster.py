@@ -159,7 +159,7 @@ def test_none_stands_for_a_flag_that_is_not_given(capsys, cluster):
     assert "--scale needs --cluster FILE" in refused(capsys, f"{words} --cluster none --scale 8", plan_main)
 
 
-LANGUAGE = "--algo grpo --env text:addition --model-parallel 1 --scale 4 --cluster"
+LANGUAGE = "--algo sft --env text:addition --model-parallel 1 --scale 4 --cluster"
 
 
 def test_compare_with_policy_fields(capsys, cluster):

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-import algos
-import envs
 import fdg
 import policies
 from fdg.costs.machine import host_cluster
 from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
+from tests.tiny import Pupil
 
 
 def test_overheads_by_hand():
@@ -27,8 +26,7 @@ def test_no_overheads_on_unfitted_platforms():
 
 @pytest.mark.parametrize("policy", [policies.GPUOnly(), policies.SingleLearnerCoarse(staleness=1)])
 def test_overheads_add_time_but_no_bytes(policy):
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=16, num_steps=8)
-    plan, machine = fdg.place(algorithm, policy, 2), host_cluster("cpu", "cpu", 2)
+    plan, machine = fdg.place(Pupil(num_envs=16), policy, 2), host_cluster("cpu", "cpu", 2)
     high = Overheads(divided=0.8, slowed=0.3, meetings=1.3, start=5e-5, further=1.0, array=2e-5, arrival=1e-5)
     kinds = [dataclasses.replace(machine.kind, overheads=one) for one in (high, Overheads())]
     with_it, without = (predict(plan, dataclasses.replace(machine, kind=kind)) for kind in kinds)

@@ -279,7 +279,8 @@ def test_pools_of_all_rings_stay_open():
 )
 def test_rings_stay_split_over_devices(name, policy, count, devices):
     """No gather is needed, and the results equal those without rings on one device."""
-    fields = {} if name == "a2c" else {"num_minibatches": 1, "burn_in": 0}
+    plainly = {"normalize_observation": False, "normalize_reward": False}
+    fields = plainly if name == "a2c" else {"num_minibatches": 1, "burn_in": 0}
     algorithm = dataclasses.replace(SMALL[name](), **fields)
     engine = fdg.compile(dataclasses.replace(algorithm, rings=2), policy, devices[:count])
     engine.compile(1)

@@ -260,7 +260,7 @@ class Stuck:
 
 
 def test_mask_without_allowed_action_warns(tmp_path):
-    algorithm = dataclasses.replace(PPO, env=envs.vectorize(Stuck()))
+    algorithm = algos.A2C(env=envs.vectorize(Stuck()), num_envs=4, num_steps=8, hidden=(4,))
     words = "'stuck' allows no action in an observation of iteration 1, after step 3 of the rollout"
     with pytest.warns(fdg.FdgWarning, match=words):
         fdg.fit(algorithm, total_steps=64, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
@@ -277,7 +277,7 @@ class NaNReward(Stuck):
 
 
 def test_nan_reward_is_named_as_cause_of_nan_loss(tmp_path):
-    algorithm = dataclasses.replace(PPO, env=envs.vectorize(NaNReward()))
+    algorithm = algos.A2C(env=envs.vectorize(NaNReward()), num_envs=4, num_steps=8, hidden=(4,))
     given = {"total_steps": 64, "out": tmp_path / "run", "devices": 1, "eval_episodes": 0, "progress": False}
     with pytest.raises(
         fdg.RunError, match="environment 'stuck': a reward is infinite or not a number"

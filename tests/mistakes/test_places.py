@@ -174,24 +174,21 @@ def dependent():
                 yield name, field
 
 
-@pytest.mark.parametrize(
-    ("name", "changed", "switch"),
-    [(algo, field.name, field.metadata["only_with"]) for algo, field in dependent()],
-)
-def test_hyperparameter_without_effect(name, changed, switch):
-    cls = algos.get(name)
-    algorithm = object.__new__(cls)
-    for field in dataclasses.fields(cls):
-        object.__setattr__(algorithm, field.name, field.default)
-    by, _, value = switch.partition("=")
-    assert ineffective_field_messages(algorithm) == []
-    now = 3
-    object.__setattr__(algorithm, changed, now)
-    object.__setattr__(algorithm, by, None if value else 0)
-    flag = changed.replace("_", "-")
-    assert any(f"--{flag} {now} has no effect, for" in line for line in ineffective_field_messages(algorithm))
-    object.__setattr__(algorithm, by, value or True)
-    assert not any(f"--{flag} " in line for line in ineffective_field_messages(algorithm))
+def test_hyperparameters_without_effect():
+    for name, changed in dependent():
+        cls = algos.get(name)
+        algorithm = object.__new__(cls)
+        for field in dataclasses.fields(cls):
+            object.__setattr__(algorithm, field.name, field.default)
+        switch, _, value = changed.metadata["only_with"].partition("=")
+        assert ineffective_field_messages(algorithm) == [], name
+        object.__setattr__(algorithm, changed.name, 3)
+        object.__setattr__(algorithm, switch, None if value else 0)
+        flag, messages = changed.name.replace("_", "-"), ineffective_field_messages(algorithm)
+        assert any(f"--{flag} 3 has no effect, for" in line for line in messages), (name, changed.name)
+        object.__setattr__(algorithm, switch, value or True)
+        messages = ineffective_field_messages(algorithm)
+        assert not any(f"--{flag} " in line for line in messages), (name, changed.name)
 
 
 def test_swept_hyperparameter_without_effect():

@@ -1,6 +1,5 @@
 """Exported checkpoints: the tokenizer is part of them, and a directory without one is refused."""
 
-import functools
 import json
 import types
 
@@ -247,35 +246,35 @@ def test_character_tokenizer_saved_by_transformers(tmp_path):
 
 
 def test_resume_with_another_tokenizer_is_refused(folder, tmp_path):
-    fit = functools.partial(fdg.fit, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
-    algorithm = make("sft", model=str(folder), num_prompts=4)
-    assert fit(algorithm, total_steps=4).finished
+    """A tokenizer may be a user's too: without a path, and with a method called `digest`."""
+    config = {"algo": "sft", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
     template = folder / "chat_template.jinja"
     earlier = template.read_text()
-    template.write_text("{{ messages[0]['content'] }}</s>")
-    with pytest.raises(FdgError, match=r"its tokenizer has changed since the run in .* began: bring back"):
-        fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True)
-    template.write_text(earlier)
-    assert fit(make("sft", model=str(folder), num_prompts=4), total_steps=8, resume=True).iteration == 2
 
+    def from_folder(text):
+        template.write_text(text)
+        return make("sft", model=str(folder)).env.tokenizer
 
-def test_resume_with_a_user_tokenizer(tmp_path):
-    """It may have no path, and a method called `digest`."""
-    config = {"algo": "sft", "policy": "gpu_only", "policy_fields": {}, "hyperparameters": {}}
+    def users(digest):
+        return types.SimpleNamespace(digest=digest)
 
-    def start(out, digest, resumes):
-        tokenizer = types.SimpleNamespace(digest=digest)
-        algorithm = types.SimpleNamespace(env=types.SimpleNamespace(tokenizer=tokenizer))
+    def start(out, tokenizer, resumes):
         job = types.SimpleNamespace(
-            algorithm=algorithm, out=tmp_path / out, resumes=resumes, config=config, record={},
-            num_iterations=1,
+            algorithm=types.SimpleNamespace(env=types.SimpleNamespace(tokenizer=tokenizer)),
+            out=tmp_path / out, resumes=resumes, config=config, record={}, num_iterations=1,
         )  # fmt: skip
         open_run(job)[0].close()
 
-    start("method", print, resumes=False)
-    start("method", print, resumes=True)
-    start("text", "one", resumes=False)
-    start("text", "one", resumes=True)
-    for other in ("another", print):
-        with pytest.raises(FdgError, match="the task: its tokenizer has changed since the run in"):
-            start("text", other, resumes=True)
+    changed = from_folder("{{ messages[0]['content'] }}</s>")
+    for out, make_tokenizer, others in (
+        ("folder", lambda: from_folder(earlier), [changed, users("one")]),
+        ("text", lambda: users("one"), [users("another"), users(print)]),
+        ("method", lambda: users(print), []),
+    ):
+        start(out, make_tokenizer(), resumes=False)
+        start(out, make_tokenizer(), resumes=True)
+        for other in others:
+            where = getattr(other, "path", "the task")
+            message = f"{where}: its tokenizer has changed since the run in .* began: bring back its files"
+            with pytest.raises(FdgError, match=message):
+                start(out, other, resumes=True)

@@ -79,9 +79,9 @@ def test_rules_apply_to_expanded_primitives(devices):
     assert {m.source for m in engine.plan.movements if m.how} == {
         "(between fragments)"
     }  # sums of the metrics
-    state = Learner().init(jax.random.key(0))
+    state, iterate = Learner().init(jax.random.key(0)), jax.jit(Learner().iterate)
     for _ in range(2):
-        state, metrics = jax.jit(Learner().iterate)(state)
+        state, metrics = iterate(state)
     final, rows = engine.run(engine.init(0), 2)
     np.testing.assert_allclose(final["x"], state["x"], rtol=1e-6)
     np.testing.assert_allclose(rows["index"][-1], metrics["index"])

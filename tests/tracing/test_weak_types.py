@@ -85,9 +85,9 @@ STATES = {
 
 
 def plain(algorithm, iterations):
-    state = algorithm.init(None)
+    state, iterate = algorithm.init(None), jax.jit(algorithm.iterate)
     for _ in range(iterations):
-        state, metrics = jax.jit(algorithm.iterate)(state)
+        state, metrics = iterate(state)
     return state, metrics
 
 

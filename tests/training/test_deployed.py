@@ -19,6 +19,7 @@ from envs import gymnasium_parts, gymnasium_spaces, host
 from envs.gymnasium_worker import stack
 from fdg.errors import FdgError
 from fdg.training.deployed import Acting
+from fdg.training.onnx import Output, to_onnx
 from tests.refusing import refuses
 from tests.training.gymnasium_envs import MixedSpaces
 from tests.training.trained import small
@@ -204,6 +205,15 @@ def test_infinity_is_accepted_if_in_the_space(high, accepted):
         assert policy(np.float32([np.inf, 0])) == 0
     with refuses("has -inf, which is no finite float32"):
         policy(np.float32([-np.inf, 0]))
+
+
+def test_onnx_conversion_restores_jax_functions():
+    before = {name: value for name, value in vars(jnp).items() if callable(value)}
+    names = [("x", "float32")], [Output("y", "float32", "float32")], {}
+    to_onnx(lambda x: [jnp.cumsum(x) * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)], "cumulated", *names)
+    after = {name: value for name, value in vars(jnp).items() if name in before}
+    assert {name for name in before if after[name] is not before[name]} == set()
+    np.testing.assert_array_equal(jnp.cumsum(jnp.ones((2, 2)), 0), [[1, 1], [2, 2]])
 
 
 def test_onnx_takes_raw_observations(run, tmp_path):

@@ -18,7 +18,6 @@ import envs
 import fdg
 from fdg.errors import FdgError
 from fdg.export import main as export_main
-from fdg.training.onnx import Output, to_onnx
 from tests.refusing import refuses
 from tests.training.own import Guesser
 from tests.training.trained import fitted, small
@@ -104,15 +103,6 @@ def test_onnx_actions_match(run, tmp_path, caplog):
         start = np.zeros(len(seen), bool)
         np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
         assert action.dtype == expected.dtype and action.shape == expected.shape
-
-
-def test_onnx_conversion_restores_jax_functions():
-    before = {name: value for name, value in vars(jnp).items() if callable(value)}
-    names = [("x", "float32")], [Output("y", "float32", "float32")], {}
-    to_onnx(lambda x: [jnp.cumsum(x) * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)], "cumulated", *names)
-    after = {name: value for name, value in vars(jnp).items() if name in before}
-    assert {name for name in before if after[name] is not before[name]} == set()
-    np.testing.assert_array_equal(jnp.cumsum(jnp.ones((2, 2)), 0), [[1, 1], [2, 2]])
 
 
 def test_action_mask(tmp_path):
