@@ -108,6 +108,7 @@ class WorkerPool(InTwoHalves):
         self._rows_by_worker = np.array_split(np.arange(size), count)
         self._workers: dict[int, _Worker] = {}
         self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
+        self._seconds_left = 0.0  # of the timeout, after the last requests were sent
 
     @np.errstate(over="ignore")  # a number beyond float32 becomes infinite, which the check of losses reports
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
@@ -178,11 +179,15 @@ class WorkerPool(InTwoHalves):
                 worker.limit_waits(end)
                 worker.connection.send(request)
             waiting[worker.connection] = i
+        self._seconds_left = end - time.monotonic()
         return waiting
 
     def _replies(self, workers: dict[Any, int], timeout: float) -> dict[int, tuple[bool, Any]]:
-        """Waits for workers (indices by connection); `(ok, result or reason)` by index, in their order."""
-        end = time.monotonic() + timeout
+        """Waits for workers (indices by connection); `(ok, result or reason)` by index, in their order.
+
+        Sending the requests is part of the `timeout`.
+        """
+        end = time.monotonic() + self._seconds_left
         replies: dict[int, tuple[bool, Any]] = {}
         for i in workers.values():
             worker = self._workers[i]
@@ -222,10 +227,13 @@ class _Worker:
         """Makes a send or receive that waits raise a `BlockingIOError` at the time `end`, to 0.1 s."""
         tenths = max(1, math.ceil(10 * (end - time.monotonic())))
         if tenths != self._limit:
-            self._limit, limit = tenths, struct.pack("ll", tenths // 10, tenths % 10 * 100_000)
+            self._limit = tenths
+            # A send that cannot go on waits twice: it returns once with the number of bytes that it has sent.
+            limits = {socket.SO_RCVTIMEO: tenths, socket.SO_SNDTIMEO: max(1, tenths // 2)}
             with socket.socket(fileno=os.dup(self.connection.fileno())) as connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                for option, wait in limits.items():
+                    limit = struct.pack("ll", wait // 10, wait % 10 * 100_000)
+                    connection.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def how_it_ended(self) -> str:
         """How the process ended, and the last line that it printed."""

@@ -129,13 +129,14 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     """A context with a new file that replaces `path` at its end; on failure nothing is left.
 
     Creates the folder, and keeps the permissions of an earlier file. Follows a link. Writes into what cannot
-    be replaced: a device, or a file in a folder that is not writable. Turns an OSError into an `FdgError`.
+    be replaced: a device, a file in a folder that is not writable, or another user's in a sticky one.
+    Turns an OSError into an `FdgError`.
     """
     check_writable(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target, exists = path.resolve(), path.exists()
-        if exists and (not path.is_file() or refusal(target.parent)):
+        if exists and (not path.is_file() or refusal(target.parent) or _is_kept_by_others(target)):
             with path.open("wb") as file:
                 yield file
             return
@@ -143,6 +144,13 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
             if exists:
                 shutil.copymode(target, file.name)
             yield file
+
+
+def _is_kept_by_others(path: Path) -> bool:
+    """Whether a file may be written but not replaced: another user's, in a sticky folder such as /tmp."""
+    folder = path.parent.stat()
+    owners = 0, folder.st_uid, path.stat().st_uid
+    return bool(folder.st_mode & stat.S_ISVTX) and os.geteuid() not in owners
 
 
 @contextlib.contextmanager

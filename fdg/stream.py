@@ -324,7 +324,7 @@ class Stream:
             if rows is None:
                 return kind_of(x) == kind_of(y)
             is_smaller = all(size <= most for size, most in zip(x.shape[1:], y.shape[1:], strict=False))
-            return x.ndim == y.ndim and x.shape[:1] == (rows,) and is_smaller
+            return (x.dtype, x.ndim, *x.shape[:1]) == (y.dtype, y.ndim, rows) and is_smaller
 
         structures: list[Any] = [jax.tree.structure(x) for x in (result, like)]
         if structures[0] == structures[1] and jax.tree.all(jax.tree.map(fits, result, like)):

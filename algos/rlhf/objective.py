@@ -65,11 +65,17 @@ class Objective:
     dual_clip: float | None = hyperparameter(
         None, "upper bound of the loss of a token with negative advantage, in units of the advantage"
     )
-    kl_coefficient: float = hyperparameter(0.04, "beta: weight of the KL to the reference; 0: no reference")
+    kl_coefficient: float = hyperparameter(
+        0.04,
+        "beta: weight of the KL to the reference; 0: no reference",
+        structural="whether there is a reference",
+    )
     kl_estimator: Estimator = hyperparameter("k3", "estimator of the KL")
     kl_in: KLPlace = hyperparameter("loss", "KL as a loss term, or in the reward")
     overlong_buffer: float = hyperparameter(
-        0.0, "share of the longest response, at its end, over which a length penalty grows"
+        0.0,
+        "share of the longest response, at its end, over which a length penalty grows",
+        structural="how many tokens have a penalty",
     )
     overlong_coefficient: float = 1.0  # the full penalty
     mask_truncated: bool = hyperparameter(False, "leave truncated responses out of the loss")

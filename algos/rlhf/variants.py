@@ -130,7 +130,11 @@ def objective(variant: Variant = "grpo", convention: Convention = "paper", **val
 ObjectiveChoices: Any = dataclasses.make_dataclass(
     "ObjectiveChoices",
     [
-        (field.name, cast(Any, field.type) | None, hyperparameter(None, f"{text} (None: the {whose}'s)"))
+        (
+            field.name,
+            cast(Any, field.type) | None,
+            hyperparameter(None, f"{text} (None: the {whose}'s)", field.metadata.get("structural")),
+        )
         for field in dataclasses.fields(Objective)
         if (text := field.metadata.get("help"))
         for whose in ("convention" if field.name in ("guard", "dual_clip") else "variant",)

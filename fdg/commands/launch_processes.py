@@ -3,6 +3,7 @@
 On other clusters, start `fdg.train` with the cluster's launcher (`srun`, Kubernetes) and `--distributed`.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fdg.commands.flags import (
 from fdg.errors import FdgError
 from fdg.launching.here import Here
 from fdg.launching.restarting import run_with_restarts
-from fdg.training.run_directory import new_run_path, read_config
+from fdg.training.run_directory import make_new_run_folder, read_config
 from fdg.training.settings import Names, Settings
 
 FLAGS = (
@@ -57,16 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags, words = _parse(argv)
         if flags is None:
             return 0
-        train_words = _TrainWords(words, may_restart=flags["restarts"] > 0)
-        launcher: Any = Here(flags["num_processes"])
-        if flags["ray"]:
-            from fdg.launching.on_ray import OnRay
+        with contextlib.closing(_TrainWords(words, may_restart=flags["restarts"] > 0)) as train_words:
+            launcher: Any = Here(flags["num_processes"])
+            if flags["ray"]:
+                from fdg.launching.on_ray import OnRay
 
-            launcher = OnRay(flags["ray_address"], flags["nodes"], flags["cpus_per_node"])
-        try:
-            return run_with_restarts(launcher, train_words.words_for, flags["restarts"])
-        finally:
-            launcher.close()
+                launcher = OnRay(flags["ray_address"], flags["nodes"], flags["cpus_per_node"])
+            with contextlib.closing(launcher):
+                return run_with_restarts(launcher, train_words.words_for, flags["restarts"])
 
     return guarded(run, argv)
 
@@ -120,15 +119,22 @@ class _TrainWords:
         self._other_words = words.remaining
         self._devices: int | None = values.get("devices")
         directory = values.get("resume") or values.get("out")
-        self._adds_out = may_restart and directory is None  # without restarts, a run names itself
-        if directory is None:  # the directory that `fdg.train` would choose; a restart must know it
+        self._out: Path | None = None  # a folder for the run; without restarts, a run makes its own
+        if directory is None and may_restart:
             names_and_seed = words.take(JobFlags().parser(add_help=False))
             # The configuration of --config or --from is not read here, so it cannot be part of the name.
             defaults: dict[str, Any] = {"env": Names.env, "algo": Names.algo, "seed": Settings.seed}
             if {"config", "start_from"} & values.keys():
                 defaults = {"env": None, "algo": "launched", "seed": ""}
-            directory = new_run_path(*(names_and_seed.get(name, value) for name, value in defaults.items()))
-        self._directory = Path(directory)
+            names = (names_and_seed.get(name, value) for name, value in defaults.items())
+            directory = self._out = make_new_run_folder(*names)
+        self._directory = Path(directory or "")
+
+    def close(self) -> None:
+        """Removes the folder made for the run if nothing was written into it."""
+        if self._out is not None:
+            with contextlib.suppress(OSError):
+                self._out.rmdir()
 
     def words_for(self, initial: int, count: int, is_restart: bool) -> list[str]:
         """The words for `fdg.train`.
@@ -141,7 +147,7 @@ class _TrainWords:
         except FdgError:
             config = None
         if config is None:
-            words = [*self._words, "--out", str(self._directory)] if self._adds_out else self._words
+            words = self._words if self._out is None else [*self._words, "--out", str(self._out)]
             return words if count == initial else [*words, *_devices_flag(self._devices, initial, count)]
         # The number at the first start: the file may be older, or from a restart with fewer processes.
         self._devices = self._devices or config.get("devices")

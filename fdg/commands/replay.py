@@ -23,6 +23,7 @@ from fdg.costs.hardware import Cluster
 from fdg.costs.prediction import predict
 from fdg.errors import FdgError
 from fdg.placing.plans import Plan
+from fdg.running.xla_options import jit
 from fdg.showing.words import table
 from fdg.stream import Stream, zeros
 from fdg.training.run_directory import read_metrics
@@ -228,7 +229,7 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
         indices = jnp.arange(iterations * micro_batches)
         return jax.lax.scan(take_micro_batch, stream.init(jax.random.key(0)), indices)[1]
 
-    return jax.jit(run)
+    return jit(run)
 
 
 def eta(ahead: int, lag: int, micro_batches: int) -> int:

@@ -246,9 +246,14 @@ def _check_cells(study: Study, out: Path) -> None:
     if not isinstance(recorded, dict):
         fix = "remove it; runs in cells/ are then not checked against the study"
         raise FdgError(f"{out / 'study.json'} lists no cells: {fix}")
+    content = {cell.name: cell.command(study.seeds) for cell in study.cells}
     for cell in study.cells:
-        words = cell.command(study.seeds)
-        if cell.name in recorded and recorded[cell.name] != words:
+        words = content[cell.name]
+        earlier_names = [name for name in recorded if name not in content and recorded[name] == words]
+        if cell.name not in recorded and earlier_names:  # its variant has another name now
+            _rename(out / "cells", earlier_names[0], cell.name, study.seeds)
+            recorded[cell.name] = recorded.pop(earlier_names[0])
+        if recorded.get(cell.name, words) != words:
             difference = _changed_settings(recorded[cell.name], words)
             raise FdgError(
                 f"--out {out} has {cell.side} on {cell.env} from another study, with {difference}:"
@@ -257,10 +262,17 @@ def _check_cells(study: Study, out: Path) -> None:
         if not _is_done(out / "cells" / cell.name, study.seeds):
             _make_job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
-    content = {cell.name: cell.command(study.seeds) for cell in study.cells}
     files.write(
         out / "study.json", (json.dumps({"cells": {**recorded, **content}}, indent=1) + "\n").encode()
     )
+
+
+def _rename(cells: Path, old: str, new: str, seeds: range) -> None:
+    """Renames the run directories of a cell; `old` is from a file, and must be a plain name."""
+    for suffix in ("", *(f"-seed-{seed}" for seed in seeds)):
+        path = cells / f"{new}{suffix}"
+        if re.fullmatch(r"\w[\w.-]*", old) and (cells / f"{old}{suffix}").is_dir() and not path.exists():
+            (cells / f"{old}{suffix}").rename(path)
 
 
 def _changed_settings(recorded: Any, current: Sequence[str]) -> str:

@@ -196,19 +196,19 @@ def _export(flags: dict[str, Any]) -> None:
     positionals=RUNS,
 )
 def _plot(flags: dict[str, Any]) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
     from fdg.training import curves
 
     out, labels = Path(flags["out"]), flags["label"] or ()
     check_writable(out)
+    extension = out.suffix[1:].lower()
+    if extension not in FigureCanvasBase.get_supported_filetypes():
+        raise FdgError(f"--out {out}: the ending of a plot is .png, .svg or .pdf: write {out}.png")
     arguments = {name: flags[name] for name in ("metric", "x", "statistic")}
     figure, returns = curves.compare(flags["runs"], labels=labels, **arguments)
-    try:
-        with writing(out) as file:
-            figure.savefig(file, format=out.suffix[1:] or None, dpi=150)
-    except FdgError:
-        raise
-    except ValueError as error:  # an extension that matplotlib does not know
-        raise FdgError(f"--out {out}: {error}") from error
+    with writing(out) as file:
+        figure.savefig(file, format=extension, dpi=150)
     for label, path in zip(labels, curves.find_runs(flags["runs"]), strict=False):
         print(f"{label} = {path}")
     print(curves.returns_table(returns))

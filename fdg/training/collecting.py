@@ -25,6 +25,7 @@ from envs import features_and_mask, num_agents
 from fdg import files
 from fdg.arguments import check_at_least, checked
 from fdg.errors import FdgError, host_errors
+from fdg.running.xla_options import jit
 from fdg.training.evaluation import require_actor
 from fdg.training.run import Run
 
@@ -134,7 +135,7 @@ def _run_episodes(
 ) -> list[float]:
     """Writes `num_steps` steps of each environment; returns the return of each episode that ended."""
     reset_key, run_key = jax.random.split(jax.random.key(seed))
-    env_state, observation = jax.jit(env.reset)(jax.random.split(reset_key, num_envs))
+    env_state, observation = jit(env.reset)(jax.random.split(reset_key, num_envs))
     memories = actor.memory(num_envs), () if teacher is None else teacher.memory(num_envs)
     carry: Any = (env_state, observation, memories, jnp.ones(num_envs, bool))
 
@@ -150,7 +151,7 @@ def _run_episodes(
         row = Step(features[0], label, step.reward, step.terminated, step.truncated, features[1])
         return (env_state, step.observation, (memory, teacher_memory), step.done), (row, step.episode_return)
 
-    run_chunk: Callable[..., Any] = jax.jit(
+    run_chunk: Callable[..., Any] = jit(
         lambda carry, offset, size: jax.lax.scan(one_step, carry, offset + jnp.arange(size)), static_argnums=2
     )
     parts: list[list[Step]] = [[] for _ in range(num_envs)]  # parts of each environment's current episode

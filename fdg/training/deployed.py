@@ -21,6 +21,7 @@ from envs.wrappers import WrapperState
 from fdg import jaxprs
 from fdg.arguments import quoted
 from fdg.errors import FdgError
+from fdg.running.xla_options import jit
 
 _DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
 _MASK = ("action_mask",)  # the path of the action mask in a library's observation
@@ -352,5 +353,5 @@ class Acting(Deployed):
         read_leaves = {i: x for i, x in all_leaves.items() if is_read[i]}
         if sum(x.nbytes for x in read_leaves.values()) <= _MAX_EMBEDDED_BYTES:
             read_leaves = {}
-        program = jax.jit(act)
+        program = jit(act)
         return lambda *arguments: program(read_leaves, *arguments)

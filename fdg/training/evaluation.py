@@ -288,6 +288,4 @@ def random_returns(env: Any, episodes: int) -> np.ndarray:
         return jax.vmap(sample_actions)(keys), memory
 
     actor = Actor(empty_memory, act)
-    return np.asarray(
-        jax.jit(lambda key: play_episodes(env, actor, key, episodes)["returns"])(jax.random.key(0))
-    )
+    return np.asarray(jit(lambda key: play_episodes(env, actor, key, episodes)["returns"])(jax.random.key(0)))

@@ -1,6 +1,7 @@
 """Detects infinite and NaN losses before they reach a checkpoint."""
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +15,12 @@ from fdg.training.sweep import agent_names
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
 _LARGEST_RETURN = 1e18  # squares of ten times as much exceed float32
-_VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
+_VITAL = re.compile(r"loss|grad(?![aeu])")  # metrics that must be finite; not "graduated" or "grade"
 
 
 def is_vital(name: str) -> bool:
     """Whether a metric is a loss, or describes gradients: these must be finite."""
-    return any(word in name for word in _VITAL_WORDS)
+    return _VITAL.search(name) is not None
 
 
 def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:

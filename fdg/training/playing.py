@@ -20,6 +20,7 @@ from envs.wrappers import unwrapped
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError
 from fdg.files import check_writable, writing
+from fdg.running.xla_options import jit
 from fdg.training.deployed import Acting
 
 FORMATS = (".mp4", ".gif", ".html")
@@ -80,7 +81,7 @@ def play_episodes(
         agent = Acting(algorithm, state, greedy, seed)
         return record(lambda x, step: agent(x, start=step == 0), episodes, limit, seed)
 
-    @jax.jit
+    @jit
     def run(state, key):
         actor = algorithm.actor(state)
         reset_key, run_key = jax.random.split(key)

@@ -14,6 +14,7 @@ import numpy as np
 import fdg
 from fdg.identity_cache import IdentityCache
 from fdg.processes import distributed
+from fdg.running.xla_options import jit
 from fdg.training.evaluation import evaluation_keys
 from fdg.training.job import Job
 from fdg.training.run_directory import RunDirectory
@@ -46,7 +47,7 @@ def write_samples(
         state = jax.device_put(state, engine.devices[0])
     key = evaluation_keys(job.seed, None, iteration)
     examples = _EXAMPLES(
-        algorithm, None, lambda: jax.jit(lambda state, key: algorithm.examples(state, key, COUNT))
+        algorithm, None, lambda: jit(lambda state, key: algorithm.examples(state, key, COUNT))
     )
     arrays = jax.tree.map(np.asarray, examples(state, key))
     rows = [{"iteration": iteration, **row} for row in algorithm.example_rows(arrays)]

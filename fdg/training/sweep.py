@@ -11,12 +11,12 @@ For the engine, checkpoints, evaluation and plans, a sweep is a number of agents
 agent computes the same numbers as a separate run.
 """
 
-import contextlib
 import dataclasses
 import functools
+import operator
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -217,13 +217,11 @@ class Sweep:
         first_point = {name: jnp.asarray(value, float) for name, value in self.points[0].items()}
         key, numbers = start if isinstance(start, tuple) else (start, first_point)
         membership = () if self.between_agents is None else self.between_agents.initial_membership(key)
-        with self._explain_tracer_errors(lambda algorithm: algorithm.init(key)):
-            return SweptState(dict(numbers), self._with(numbers).init(key), membership)
+        return SweptState(dict(numbers), self._call("init", numbers, key), membership)
 
     def iterate(self, state: SweptState) -> tuple[SweptState, dict[str, jax.Array]]:
         """One iteration of the algorithm with this agent's hyperparameters."""
-        with self._explain_tracer_errors(lambda algorithm: algorithm.iterate(state.state)):
-            next_state, metrics = self._with(state.hyperparameters).iterate(state.state)
+        next_state, metrics = self._call("iterate", state.hyperparameters, state.state)
         if self.between_agents is None:
             return SweptState(state.hyperparameters, next_state), metrics
         membership = self.between_agents.add_iteration(state.membership, metrics)
@@ -251,15 +249,14 @@ class Sweep:
         warnings.warn("Sweep.with_algorithm is deprecated: write changed", DeprecationWarning, 2)
         return self.changed(**fields)
 
-    @contextlib.contextmanager
-    def _explain_tracer_errors(self, call: Callable[[Any], Any]) -> Iterator[None]:
-        """Replaces JAX's error about traced values in control flow by one that names the hyperparameter.
+    def _call(self, method: str, numbers: Mapping[str, jax.Array], /, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of the algorithm with an agent's hyperparameters.
 
-        Args:
-          call: calls the traced method of a given algorithm.
+        Replaces JAX's error about traced values in control flow by one that names the hyperparameter.
         """
+        call = operator.methodcaller(method, *args, **kwargs)
         try:
-            yield
+            return call(self._with(numbers))
         except jax.errors.JAXTypeError:
             untraceable = [name for name, _ in self.grid if not self._is_traceable(name, call)]
             if not untraceable:
@@ -287,7 +284,7 @@ class Sweep:
 
         @functools.wraps(attribute)
         def method(state: SweptState, *args: Any, **kwargs: Any) -> Any:
-            return getattr(self._with(state.hyperparameters), name)(state.state, *args, **kwargs)
+            return self._call(name, state.hyperparameters, state.state, *args, **kwargs)
 
         return method
 

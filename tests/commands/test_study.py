@@ -89,6 +89,20 @@ def test_interrupted_study_gives_the_same_tables(tmp_path, capsys, monkeypatch):
     assert "from another study, with --rate 0.1: give another folder" in error and error.count("\n") == 1
 
 
+def test_renamed_variant_is_not_trained_again(tmp_path, capsys):
+    file = tmp_path / "guess.toml"
+    file.write_text(ONE.replace("{short = 16, long = 32}", "16"))
+    words = ["study", str(file), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    file.write_text(file.read_text().replace("variants.tenth", "variants.small") + "[variants.half]\n")
+    capsys.readouterr()
+    assert main(words) == 0 and capsys.readouterr().out.count("already done") == 1
+    cells = sorted(path.name.rpartition("_")[2] for path in (tmp_path / "out" / "cells").iterdir())
+    assert cells == ["half", "small"]
+    record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
+    assert sorted(name.rpartition("_")[2] for name in record) == cells
+
+
 def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
     file = tmp_path / "host.toml"
     file.write_text(

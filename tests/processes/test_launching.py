@@ -120,6 +120,21 @@ def test_restart_without_run_directory(engine):
     assert second == [*first, "--devices", "4"]
 
 
+def test_launches_in_one_second_have_their_own_directories(engine, tmp_path):
+    """Each keeps its name from its start on, and leaves no empty folder if it is refused."""
+    words, names = ["--restarts", "1", "--seed", "5"], []
+    engine.counts, engine.endings = [1, 1], [Ending(2), Ending(2)]
+
+    def start_another():
+        names.append(engine.words[-1][-1])
+        if len(names) == 1:
+            launch_processes.main(words)
+
+    engine.after_run = start_another
+    launch_processes.main(words)
+    assert len({*names}) == 2 and not any((tmp_path / "runs").iterdir())
+
+
 def test_arguments_without_restarts(engine):
     assert launch_processes.main("--num-steps 4 --resume runs/old".split()) == 137
     assert engine.words == ["--num-steps 4 --resume runs/old".split()]

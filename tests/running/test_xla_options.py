@@ -11,7 +11,10 @@ from fdg.profiling.repeating import Repeated, compile_all
 from fdg.profiling.sites import inputs_of
 from fdg.running import program, xla_options
 from fdg.running.xla_options import PRESETS, choose_xla_options
+from fdg.training.collecting import collect
+from fdg.training.evaluation import random_returns
 from tests.tiny import Walk
+from tests.training.own import Guesser
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +94,22 @@ def test_profiles_compile_with_the_options():
     graph = fdg.trace(Walk())
     with pytest.raises(FdgError, match="No such compile option"):
         inputs_of(graph, jax.tree.leaves(Walk().init(jax.random.key(0))))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda run, path: run.policy(jnp.zeros(4)),
+        lambda run, path: run.play(path / "video.gif", max_steps=2),
+        lambda run, path: collect(run, path / "data", 8),
+        lambda run, path: random_returns(run.algorithm.env, 2),
+    ],
+)
+def test_programs_of_runs_have_the_options_of_training(use, tmp_path):
+    run = fdg.Run(Guesser(), Guesser().init(jax.random.key(0)), 0)
+    choose_xla_options("xla_of_another_day=1")
+    with pytest.raises(FdgError, match="No such compile option"):
+        use(run, tmp_path)
 
 
 @pytest.mark.parametrize("makes_function", [False, True])

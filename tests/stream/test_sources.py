@@ -85,6 +85,11 @@ class Wrong(Short):
         ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return the structure of the slots, "),
         ("begin", lambda x: ({**x[0], "row": x[0]["row"][:, 0]}, x[1]), r".*'row': int32\[.\].* or smaller"),
         ("begin", lambda x: ({**x[0], "row": jnp.ones((len(x[0]["n"]), 9))}, x[1]), r".*'row': float32"),
+        (
+            "begin",
+            lambda x: ({**x[0], "row": x[0]["row"] + 0.5}, x[1]),
+            r".*'row': float32\[., 1\].* or smaller",
+        ),
         ("begin", lambda x: ({**x[0], "n": jnp.int8(1)}, x[1]), r".*'n': int8\[\].*: return"),
         (
             "idle",

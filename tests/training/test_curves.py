@@ -164,6 +164,7 @@ def test_command_line(tmp_path, capsys):
         ([str(tmp_path / "none")], f"no run in {tmp_path / 'none'}"),
         ([str(run), f"{tmp_path}/b/../a"], "is given twice"),
         ([str(run), "--out", str(run / "config.json" / "x.png")], "config.json is not a folder"),
+        ([str(run), "--out", str(tmp_path / "curve")], "the ending of a plot is .png, .svg or .pdf: write "),
         ([str(run), "--metric", "loss"], "has no metric 'loss': it has episode_return, episodes"),
         ([str(run), "--x", "time"], "--x time: it must be one of env_steps, wall_s"),
         ([str(run), "--statistic", "median"], "--statistic median: it must be one of mean, iqm"),

@@ -61,6 +61,7 @@ def test_failed_agents_of_a_row():
     assert failed_agents({**row, "env_steps": 100}, config, 3) == []
     assert failed_agents({"env_steps": 200, "grad_norm": math.nan}, config, 3) == [0, 1, 2]
     assert failed_agents({"env_steps": 200, "loss": None}, {}, None) == [0]
+    assert failed_agents({"env_steps": 200, "graduated": None, "grade": None}, config, 3) == []
     assert failed_agents(None, config, 3) == []
 
 

@@ -1,6 +1,7 @@
 """`fdg.play`: video formats, rendering of each kind of environment, captions, errors."""
 
 import contextlib
+import os
 import resource
 import subprocess
 
@@ -109,6 +110,12 @@ def test_written_files_keep_their_permissions(tmp_path, monkeypatch):
     with files.writing(path) as file:  # a writable file in a folder that is not
         file.write(b"newer")
     assert path.read_text() == "newer" and path.stat().st_ino == inode
+    monkeypatch.undo()
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with files.writing(path) as file:  # another user's file in a sticky folder
+        file.write(b"newest")
+    assert path.read_text() == "newest" and path.stat().st_ino == inode
 
 
 def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):

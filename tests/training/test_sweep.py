@@ -151,6 +151,9 @@ def test_every_float_is_traced(name):
     assert set(unused) <= ({"initial_log_std"} if isinstance(env.action_space, envs.Discrete) else set())
 
 
+GRPO = algos.make("grpo", envs.make("text:addition"))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "values", "message"),
     [
@@ -159,6 +162,8 @@ def test_every_float_is_traced(name):
         (small(), {"learning_rat": [0.1]}, "did you mean 'learning_rate'?"),
         (small("dqn"), {"priority_exponent": [0, 0.5]}, "decides whether there are priorities"),
         (small("dqn"), {"updates_per_step": [0.125, 0.25]}, "decides how often a loop runs"),
+        (GRPO, {"kl_coefficient": [0.1, 0.2]}, "decides whether there is a reference: try its values"),
+        (GRPO, {"overlong_buffer": [0.1, 0.2]}, "decides how many tokens have a penalty: try its values"),
         (small(), {"learning_rate": [0.1, -0.1]}, "learning_rate=-0.1: it must be above"),
         (small(), {"discount": [0.9, 1.5]}, "it must be from 0 to 1"),
         (Descent(), {"rate": [-1.0]}, "rate=-1: rate=-1.0: it must not be negative"),
@@ -179,11 +184,17 @@ class Undecided(Descent):
         state, metrics = super().iterate(state)
         return state, metrics if self.pull > 1.0 else {**metrics, "small": jnp.float32(1.0)}
 
+    def evaluate(self, state, key, episodes):
+        return {"return": -jnp.sum(state["x"]) if self.rate > 0 else jnp.float32(0)}
+
 
 def test_python_branch_on_a_swept_float_is_refused():
     sweep = Sweep(Undecided(), make_grid({"rate": [0.1, 0.2], "pull": [1.0, 2.0]}))
     with refuses(match=r"Undecided branches in Python on pull, .*--search pull="):
         fdg.trace(sweep)
+    state = jax.eval_shape(lambda: Sweep(Descent(), sweep.grid).init(jax.random.key(0)))
+    with refuses(match="Undecided branches in Python on rate, .*--search rate="):
+        jax.eval_shape(sweep.evaluate, state, jax.random.key(0), 1)
 
 
 # --- runs ---
