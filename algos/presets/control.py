@@ -324,8 +324,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "SAC": {},
     "TD3": {},
     "CrossQ": {"critic_hidden": (128, 128)},
-    "REDQ": {"num_critics": 5},
-    "DroQ": {},
+    "REDQ": {"num_critics": 5, "policy_delay": 1},
+    "DroQ": {"policy_delay": 1},
     "TQC": {"critic_hidden": (64, 64)},
     "FastTD3": {
         "num_envs": 16,
