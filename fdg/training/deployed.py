@@ -56,15 +56,15 @@ class Deployed:
         `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
         """
         arrays, mask, single = self._observation_arrays(observation)
-        count = len(arrays[0])
+        count, starts = len(arrays[0]), np.asarray(False if start is None else start)
+        if starts.dtype.kind not in "biuf" or starts.shape not in ((), (count,)):
+            raise FdgError(f"start={quoted(start)}: give a bool, or one for each of {count} observations")
         if not count:
             self.reset()
             return self._no_actions()
         if count != self._count:
-            self.memory, self._count = self._empty_memory(count), count
-            starts = np.ones(count, bool)
-        else:
-            starts = np.full(count, False if start is None else np.asarray(start, bool))
+            self.memory, self._count, starts = self._empty_memory(count), count, np.bool_(True)
+        starts = np.broadcast_to(starts.astype(bool), count)
         results, self.memory = call(arrays, mask, self.memory, starts)
         self._calls += 1
         outputs = [np.asarray(result) for result in results]

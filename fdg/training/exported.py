@@ -8,7 +8,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,11 @@ class Exported(Deployed):
       facts: the metadata in the file: arguments, results, spaces, environment, actions, versions.
     """
 
-    def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
+    def __init__(self, function: Any, memory: Sequence[np.ndarray], facts: dict[str, Any]):
         super().__init__(facts["environment"], facts["observation"], facts.get("action"))
         self.facts = facts
-        self._function, self._initial_memory = jax.jit(function), list(memory)
+        self._function, self._initial_memory = jax.jit(function.call), list(memory)
+        self._input_types = dict(zip(facts["arguments"], function.in_avals, strict=True))
 
     def _empty_memory(self, count: int) -> list[np.ndarray]:
         return [np.repeat(leaf, count, axis=0) for leaf in self._initial_memory]
@@ -68,12 +69,19 @@ class Exported(Deployed):
 
         def call(arrays: Any, mask: Any, memory: Any, starts: Any) -> Any:
             arguments = [*arrays, *memory, *([starts] if self._initial_memory else [])]
-            if "mask" in self.facts["arguments"]:
-                if mask is None:
-                    raise FdgError("this policy needs an action mask: give an envs.MaskedObservation")
+            if "mask" in self._input_types:
+                expected = (len(starts), *self._input_types["mask"].shape[1:])
+                if mask is None or mask.shape != expected:
+                    raise FdgError(
+                        f"this policy needs an action mask of shape {list(expected)}: give an"
+                        f" envs.MaskedObservation{'' if mask is None else f', not {list(mask.shape)}'}"
+                    )
                 arguments.insert(len(arrays), mask)
             if self.facts["actions"] == "sampled":
-                arguments.insert(0, np.uint32(self._calls if seed is None else seed))
+                number = self._calls if seed is None else seed
+                if not 0 <= number < 2**32:
+                    raise FdgError(f"seed={number}: give an integer from 0 to {2**32 - 1}")
+                arguments.insert(0, np.uint32(number))
             results = self._function(*arguments)
             num_results = len(results) - len(memory)
             return results[:num_results], list(results[num_results:])
@@ -117,7 +125,7 @@ def load_exported(path: str | Path) -> Exported:
     memory = [_restore_dtype(*pair) for pair in zip_longest(memory, memory_avals[: len(memory)])]
     _check_facts(facts, function, memory, label)
     try:
-        return Exported(function.call, memory, facts)
+        return Exported(function, memory, facts)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FdgError(f"{label}: its spaces are invalid ({one_line(error)})") from error
 
