@@ -43,7 +43,7 @@ class Exported(Deployed):
     """
 
     def __init__(self, function: Any, memory: Sequence[np.ndarray], facts: dict[str, Any]):
-        super().__init__(facts["environment"], facts["observation"], facts.get("action"))
+        super().__init__(facts["environment"], facts["observation"], facts["action"])
         self.facts = facts
         self._function, self._initial_memory = jax.jit(function.call), list(memory)
         self._input_types = dict(zip(facts["arguments"], function.in_avals, strict=True))
@@ -121,6 +121,11 @@ def load_exported(path: str | Path) -> Exported:
     label = f"{path}: {FACTS}"
     facts = json_object(files[FACTS], label)
     function = _deserialize(files[FUNCTION], facts, str(path))
+    names = facts.get("arguments")
+    if "action" not in facts and isinstance(names, list) and function.out_avals:  # of an earlier version
+        action = function.out_avals[0]
+        facts["action"] = {"shape": ["N", *action.shape[1:]], "dtype": str(action.dtype), "kind": "Discrete"}
+        facts["arguments"] = [str(name).partition("[")[0] for name in names]
     memory_avals = function.in_avals[-1 - len(memory) : -1]  # the last argument is `start`
     memory = [_restore_dtype(*pair) for pair in zip_longest(memory, memory_avals[: len(memory)])]
     _check_facts(facts, function, memory, label)
@@ -187,8 +192,7 @@ def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
 def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], label: str) -> None:
     """Checks that the metadata matches the function, since `Exported` relies on it."""
     observation_leaves = list(_description_leaves(facts.get("observation"), label, "observation"))
-    action = facts.get("action", {"shape": ["N"], "dtype": ""})
-    action_leaves = list(_description_leaves(action, label, "action"))
+    action_leaves = list(_description_leaves(facts.get("action"), label, "action"))
     names = facts.get("arguments")
     is_sampled = facts.get("actions") == "sampled"
     expected_names = ["seed"] if is_sampled else []
@@ -196,8 +200,6 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     expected_names += ["mask"] if isinstance(names, list) and "mask" in names else []
     expected_names += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
     argument_names = [str(name) for name in names] if isinstance(names, list) else []
-    if "action" not in facts:  # an earlier version
-        argument_names = [name.partition("[")[0] for name in argument_names]
     inputs, outputs = function.in_avals, function.out_avals
     structure = jax.tree.structure((tuple(inputs), {}))
     if (
@@ -215,8 +217,6 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     memory_avals = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
     pairs = zip([*observation_leaves, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
     results = zip([*action_leaves, *memory_leaves], outputs, strict=True)
-    if "action" not in facts:
-        results = zip(memory_leaves, outputs[1:], strict=True)
     for leaf, aval in [*pairs, *results]:
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
         is_batch = len(aval.shape) == 1 + len(shape) and not isinstance(aval.shape[0], int)
