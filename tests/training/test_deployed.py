@@ -182,6 +182,31 @@ def test_exported_policy_matches(run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, policy(one, start=True), run.policy(one, start=True))
 
 
+class Still:
+    """Takes the first action of each choice."""
+
+    steps_per_iteration = 1
+
+    def __init__(self, env):
+        self.env = env
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            return jnp.zeros((start.shape[0], 2), jnp.int32), memory
+
+        return algos.Actor(memory=lambda count: (), act=act)
+
+
+def test_exported_policy_keeps_integer_keys(tmp_path):
+    """JSON has no integers as keys."""
+    parts = spaces.Dict({0: spaces.Discrete(3), 1: spaces.Box(0, 1, (2,))})
+    actions = spaces.Dict({0: spaces.Discrete(3), 1: spaces.Discrete(2, start=4)})
+    run = fdg.Run(Still(host.HostEnvironment(Source(parts, actions))), {}, 0)
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    for act in (run.policy, policy):
+        assert act(parts.sample()) == {0: 0, 1: 4}
+
+
 @pytest.fixture(scope="module")
 def cartpole_policies(tmp_path_factory):
     algorithm = small(env="CartPole-v1")
