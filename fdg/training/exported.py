@@ -83,8 +83,7 @@ class Exported(Deployed):
                     raise FdgError(f"seed={number}: give an integer from 0 to {2**32 - 1}")
                 arguments.insert(0, np.uint32(number))
             results = self._function(*arguments)
-            num_results = len(results) - len(memory)
-            return results[:num_results], list(results[num_results:])
+            return results[: len(self._outputs)], list(results[len(self._outputs) :])
 
         return self._act(observation, start, call)
 
@@ -199,14 +198,9 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     expected_names += [str(leaf.get("name", "observation")) for leaf in observation_leaves]
     expected_names += ["mask"] if isinstance(names, list) and "mask" in names else []
     expected_names += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
-    argument_names = [str(name) for name in names] if isinstance(names, list) else []
     inputs, outputs = function.in_avals, function.out_avals
     structure = jax.tree.structure((tuple(inputs), {}))
-    if (
-        argument_names != expected_names
-        or len(inputs) != len(expected_names)
-        or function.in_tree != structure
-    ):
+    if names != expected_names or len(inputs) != len(names) or function.in_tree != structure:
         raise FdgError(f"{label}: its arguments are not those of its program")
     if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(action_leaves) + len(memory):
         raise FdgError(f"{label}: its actions or results do not match its program")
