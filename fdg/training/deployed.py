@@ -59,7 +59,7 @@ class Deployed:
             self.reset()
             return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
         if count != self._count:
-            self.memory, self._count, starts = self._empty_memory(count), count, np.bool_(True)
+            self.memory, self._count, starts = self._empty_memory(count), count, np.asarray(True)
         starts = np.broadcast_to(starts.astype(bool), count)
         results, self.memory = call(arrays, mask, self.memory, starts)
         self._calls += 1
