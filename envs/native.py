@@ -4,8 +4,8 @@ Compiled programs use observations and actions of `envs.spaces`. `run.policy` an
 library's: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_mask`s. For JAX environments
 both are the same.
 
-A *description* is plain data that a file can store: `{"parts": {name: description}}`, `{"parts": [...]}`, or
-for one array
+A *description* is plain data that a file can store: `{"parts": {name: description}}` (with `keys`, if some of
+the library's keys are integers), `{"parts": [...]}`, or for one array
 
 - `name`: unique among the arrays of the observation or the action;
 - `shape`: `["N", ...]` for N environments;
@@ -111,28 +111,36 @@ def leaves(
     description: Description, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Description]]:
     """The arrays of a description in order, with their paths."""
-    parts = description.get("parts")
-    if parts is None:
+    if "parts" not in description:
         yield path, description
         return
-    for key, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+    for key, part in _parts(description):
         yield from leaves(part, (*path, key))
+
+
+def _parts(description: Description) -> Iterator[tuple[Any, Description]]:
+    """The parts with their keys or positions."""
+    parts = description["parts"]
+    if not isinstance(parts, dict):
+        return iter(enumerate(parts))
+    keys = [key if isinstance(key, str) else int(key) for key in description.get("keys", parts)]
+    return zip(keys, parts.values(), strict=True)
 
 
 def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
     """The dictionaries and tuples of a description, filled with arrays; the inverse of `leaves`."""
-    parts = description.get("parts")
-    if parts is None:
+    if "parts" not in description:
         return next(arrays)
-    if isinstance(parts, dict):
-        return {key: rebuilt(part, arrays) for key, part in parts.items()}
-    return tuple(rebuilt(part, arrays) for part in parts)
+    values = {key: rebuilt(part, arrays) for key, part in _parts(description)}
+    return values if isinstance(description["parts"], dict) else tuple(values.values())
 
 
 def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
     kind = type(space).__name__
     if kind == "Dict":
-        return {"parts": {key: _describe_space(part, agents) for key, part in dict(space.spaces).items()}}
+        keys = list(dict(space.spaces))
+        parts = {str(key): _describe_space(part, agents) for key, part in dict(space.spaces).items()}
+        return {"parts": parts} if keys == [*parts] else {"parts": parts, "keys": keys}
     if kind == "Tuple":
         return {"parts": [_describe_space(part, agents) for part in space.spaces]}
     if space.dtype is None or np.issubdtype(np.dtype(space.dtype), np.str_):

@@ -102,10 +102,14 @@ class Wrapper(EnvironmentBase):
         """The library's observations and actions; this wrapper is part of `apply_wrappers`.
 
         Raises:
-          AttributeError: the environment inside is a JAX environment; `envs.native.native` then uses the
-            wrapper's spaces.
+          AttributeError: the environment inside is a JAX environment, or this wrapper changes a space by
+            other methods than `begin` and `after`; `envs.native.native` then uses the wrapper's spaces.
         """
         inside: Native = self.env.native
+        if self.action_space != self.env.action_space or (
+            type(self).reset is not Wrapper.reset and self.observation_space != self.env.observation_space
+        ):
+            raise AttributeError(f"environment '{self.name}' does not have the spaces of its library")
 
         def apply_wrappers(memory: Any, start: jax.Array, observation: Any) -> tuple[Any, Any]:
             inner_state, state = memory

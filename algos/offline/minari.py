@@ -192,7 +192,7 @@ class DataSet:
     def check_appendable(self, observations: Stored, actions: Stored) -> None:
         """Raises an `FdgError` unless the data set stores its spaces as `fdg collect` would."""
         for what, expected in (("observation", observations), ("action", actions)):
-            stored, check_bounds = self._space(what), what == "action"
+            stored, check_bounds = self._space(what, expected.description), what == "action"
             if not minari_spaces.fits(stored, expected.description, check_bounds):
                 has, writes = minari_spaces.difference(stored, expected.description, check_bounds, f"{what}s")
                 raise FdgError(f"{self.path}: has {has}, and fdg collect writes {writes}: give a new folder")
@@ -219,7 +219,8 @@ class DataSet:
         self, observation_space: ObservationSpace, action_space: Space, name: str
     ) -> tuple[Stored, Stored]:
         """How observations and actions are stored; raises if they are of other spaces."""
-        observations, actions = self._space("observation"), self._space("action")
+        observations = self._space("observation", description(observation_space))
+        actions = self._space("action", description(action_space))
         stored = (
             minari_spaces.find_observation(observations, actions, observation_space, name),
             minari_spaces.find_action(actions, action_space),
@@ -237,10 +238,10 @@ class DataSet:
                 )
         return stored  # type: ignore[return-value]
 
-    def _space(self, what: str) -> Any:
-        text = self.metadata.get(f"{what}_space")
-        file = self.folder / METADATA
-        return json_object(text.encode(), file, any_number=True) if isinstance(text, str) else {}
+    def _space(self, what: str, default: Any) -> Any:
+        """A stored description; `default`, of the environment's space, if the metadata names no space."""
+        text, file = self.metadata.get(f"{what}_space", default), self.folder / METADATA
+        return json_object(text.encode(), file, any_number=True) if isinstance(text, str) else text
 
     def _count(self, name: str) -> int:
         """A number of the metadata, which must be from 1 to `_MAX_STEPS`."""

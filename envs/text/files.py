@@ -84,16 +84,15 @@ def _read_csv(path: str, separator: str) -> list[Record]:
     records: list[Record] = []
     earlier_limit = csv.field_size_limit(_MAX_BYTES)  # for the whole process; 131,072 unless something set it
     try:
-        names: list[str] = next(rows, [])
+        names: list[str] = next(filter(None, rows), [])
         if any(name.startswith(" ") for name in names):
             rows = reader(skips_blanks=True)
-            names = next(rows)
+            names = next(filter(None, rows))
         other_separator = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
         if other_separator is not None:
             raise FdgError(f"{path}, line 1: columns are separated by {other_separator!r}: use {separator!r}")
-        if len(set(names)) < len(names):
-            duplicate = next(name for i, name in enumerate(names) if name in names[:i])
-            raise FdgError(f"{path}, line 1: column {duplicate!r} occurs twice: rename one")
+        if duplicates := [name for i, name in enumerate(names) if name and name in names[:i]]:
+            raise FdgError(f"{path}, line 1: column {duplicates[0]!r} occurs twice: rename one")
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if row and len(row) != len(names):

@@ -28,16 +28,12 @@ _MASK = ("action_mask",)  # the path of the action mask in a library's observati
 
 
 class Deployed:
-    """A policy for one environment, with a memory between calls.
+    """A policy for the environment `env_name`, with a memory between calls."""
 
-    `env_name` is the environment's name. `action` is None for files of earlier versions, whose actions are a
-    single array.
-    """
-
-    def __init__(self, env_name: str, observation: Description, action: Description | None):
+    def __init__(self, env_name: str, observation: Description, action: Description):
         self._env_name, self._action = env_name, action
         self._inputs = [_Input(path, leaf) for path, leaf in leaves(observation)]
-        self._outputs = [_Output(leaf) for _, leaf in leaves(action)] if action else []
+        self._outputs = [_Output(leaf) for _, leaf in leaves(action)]
         self._has_mask = any(part.path == _MASK for part in self._inputs)
         self.memory: Any = None  # memory of `N` environments; None before the first call
         self._count: int | None = None  # `N` of the last call
@@ -57,28 +53,19 @@ class Deployed:
         `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
         """
         arrays, mask, single = self._observation_arrays(observation)
-        count = len(arrays[0])
+        count, starts = len(arrays[0]), np.asarray(False if start is None else start)
+        if starts.dtype.kind not in "biuf" or starts.shape not in ((), (count,)):
+            raise FdgError(f"start={quoted(start)}: give a bool, or one for each of {count} observations")
         if not count:
             self.reset()
-            return self._no_actions()
+            return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
         if count != self._count:
-            self.memory, self._count = self._empty_memory(count), count
-            starts = np.ones(count, bool)
-        else:
-            starts = np.full(count, False if start is None else np.asarray(start, bool))
+            self.memory, self._count, starts = self._empty_memory(count), count, np.asarray(True)
+        starts = np.broadcast_to(starts.astype(bool), count)
         results, self.memory = call(arrays, mask, self.memory, starts)
         self._calls += 1
-        outputs = [np.asarray(result) for result in results]
-        if self._action is None:
-            return outputs[0][0] if single else outputs[0]
-        parts = zip(self._outputs, outputs, strict=True)
+        parts = zip(self._outputs, map(np.asarray, results), strict=True)
         return rebuilt(self._action, (part.convert(array, single) for part, array in parts))
-
-    def _no_actions(self) -> Any:
-        """The actions for an empty batch."""
-        if self._action is None:
-            raise FdgError("an empty batch of observations: give one at least, or export the run again")
-        return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
 
     def _observation_arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""

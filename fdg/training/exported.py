@@ -8,7 +8,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,11 @@ class Exported(Deployed):
       facts: the metadata in the file: arguments, results, spaces, environment, actions, versions.
     """
 
-    def __init__(self, function: Callable[..., Any], memory: Sequence[np.ndarray], facts: dict[str, Any]):
-        super().__init__(facts["environment"], facts["observation"], facts.get("action"))
+    def __init__(self, function: Any, memory: Sequence[np.ndarray], facts: dict[str, Any]):
+        super().__init__(facts["environment"], facts["observation"], facts["action"])
         self.facts = facts
-        self._function, self._initial_memory = jax.jit(function), list(memory)
+        self._function, self._initial_memory = jax.jit(function.call), list(memory)
+        self._input_types = dict(zip(facts["arguments"], function.in_avals, strict=True))
 
     def _empty_memory(self, count: int) -> list[np.ndarray]:
         return [np.repeat(leaf, count, axis=0) for leaf in self._initial_memory]
@@ -68,15 +69,21 @@ class Exported(Deployed):
 
         def call(arrays: Any, mask: Any, memory: Any, starts: Any) -> Any:
             arguments = [*arrays, *memory, *([starts] if self._initial_memory else [])]
-            if "mask" in self.facts["arguments"]:
-                if mask is None:
-                    raise FdgError("this policy needs an action mask: give an envs.MaskedObservation")
+            if "mask" in self._input_types:
+                expected = (len(starts), *self._input_types["mask"].shape[1:])
+                if mask is None or mask.shape != expected:
+                    raise FdgError(
+                        f"this policy needs an action mask of shape {list(expected)}: give an"
+                        f" envs.MaskedObservation{'' if mask is None else f', not {list(mask.shape)}'}"
+                    )
                 arguments.insert(len(arrays), mask)
             if self.facts["actions"] == "sampled":
-                arguments.insert(0, np.uint32(self._calls if seed is None else seed))
+                number = self._calls if seed is None else seed
+                if not 0 <= number < 2**32:
+                    raise FdgError(f"seed={number}: give an integer from 0 to {2**32 - 1}")
+                arguments.insert(0, np.uint32(number))
             results = self._function(*arguments)
-            num_results = len(results) - len(memory)
-            return results[:num_results], list(results[num_results:])
+            return results[: len(self._outputs)], list(results[len(self._outputs) :])
 
         return self._act(observation, start, call)
 
@@ -113,11 +120,16 @@ def load_exported(path: str | Path) -> Exported:
     label = f"{path}: {FACTS}"
     facts = json_object(files[FACTS], label)
     function = _deserialize(files[FUNCTION], facts, str(path))
+    names = facts.get("arguments")
+    if "action" not in facts and isinstance(names, list) and function.out_avals:  # of an earlier version
+        action = function.out_avals[0]
+        facts["action"] = {"shape": ["N", *action.shape[1:]], "dtype": str(action.dtype), "kind": "Discrete"}
+        facts["arguments"] = [str(name).partition("[")[0] for name in names]
     memory_avals = function.in_avals[-1 - len(memory) : -1]  # the last argument is `start`
     memory = [_restore_dtype(*pair) for pair in zip_longest(memory, memory_avals[: len(memory)])]
     _check_facts(facts, function, memory, label)
     try:
-        return Exported(function.call, memory, facts)
+        return Exported(function, memory, facts)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FdgError(f"{label}: its spaces are invalid ({one_line(error)})") from error
 
@@ -179,24 +191,16 @@ def read_members(content: bytes, names: set[str] | None) -> dict[str, bytes]:
 def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any], label: str) -> None:
     """Checks that the metadata matches the function, since `Exported` relies on it."""
     observation_leaves = list(_description_leaves(facts.get("observation"), label, "observation"))
-    action = facts.get("action", {"shape": ["N"], "dtype": ""})
-    action_leaves = list(_description_leaves(action, label, "action"))
+    action_leaves = list(_description_leaves(facts.get("action"), label, "action"))
     names = facts.get("arguments")
     is_sampled = facts.get("actions") == "sampled"
     expected_names = ["seed"] if is_sampled else []
     expected_names += [str(leaf.get("name", "observation")) for leaf in observation_leaves]
     expected_names += ["mask"] if isinstance(names, list) and "mask" in names else []
     expected_names += [f"memory_{i}" for i in range(len(memory))] + (["start"] if memory else [])
-    argument_names = [str(name) for name in names] if isinstance(names, list) else []
-    if "action" not in facts:  # an earlier version
-        argument_names = [name.partition("[")[0] for name in argument_names]
     inputs, outputs = function.in_avals, function.out_avals
     structure = jax.tree.structure((tuple(inputs), {}))
-    if (
-        argument_names != expected_names
-        or len(inputs) != len(expected_names)
-        or function.in_tree != structure
-    ):
+    if names != expected_names or len(inputs) != len(names) or function.in_tree != structure:
         raise FdgError(f"{label}: its arguments are not those of its program")
     if facts.get("actions") not in ("greedy", "sampled") or len(outputs) != len(action_leaves) + len(memory):
         raise FdgError(f"{label}: its actions or results do not match its program")
@@ -207,8 +211,6 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
     memory_avals = inputs[len(inputs) - 1 - len(memory) : -1] if memory else ()
     pairs = zip([*observation_leaves, *memory_leaves], [*observation_avals, *memory_avals], strict=True)
     results = zip([*action_leaves, *memory_leaves], outputs, strict=True)
-    if "action" not in facts:
-        results = zip(memory_leaves, outputs[1:], strict=True)
     for leaf, aval in [*pairs, *results]:
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
         is_batch = len(aval.shape) == 1 + len(shape) and not isinstance(aval.shape[0], int)

@@ -66,13 +66,11 @@ def _check_description_file(path: Path, description: Path) -> None:
     if path == description:
         raise FdgError(f"{path}: this name is for the description of a policy: give another ending")
     check_writable(description)
-    if not description.exists():
-        return
     try:
-        content = read_json(description)
+        what = str(read_json(description).get("what"))
     except FdgError:
-        content = None
-    if not isinstance(content, dict) or not str(content.get("what", "")).startswith(_DESCRIPTION_PREFIX):
+        what = ""
+    if description.exists() and not what.startswith(_DESCRIPTION_PREFIX):
         raise FdgError(
             f"{path}: its description would replace {description}, which does not describe a policy: give the"
             " policy another name"

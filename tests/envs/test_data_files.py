@@ -193,6 +193,13 @@ def test_columns_that_are_not_used_may_have_any_number(tmp_path):
         assert [(row.text, row.answer) for row in task.rows] == [("1+1=", "2"), ("1+2=", "3")]
 
 
+def test_csv_of_spreadsheets(tmp_path):
+    """They write empty lines, and separators for empty columns, which have no names."""
+    (tmp_path / "a.csv").write_text("\nprompt,answer,,\n\n1+1=,2,,\n1+2=,3,,\n")
+    rows = envs.make("text:file", path=str(tmp_path / "a.csv")).problem.rows
+    assert [(row.prompt, row.answer) for row in rows] == [("1+1=", "2"), ("1+2=", "3")]
+
+
 def test_blanks_after_the_separators_of_csv(tmp_path):
     """They are left out if the column names have them; otherwise, they belong to the fields."""
     for names, answer in {"prompt, answer": "2, or 3", "prompt,answer": " 2"}.items():

@@ -99,6 +99,7 @@ def test_slurm_script(tmp_path):
     options = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", (DEPLOY / "slurm.sbatch").read_text(), re.M)
     assert {"nodes", "ntasks-per-node", "gpus-per-node", "requeue", "signal"} <= dict(options).keys()
     assert dict(options)["ntasks-per-node"] == dict(options)["gpus-per-node"]  # JAX: one device per process
+    assert "/" not in dict(options)["output"]  # SLURM makes no folders, and a job without its log fails
 
 
 # --- Kubernetes ---

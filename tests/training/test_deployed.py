@@ -102,6 +102,34 @@ def test_random_spaces_match_training(observation_space, action_space, seed):
     assert json.loads(json.dumps(source.native.observation)) and json.dumps(source.native.action)
 
 
+class Choices(envs.Wrapper):
+    """Choices in place of forces."""
+
+    action_space = envs.Discrete(3)
+
+    def step(self, keys, state, action):
+        return super().step(keys, state, action[:, None] - 1.0)
+
+
+class Sums(envs.Wrapper):
+    """Sums of the library's observations."""
+
+    observation_space = envs.Box(-8.0, 8.0, (1,))
+
+    def reset(self, keys):
+        state, observation = super().reset(keys)
+        return state, jnp.sum(observation, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("wrapper", "size", "action"), [(Choices, 4, [2]), (Sums, 1, [[0.5]])])
+def test_wrapper_that_changes_spaces(wrapper, size, action):
+    """Only the wrapper can convert from and to the library's, so the policy takes and gives the wrapper's."""
+    source = Source(spaces.Box(-2, 2, (4,)), spaces.Box(-1, 1, (1,)))
+    policy = Acting(Scripted(wrapper(host.HostEnvironment(source))), jnp.array(action))
+    assert policy(np.ones((1, size))).tolist() == action
+    np.testing.assert_array_equal(policy.memory[1], np.ones((1, size)))
+
+
 @pytest.fixture(scope="module")
 def run():
     env = envs.make("gymnasium:tests.training.gymnasium_envs:MixedSpaces-v0", workers=1)
@@ -153,6 +181,31 @@ def test_exported_policy_matches(run, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, policy(seen), run.policy(seen))
     one = sample_observations()[2]
     jax.tree.map(np.testing.assert_array_equal, policy(one, start=True), run.policy(one, start=True))
+
+
+class Still:
+    """Takes the first action of each choice."""
+
+    steps_per_iteration = 1
+
+    def __init__(self, env):
+        self.env = env
+
+    def actor(self, state):
+        def act(memory, observation, start, keys, greedy):
+            return jnp.zeros((start.shape[0], 2), jnp.int32), memory
+
+        return algos.Actor(memory=lambda count: (), act=act)
+
+
+def test_exported_policy_keeps_integer_keys(tmp_path):
+    """JSON has no integers as keys."""
+    parts = spaces.Dict({0: spaces.Discrete(3), 1: spaces.Box(0, 1, (2,))})
+    actions = spaces.Dict({0: spaces.Discrete(3), 1: spaces.Discrete(2, start=4)})
+    run = fdg.Run(Still(host.HostEnvironment(Source(parts, actions))), {}, 0)
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
+    for act in (run.policy, policy):
+        assert act(parts.sample()) == {0: 0, 1: 4}
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,24 @@ def test_action_mask(tmp_path):
         policy(seen)
 
 
+def test_starts_masks_and_seeds_that_do_not_fit(tmp_path):
+    algorithm = small(env="probe:masked")
+    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
+    policy = fdg.load_exported(run.export(tmp_path / "policy.jax", greedy=False))
+    seen, mask = np.zeros((2, *algorithm.env.observation_space.shape), np.float32), np.ones((2, 3), bool)
+    for act in (run.policy, policy):
+        for start in ([True, False, True], "yes"):
+            with refuses(f"start={start!r}: give a bool, or one for each of 2 observations"):
+                act(envs.MaskedObservation(seen, mask), start=start)
+        for other in (mask[0], mask[:, :2], np.ones((3, 3), bool)):
+            with pytest.raises(FdgError, match=r"action mask of shape \["):
+                act(envs.MaskedObservation(seen, other))
+        assert act(envs.MaskedObservation(seen, mask), start=np.float32([1, 0])).shape == (2,)
+    for seed in (-1, 2**32):
+        with refuses(f"seed={seed}: give an integer from 0 to 4294967295"):
+            policy(envs.MaskedObservation(seen, mask), seed=seed)
+
+
 def test_command_line(tmp_path, capsys):
     run = fitted(tmp_path / "run", Guesser(), iterations=1)
     assert export_main([str(run.path), "--trust"]) == 0

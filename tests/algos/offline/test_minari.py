@@ -49,6 +49,19 @@ def test_steps_by_hand(tmp_path):
     assert steps.truncated.tolist() == [False, False, True]
 
 
+def test_metadata_without_spaces(tmp_path):
+    """Minari then takes the spaces of the environment."""
+    env, episodes = scalar_episodes()
+    path = write(tmp_path / "x", env, episodes)
+    file = tmp_path / "x/data/metadata.json"
+    metadata = json.loads(file.read_text())
+    file.write_text(json.dumps({name: x for name, x in metadata.items() if not name.endswith("_space")}))
+    DataSet(path).check_spaces(env.observation_space, env.action_space, env.name)
+    assert steps_of(path, env).reward.tolist() == [1, 2, 3]
+    with refuses("episode_0/observations has shape [3, 1], expected [3, 2]"):
+        DataSet(path).steps(Box(-1.0, 1.0, (2,)), env.action_space)
+
+
 def test_nested_observations(tmp_path):
     observed = {"a": np.ones((3, 2), np.float32), "b": (np.array([0, 1, 2]), np.full((3, 1), 200, np.uint8))}
     path = write(tmp_path / "x", Spaces, [episode(observed, np.array([3, 0]), [0.0, 0.0])])
