@@ -104,7 +104,7 @@ def search(
         )
     env = of if isinstance(of, CoDesign) else CoDesign(of)
     algorithm = algos.make(algo, env, **hyperparameters)
-    job = make_job(
+    job, start = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
         total_steps=total_steps_of(samples, algorithm),
@@ -113,7 +113,7 @@ def search(
         resume=resume,
         eval_episodes=0,
     )
-    return run(job, None if devices is None else checked_devices(devices), progress)
+    return run(job, start, None if devices is None else checked_devices(devices), progress)
 
 
 def total_steps_of(samples: int, algorithm: Any) -> int:
@@ -143,17 +143,21 @@ def check(job: Job) -> None:
         raise FdgError(f"{job.out} is a run of {kind}, not a search: fdg train --resume {job.out}")
 
 
-def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
-    """Runs a job whose environment is a `CoDesign`."""
+def run(
+    job: Job,
+    start_from: StoredRun | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    progress: bool = True,
+) -> Search:
+    """Runs a job whose environment is a `CoDesign`; for the arguments see `carry_out`."""
     check(job)
     env = _environment_of(job.algorithm)
     if job.agents is not None:
         raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")
     start = time.perf_counter()
     callback = [_Progress(job, env, start)] if progress else []
-    outcome = carry_out(
-        dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
-    )
+    searched = dataclasses.replace(job, algorithm=WithBest(job.algorithm))
+    outcome = carry_out(searched, start_from, devices, callback, quiet=True)
     if outcome.state is not None:
         state: Any = outcome.engine.algorithm_state(outcome.state)
         state = state if distributed.count() == 1 else distributed.gather(state)

@@ -16,7 +16,6 @@ from fdg.processes import distributed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
-from fdg.training.loading import StoredRun
 from fdg.training.loggers import import_tracker
 from fdg.training.run_directory import NullRunDirectory, RunDirectory, make_new_run_folder, read_config
 from fdg.training.settings import Settings, changes, check_settings, flatten_config, kept_settings
@@ -39,7 +38,6 @@ class Job(Settings):
     steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
-    start_from: StoredRun | None = None  # a run whose weights initialise this one
     max_host_devices: int | None = None  # limit of a choice of their number; None: there is no choice
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
