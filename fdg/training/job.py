@@ -16,13 +16,12 @@ from fdg.processes import distributed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
-from fdg.training.loggers import import_tracker
+from fdg.training.loggers import TRACKERS, import_tracker
 from fdg.training.run_directory import NullRunDirectory, RunDirectory, make_new_run_folder, read_config
 from fdg.training.settings import Settings, changes, check_settings, flatten_config, kept_settings
 from fdg.training.summary import git_commit, versions
 from fdg.training.sweep import Sweep, agent_count, unwrap_sweep
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
 
@@ -154,14 +153,10 @@ class Job(Settings):
         return messages + ineffective_field_messages(algorithm, swept)
 
 
-def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
-    """Creates or reopens the run directory of a job and its checkpoints.
-
-    In processes other than 0, the directory writes nothing.
-    """
+def open_run(job: Job) -> RunDirectory:
+    """Creates or reopens the run directory of a job; in processes other than 0, it writes nothing."""
     if not distributed.is_first():
-        run: RunDirectory = NullRunDirectory(job.out or Path())
-        return run, Checkpoints(run.checkpoints)
+        return NullRunDirectory(job.out or Path())
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
     env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
@@ -173,10 +168,8 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
         run = RunDirectory.create(path, {**identity, **job.config, **session})
     else:
         run = RunDirectory.reopen(path)
-    with run.closed_on_error():
-        checkpoints = Checkpoints(run.checkpoints)
-        if job.resumes:
-            if (completed := checkpoints.completed()) > job.num_iterations:
+        with run.closed_on_error():
+            if (completed := Checkpoints(run.checkpoints).completed()) > job.num_iterations:
                 raise FdgError(
                     f"{path} has already run {completed:,} iterations, but --total-steps asks for"
                     f" {job.num_iterations:,}: give a larger --total-steps"
@@ -192,7 +185,7 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
             entry = {"at": now, "changes": changes(stored, job.config), **recorded}
             run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
-    return run, checkpoints
+    return run
 
 
 def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:

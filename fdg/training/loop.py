@@ -97,7 +97,8 @@ def carry_out(
     weights = None
     if start_from is not None:
         weights = read_weights(start_from, job.algorithm, job.agents, graph)
-    run, checkpoints = open_run(job)
+    run = open_run(job)
+    checkpoints = Checkpoints(run.checkpoints)
     try:
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
