@@ -59,7 +59,9 @@ class Deployed:
         count = len(arrays[0])
         if not count:
             self.reset()
-            return self._no_actions()
+            if self._action is None:
+                raise FdgError("an empty batch of observations: give one at least, or export the run again")
+            return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
         if count != self._count:
             self.memory, self._count = self._empty_memory(count), count
             starts = np.ones(count, bool)
@@ -72,12 +74,6 @@ class Deployed:
             return outputs[0][0] if single else outputs[0]
         parts = zip(self._outputs, outputs, strict=True)
         return rebuilt(self._action, (part.convert(array, single) for part, array in parts))
-
-    def _no_actions(self) -> Any:
-        """The actions for an empty batch."""
-        if self._action is None:
-            raise FdgError("an empty batch of observations: give one at least, or export the run again")
-        return rebuilt(self._action, (np.zeros((0, *part.shape), part.dtype) for part in self._outputs))
 
     def _observation_arrays(self, observation: Any) -> tuple[list[np.ndarray], Any, bool]:
         """The arrays `[N, ...]` of an observation, its mask, and whether it has no axis `N`."""
