@@ -153,10 +153,14 @@ class Job(Settings):
         return messages + ineffective_field_messages(algorithm, swept)
 
 
-def open_run(job: Job) -> RunDirectory:
-    """Creates or reopens the run directory of a job; in processes other than 0, it writes nothing."""
+def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
+    """Creates or reopens the run directory of a job and its checkpoints.
+
+    In processes other than 0, the directory writes nothing.
+    """
     if not distributed.is_first():
-        return NullRunDirectory(job.out or Path())
+        run: RunDirectory = NullRunDirectory(job.out or Path())
+        return run, Checkpoints(run.checkpoints)
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
     path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
     env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
@@ -168,8 +172,10 @@ def open_run(job: Job) -> RunDirectory:
         run = RunDirectory.create(path, {**identity, **job.config, **session})
     else:
         run = RunDirectory.reopen(path)
-        with run.closed_on_error():
-            if (completed := Checkpoints(run.checkpoints).completed()) > job.num_iterations:
+    with run.closed_on_error():
+        checkpoints = Checkpoints(run.checkpoints)
+        if job.resumes:
+            if (completed := checkpoints.completed()) > job.num_iterations:
                 raise FdgError(
                     f"{path} has already run {completed:,} iterations, but --total-steps asks for"
                     f" {job.num_iterations:,}: give a larger --total-steps"
@@ -185,7 +191,7 @@ def open_run(job: Job) -> RunDirectory:
             entry = {"at": now, "changes": changes(stored, job.config), **recorded}
             run.write_config({**stored, **job.config, "resumes": [*stored.get("resumes", ()), entry]})
     ctrl_c.set_resume_hint(f"go on with --resume {path}")
-    return run
+    return run, checkpoints
 
 
 def ineffective_field_messages(algorithm: Any, swept: Collection[str] = ()) -> list[str]:

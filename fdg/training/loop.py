@@ -97,8 +97,7 @@ def carry_out(
     weights = None
     if start_from is not None:
         weights = read_weights(start_from, job.algorithm, job.agents, graph)
-    run = open_run(job)
-    checkpoints = Checkpoints(run.checkpoints)
+    run, checkpoints = open_run(job)
     try:
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():

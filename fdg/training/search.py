@@ -171,7 +171,7 @@ def carry_out_search(
         raise FdgError(
             "--optuna: a search runs in one process: start one search per machine, with different seeds"
         )
-    run = open_run(dataclasses.replace(job, search=space_text(space)))
+    run, _ = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
         study = _open_study(run, job.halving)
         report = (lambda line: None) if quiet else say

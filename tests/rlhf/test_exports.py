@@ -270,7 +270,7 @@ def test_resume_with_a_user_tokenizer(tmp_path):
             algorithm=algorithm, out=tmp_path / out, resumes=resumes, config=config, record={},
             num_iterations=1,
         )  # fmt: skip
-        open_run(job).close()
+        open_run(job)[0].close()
 
     start("method", print, resumes=False)
     start("method", print, resumes=True)
