@@ -85,7 +85,7 @@ def _with_own_flags(message: str) -> str:
 
 def _search(env: list[str], samples: int | None, resumes: bool, others: list[str]) -> int:
     """Searches, prints the results and writes their files; returns the exit status."""
-    from fdg.commands.parse import CommandLine, parse
+    from fdg.commands.parse import CommandLine
     from fdg.processes import distributed
 
     CommandLine(others).join()
@@ -95,11 +95,13 @@ def _search(env: list[str], samples: int | None, resumes: bool, others: list[str
 
     steps: list[str] = []
     if samples is not None or not resumes:
-        job = parse([*env, *others, "--eval-episodes", "0"], _PROGRAM, _ABOUT, runs=False)
+        words = [*env, *others, "--eval-episodes", "0"]
+        job, _ = CommandLine(words).job(_PROGRAM, _ABOUT, runs=False)
         searching.check(job)
         steps = ["--total-steps", str(searching.total_steps_of(samples or searching.SAMPLES, job.algorithm))]
-    job = parse([*env, *others, *steps, "--eval-episodes", "0"], _PROGRAM, _ABOUT)
-    outcome = searching.run(job)
+    words = [*env, *others, *steps, "--eval-episodes", "0"]
+    job, start = CommandLine(words).job(_PROGRAM, _ABOUT)
+    outcome = searching.run(job, start)
     if not distributed.is_first():
         return 0 if outcome.is_feasible else INFEASIBLE
     print(f"\n{outcome}\n", flush=True)

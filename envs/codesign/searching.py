@@ -104,7 +104,7 @@ def search(
         )
     env = of if isinstance(of, CoDesign) else CoDesign(of)
     algorithm = algos.make(algo, env, **hyperparameters)
-    job = make_job(
+    job, start = make_job(
         algorithm,
         policies.GPUOnly() if policy is None else policy,
         total_steps=total_steps_of(samples, algorithm),
@@ -113,7 +113,7 @@ def search(
         resume=resume,
         eval_episodes=0,
     )
-    return run(job, None if devices is None else checked_devices(devices), progress)
+    return run(job, start, None if devices is None else checked_devices(devices), progress)
 
 
 def total_steps_of(samples: int, algorithm: Any) -> int:
@@ -143,17 +143,21 @@ def check(job: Job) -> None:
         raise FdgError(f"{job.out} is a run of {kind}, not a search: fdg train --resume {job.out}")
 
 
-def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = True) -> Search:
-    """Runs a job whose environment is a `CoDesign`."""
+def run(
+    job: Job,
+    start_from: StoredRun | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    progress: bool = True,
+) -> Search:
+    """Runs a job whose environment is a `CoDesign`; for the arguments see `carry_out`."""
     check(job)
     env = _environment_of(job.algorithm)
     if job.agents is not None:
         raise FdgError("a search has one controller: leave out --num-seeds and --sweep, and use fdg train")
     start = time.perf_counter()
-    callback = [_Progress(job, env, start)] if progress else []
-    outcome = carry_out(
-        dataclasses.replace(job, algorithm=WithBest(job.algorithm)), devices, callback, quiet=True
-    )
+    callback = [_Progress(job.algorithm, start)] if progress else []
+    searched = dataclasses.replace(job, algorithm=WithBest(job.algorithm))
+    outcome = carry_out(searched, start_from, devices, callback, quiet=True)
     if outcome.state is not None:
         state: Any = outcome.engine.algorithm_state(outcome.state)
         state = state if distributed.count() == 1 else distributed.gather(state)
@@ -168,10 +172,10 @@ def run(job: Job, devices: Sequence[jax.Device] | None = None, progress: bool = 
         problem=env.problem,
         best=designs.best,
         front=designs.front,
-        samples=_completed(job, env, outcome.iteration),
+        samples=_completed(job.algorithm, outcome.iteration),
         seconds=time.perf_counter() - start,
         curve=tuple(
-            (_completed(job, env, row["iteration"]), row["best_score"], row["best_violation"])
+            (_completed(job.algorithm, row["iteration"]), row["best_score"], row["best_violation"])
             for row in (read_metrics(outcome.run.path / "metrics.jsonl") if distributed.is_first() else ())
             if row.get("best_score") is not None
         ),
@@ -190,10 +194,10 @@ def _shared_results(env: CoDesign, state: Any) -> Results:
     return Results(Designs(*arrays[:num_fields]), Designs(*arrays[num_fields:]))
 
 
-def _completed(job: Job, env: CoDesign, iterations: int) -> int:
+def _completed(algorithm: Any, iterations: int) -> int:
     """The number of complete designs after this many iterations."""
-    num_envs = getattr(job.algorithm, "num_envs", 1)
-    return num_envs * (iterations * job.steps_per_iteration // num_envs // env.max_episode_steps)
+    num_envs, episode_steps = getattr(algorithm, "num_envs", 1), algorithm.env.max_episode_steps
+    return num_envs * (iterations * algorithm.steps_per_iteration // num_envs // episode_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,8 +235,8 @@ class WithBest:
 class _Progress:
     """Prints the best design so far: ten times a run, and at other reports if five seconds have passed."""
 
-    def __init__(self, job: Job, env: CoDesign, start: float):
-        self._job, self._env, self._start = job, env, start
+    def __init__(self, algorithm: Any, start: float):
+        self._algorithm, self._start = algorithm, start
         self._last_print = (-math.inf, -1.0)  # the time, and the tenth of the run, of the last print
 
     def __call__(self, recorded: Report) -> None:
@@ -243,7 +247,7 @@ class _Progress:
         self._last_print = now, tenth
         row = recorded.rows[-1]
         done, total = (
-            _completed(self._job, self._env, count) for count in (recorded.iteration, recorded.num_iterations)
+            _completed(self._algorithm, count) for count in (recorded.iteration, recorded.num_iterations)
         )
         score, violation = row["best_score"], row["best_violation"]
         if not math.isfinite(violation):

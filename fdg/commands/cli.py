@@ -40,7 +40,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
         command_line.join()
         if not distributed.is_first():  # redirects the file descriptor, since gloo writes to it directly
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        job = command_line.job(
+        job, start = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."
         )
         if job.out is not None and not job.resumes and distributed.is_first():
@@ -64,9 +64,9 @@ def train_main(argv: Sequence[str] | None = None) -> int:
             from fdg.training.sweep import unwrap_sweep
 
             space = space_of(job.search, flags_of(type(unwrap_sweep(job.algorithm))))
-            _, _, caught = carry_out_search(job, space)
+            _, _, caught = carry_out_search(job, space, start)
         else:
-            caught = loop.carry_out(job).caught
+            caught = loop.carry_out(job, start).caught
         return 0 if caught is None else 128 + caught  # `caught` is a signal
 
     return guarded(run, argv)
@@ -88,7 +88,7 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
         lengths = replay.take_lengths(command_line.flags)
         cluster_flags = cluster.take_flags(command_line.flags)
-        job = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
+        job, _ = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
         if cluster_flags:
             with _notice_if_slow("tracing ..."):
                 reports = cluster.report_paragraphs(job, cluster_flags)

@@ -31,13 +31,10 @@ _AUTO_REFUSALS = {
 }
 
 
-def parse(argv: Sequence[str], program: str, description: str, runs: bool = True) -> Any:
-    """The `Job` of a command line.
-
-    With `runs=False` the job is only planned and may be shorter than an iteration. Raises SystemExit after
-    `--help` and `--show-preset`.
-    """
-    return CommandLine(argv).job(program, description, runs)
+def parse(argv: Sequence[str], program: str, description: str) -> Any:
+    """The `Job` of a command line; see `CommandLine.job`."""
+    job, _ = CommandLine(argv).job(program, description)
+    return job
 
 
 class CommandLine:
@@ -63,8 +60,12 @@ class CommandLine:
             settings.check_divides(flags.get("devices"), flags.get("num_processes") or 1)
             distributed.initialize(**values)
 
-    def job(self, program: str, description: str, runs: bool = True) -> Any:
-        """The job of this command line; see `parse`."""
+    def job(self, program: str, description: str, runs: bool = True) -> tuple[Any, Any]:
+        """The `Job` of this command line, and the `StoredRun` whose weights initialise it, or None.
+
+        With `runs=False` the job is only planned and may be shorter than an iteration. Raises SystemExit
+        after `--help` and `--show-preset`.
+        """
         flags = self.flags
         file, base = earlier.base_of(flags)
         stored = settings.read_settings(file, base)  # settings of the starting configuration
@@ -145,7 +146,7 @@ class CommandLine:
             "out": file.parent if resumes else None if out is None else Path(out),
             "devices_chosen": None if "devices" in flags else stored.get("devices_chosen"),
         }
-        return Job.make(
+        job = Job.make(
             algorithm,
             policy,
             {**config, "hyperparameters": hyperparameters},
@@ -153,10 +154,10 @@ class CommandLine:
             runs,
             max_host_devices=max_host_devices,
             resumes=resumes,
-            start_from=start,
             explains=merged.get("policy") is not None,
             record=earlier.record_of(program, self._argv, preset, adjusted, flags, base),
         )
+        return job, start
 
     def _policy_fields(
         self, file: Path, base: Mapping[str, Any], resolved: "_ResolvedNames", job_flags: JobFlags

@@ -232,21 +232,13 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
     return jit(run)
 
 
-def eta(ahead: int, lag: int, micro_batches: int) -> int:
-    """The largest age of a token in iterations, `ahead + ceil(lag / micro_batches)`.
-
-    >>> eta(2, 3, 8), eta(2, 9, 8), eta(0, 0, 8)
-    (3, 4, 0)
-    """
-    return ahead + -(-lag // micro_batches)
-
-
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
     """A table of a stream and its alternatives, with the setting that limits the stream."""
     ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
     def eta_bound(ahead: int, lag: int = lag) -> int:
-        return eta(streaming.oldest(ahead, sizes["order"], sizes["late"], max_age), lag, micro_batches)
+        """The largest age of a token in iterations."""
+        return streaming.oldest(ahead, sizes["order"], sizes["late"], max_age) + -(-lag // micro_batches)
 
     oldest, masks, batch = eta_bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
     max_slots = (sizes["batch"] // micro_batches) * sizes["group"] + (ahead + 1) * batch

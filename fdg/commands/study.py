@@ -283,15 +283,15 @@ def _changed_settings(recorded: Any, current: Sequence[str]) -> str:
     return ", ".join(pair for pair in pairs if pair not in current_pairs)[:200] or "fewer flags"
 
 
-def _make_job(cell: StudyCell, seeds: range, path: Path) -> Any:
-    """The job that starts a cell's run, or resumes the run in `path`."""
-    from fdg.commands.parse import parse
+def _make_job(cell: StudyCell, seeds: range, path: Path) -> tuple[Any, Any]:
+    """The job that starts a cell's run, or resumes the run in `path`; see `CommandLine.job`."""
+    from fdg.commands.parse import CommandLine
 
     words = [*cell.command(seeds), "--out", str(path)]
     if (path / "config.json").exists():  # the study file names algorithm and environment: they are trusted
         words = ["--resume", str(path), "--algo", cell.algo, "--env", cell.env]
     try:
-        return parse(words, "fdg study", _ABOUT)
+        return CommandLine(words).job("fdg study", _ABOUT)
     except FdgError as error:
         raise type(error)(f"{cell.side} on {cell.env}: {error}") from None
 
@@ -325,13 +325,15 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
 
     from fdg.training.loop import carry_out
 
-    env = getattr(_make_job(cell, seeds, path).algorithm, "env", None)
+    job, _ = _make_job(cell, seeds, path)
+    env = getattr(job.algorithm, "env", None)
     for run, run_seeds in _run_paths(path, seeds, env):
         if _is_done(run, run_seeds):
             continue
         start_time = time.perf_counter()
         try:
-            outcome = carry_out(_make_job(cell, run_seeds, run), quiet=True)
+            job, start = _make_job(cell, run_seeds, run)
+            outcome = carry_out(job, start, quiet=True)
         except FdgError as error:
             if isinstance(error, UnwritableError) or isinstance(error.__cause__, OSError):
                 raise  # it would stop every other cell too

@@ -238,11 +238,7 @@ class Cluster:
         return self.hosts * self.devices_per_host
 
     def of(self, devices: int) -> "Cluster":
-        """A part of the cluster with this many devices, in whole hosts."""
-        if devices < 1 or devices > self.devices:
-            raise FdgError(
-                f"{devices} devices were requested of a cluster of {self.devices}: use 1 to {self.devices}"
-            )
+        """A part of the cluster with this many devices, from 1 to `self.devices`, in whole hosts."""
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
         hosts, remainder = divmod(devices, self.devices_per_host)

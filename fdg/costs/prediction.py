@@ -20,12 +20,12 @@ from fdg.costs import traffic
 from fdg.costs.hardware import Cluster
 from fdg.costs.program_time import Seconds, seconds_of
 from fdg.costs.program_work import ProgramWork, program_works
-from fdg.costs.schedule_tasks import HOST, Cost, ScheduleTasks, loop_lengths
+from fdg.costs.schedule_tasks import HOST, Cost, ScheduleTasks
 from fdg.costs.simulation import Simulation, Trace
 from fdg.errors import FdgError
 from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group
-from fdg.placing.scheduling.schedule import Move, Step
+from fdg.placing.scheduling.schedule import Move, Repeat, Step, all_steps
 from fdg.running.many_programs import IN_FLIGHT
 
 _WARM_UP, _COUNTED = 3, 3  # simulated iterations: this many to warm up, then this many that are averaged
@@ -225,7 +225,7 @@ def _single_program_times(model: _CostModel) -> _Times:
 def _stepped_times(model: _CostModel, plan: SteppedPlan) -> _Times:
     """Times of a plan with several programs; long loops are extrapolated from two simulations."""
     costs = model.costs()
-    lengths = loop_lengths(plan.schedule.steps)
+    lengths = {step.trips for step, _ in all_steps(plan.schedule.steps) if isinstance(step, Repeat)}
     long_lengths = [length for length in lengths if length > 2 * _FEW_TRIPS]
     simulate = functools.partial(_simulated_times, model, plan, costs)
     many_trips = dict.fromkeys(long_lengths, 2 * _FEW_TRIPS)

@@ -6,11 +6,11 @@ in order without waiting for them, up to `IN_FLIGHT` iterations at once.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from fdg.costs.simulation import Simulation
 from fdg.placing.plans import SteppedPlan
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, all_steps, defs, uses
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, ScheduleWalk, Step, defs, uses
 from fdg.running.many_programs import IN_FLIGHT
 
 HOST = ""  # the resource of the host; groups have names
@@ -104,8 +104,3 @@ class ScheduleTasks(ScheduleWalk[int]):
         )
         self._host_dependencies = ()
         return [dispatch, *(self.facts[value] for value in uses(step))]
-
-
-def loop_lengths(steps: Sequence[Step]) -> frozenset[int]:
-    """The trip counts of a schedule's loops."""
-    return frozenset(step.trips for step, _ in all_steps(steps) if isinstance(step, Repeat))

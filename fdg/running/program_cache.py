@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -93,13 +92,13 @@ def remove_corrupt_entry(warning: str) -> str | None:
     return f"the cached program {name} cannot be read: it is compiled again"
 
 
-def default_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
+def default_directory() -> Path | None:
     """A directory for this processor in the user's cache; None for a user without a home directory.
 
     Machines with different processors may share a home directory. JAX's key does not contain the processor,
     so code that was compiled for another processor would be loaded and could fail.
     """
-    base = environment.get("XDG_CACHE_HOME", "")
+    base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
         try:
             base = str(Path.home() / ".cache")
@@ -139,8 +138,8 @@ def _is_usable(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK | os.X_OK)
 
 
-def _remove_oldest(path: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Removes the oldest entries until the cache has at most `max_bytes`."""
+def _remove_oldest(path: Path) -> None:
+    """Removes the oldest entries until the cache has at most `MAX_BYTES`."""
     entries = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(path):
@@ -149,7 +148,7 @@ def _remove_oldest(path: Path, max_bytes: int = MAX_BYTES) -> None:
                 entries.append((stat.st_mtime, stat.st_size, entry.path))
     total_bytes = sum(size for _, size, _ in entries)
     for _, size, entry_path in sorted(entries):
-        if total_bytes <= max_bytes:
+        if total_bytes <= MAX_BYTES:
             return
         with contextlib.suppress(OSError):  # another process has removed it
             os.remove(entry_path)

@@ -70,8 +70,8 @@ class Checkpoints:
     another id is not used. A copy of a run directory has the same id.
     """
 
-    def __init__(self, directory: Path, keep: int = KEEP):
-        self._directory, self._keep = directory.absolute(), keep
+    def __init__(self, directory: Path):
+        self._directory = directory.absolute()
         self._newest_file = self._directory.with_name(f".{self._directory.name}")
         self._config = self._directory.with_name("config.json")
         self._has_config = self._config.exists()
@@ -295,7 +295,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # without this file, removal goes undetected
                 files.write(self._newest_file, f"{iteration}\n".encode())
             # Later ones are unusable: the run would have resumed from a usable one.
-            for older in [i for i in self.iterations() if i <= iteration][: -self._keep]:
+            for older in [i for i in self.iterations() if i <= iteration][:-KEEP]:
                 if not os.path.lexists(self._directory / f"{older}.keep"):
                     os.rename(self._directory / str(older), self._directory / f"{older}.removed")
             self._remove_leftovers()

@@ -135,7 +135,7 @@ def fit(
     arguments = locals()  # the fields of `Settings` among them are passed on
     names = {*kept_settings(Settings), "out", "resume", "start_from"} - {"devices"}
     settings = {name: value for name, value in arguments.items() if name in names}
-    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
+    job, start = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings)
     for line in job.unused_setting_messages:
         warnings.warn(as_arguments(line), FdgWarning, stacklevel=3)
     if progress and job.rounding_message is not None:
@@ -145,7 +145,7 @@ def fit(
     job_devices = None if devices is None else checked_devices(devices)
     plots = [LivePlot()] if (in_notebook() if live_plot is None else live_plot) else []
     try:
-        outcome = carry_out(job, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
+        outcome = carry_out(job, start, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
     except FdgError as error:
         if not str(error).startswith("--"):
             raise
@@ -182,8 +182,11 @@ def make_job(
     start_from: str | Path | None = None,
     total_steps: int | None = None,
     **settings: Any,
-) -> Job:
-    """Makes the job of `fit` from its arguments and further fields of `Settings`."""
+) -> tuple[Job, StoredRun | None]:
+    """The job of `fit`, from its arguments and further fields of `Settings`.
+
+    Also returns the run whose weights initialise it, or None.
+    """
     check_policy(policy)
     algorithm, settings["num_seeds"] = split_agents(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):
@@ -219,7 +222,6 @@ def make_job(
             description,
             {**settings, "total_steps": total_steps, "out": path},
             resumes=resumes,
-            start_from=origin_run,
             record={"command": "fdg.fit"},
         )
     except FdgError as error:
@@ -235,4 +237,4 @@ def make_job(
             f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep the old value,"
             " or start a new run (start_from= begins with the weights of this run)"
         )
-    return job
+    return job, origin_run

@@ -16,14 +16,12 @@ from fdg.processes import distributed
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.description import describe_policy
 from fdg.training.evaluation import can_evaluate
-from fdg.training.loading import StoredRun
-from fdg.training.loggers import import_tracker
+from fdg.training.loggers import TRACKERS, import_tracker
 from fdg.training.run_directory import NullRunDirectory, RunDirectory, make_new_run_folder, read_config
 from fdg.training.settings import Settings, changes, check_settings, flatten_config, kept_settings
 from fdg.training.summary import git_commit, versions
 from fdg.training.sweep import Sweep, agent_count, unwrap_sweep
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
 _SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
 
 
@@ -39,7 +37,6 @@ class Job(Settings):
     steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
-    start_from: StoredRun | None = None  # a run whose weights initialise this one
     max_host_devices: int | None = None  # limit of a choice of their number; None: there is no choice
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run

@@ -28,7 +28,7 @@ def open_loggers(
     """Opens the trackers of a job (`Job.loggers`); `steps` is the number of one agent's earlier steps."""
     loggers: list[Logger] = []
     for kind, target in targets.items():
-        package, (_, opener) = import_tracker(kind), _TRACKERS[kind]
+        package, (_, opener) = import_tracker(kind), TRACKERS[kind]
         try:
             with _reporting(kind, FdgError):
                 log, close = opener(package, path, target, flatten_config(config), steps)
@@ -107,7 +107,7 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     return Logger(log, lambda status: client.set_terminated(run_id, status))
 
 
-_TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's package, and what opens it
+TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's package, and what opens it
     "tensorboard": ("tensorboardX", _open_tensorboard),
     "wandb": ("wandb", _open_wandb),
     "mlflow": ("mlflow", _open_mlflow),
@@ -116,7 +116,7 @@ _TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's pac
 
 def import_tracker(kind: str) -> Any:
     """Imports the package of a tracker; raises `FdgError` if it is not installed."""
-    package, _ = _TRACKERS[kind]
+    package, _ = TRACKERS[kind]
     try:
         return importlib.import_module(package)
     except ImportError as error:

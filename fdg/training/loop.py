@@ -24,7 +24,7 @@ from fdg.training.data_copies import copy_data_files
 from fdg.training.evaluation import SOLVED, Evaluation, verdict
 from fdg.training.finite import FiniteCheck
 from fdg.training.job import Job, open_run, steps_unit
-from fdg.training.loading import Weights, load_weights_into, read_weights
+from fdg.training.loading import StoredRun, Weights, load_weights_into, read_weights
 from fdg.training.periodic_evaluation import Evaluator
 from fdg.training.progress import Progress, clock
 from fdg.training.recorder import Callback, Recorder, check_metrics
@@ -62,6 +62,7 @@ def say(line: Any = "") -> None:
 
 def carry_out(
     job: Job,
+    start_from: StoredRun | None = None,
     devices: Sequence[jax.Device] | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -69,7 +70,8 @@ def carry_out(
 ) -> Outcome:
     """Trains, evaluates and writes the run directory; prints progress.
 
-    All processes call it; process 0 writes. With `quiet` nothing is printed, with `brief` no plan.
+    The weights of the run `start_from` initialise this one. All processes call it; process 0 writes.
+    With `quiet` nothing is printed, with `brief` no plan.
 
     Raises:
       FdgError: the job is invalid; nothing has been written.
@@ -92,8 +94,9 @@ def carry_out(
         check_all_busy(job.algorithm, engine.plan, settled.devices)
     if line := too_small_micro_batch(job.algorithm, engine.plan):
         report(f"hint: {line}")
-    start = job.start_from
-    weights = None if start is None else read_weights(start, job.algorithm, job.agents, graph)
+    weights = None
+    if start_from is not None:
+        weights = read_weights(start_from, job.algorithm, job.agents, graph)
     run, checkpoints = open_run(job)
     try:
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)

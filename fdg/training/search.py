@@ -31,6 +31,7 @@ from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
 from fdg.training.curves import finish_figure, make_figure, style_of
 from fdg.training.job import Job, open_run, run_length
+from fdg.training.loading import StoredRun
 from fdg.training.loop import carry_out, say
 from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics, read_summary, to_json_types
@@ -152,10 +153,15 @@ def require_optuna() -> None:
 
 
 def carry_out_search(
-    job: Job, space: Space, devices: Any = None, quiet: bool = False
+    job: Job,
+    space: Space,
+    start_from: StoredRun | None = None,
+    devices: Any = None,
+    quiet: bool = False,
 ) -> tuple[Path, list[Trial], int | None]:
     """Runs trials until there are as many as the job asks for; trials from before a resume count.
 
+    The weights of the run `start_from` initialise each trial.
     Returns the directory of the search, its trials, and the signal that interrupted it (None: no signal).
     """
     require_optuna()
@@ -168,7 +174,8 @@ def carry_out_search(
     run, _ = open_run(dataclasses.replace(job, search=space_text(space)))
     try:
         study = _open_study(run, job.halving)
-        return _Search(job, space, run, devices, (lambda line: None) if quiet else say, study).carry_out()
+        report = (lambda line: None) if quiet else say
+        return _Search(job, space, start_from, run, devices, report, study).carry_out()
     finally:
         run.close()
 
@@ -231,6 +238,7 @@ class _Search:
 
     job: Job
     space: Space
+    start_from: StoredRun | None
     run: RunDirectory
     devices: Any
     say: Callable[[Any], None]
@@ -329,7 +337,7 @@ class _Search:
             job = self._trial_job(values, trials / name)
             if self.job.halving:
                 pruner = _Pruner(trial, job.num_iterations, read_metrics(trials / name / "metrics.jsonl"))
-            outcome = carry_out(job, self.devices, [pruner] if pruner else [], quiet=True)
+            outcome = carry_out(job, self.start_from, self.devices, [pruner] if pruner else [], quiet=True)
         except UnwritableError:  # the trial is not refused: a resumed search continues it
             raise
         except (FdgError, ValueError) as error:  # such as sizes that do not fit, or infinite losses

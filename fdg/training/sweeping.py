@@ -136,9 +136,9 @@ def search(
         raise FdgError(f"trials={trials!r}: give a whole number, at least 1")
     space = make_space(values, lambda name: allows_integer(algorithm, name))
     options: dict[str, Any] = {"optuna": trials, "search": space_text(space), "halving": halving}
-    job = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
+    job, start = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
     job_devices = None if devices is None else checked_devices(devices)
-    path, results, signal = carry_out_search(job, space, job_devices, quiet=not progress)
+    path, results, signal = carry_out_search(job, space, start, job_devices, quiet=not progress)
     # `best` may import modules that these values name. Choices of networks are not among these values.
     caller_values = flatten_config(job.config)
     return Search(path, tuple(results), signal is not None, caller_values)

@@ -70,7 +70,7 @@ FLAGS = "--algo a2c --num-envs 8 --num-steps 11 --hidden 8 --policy gpu_only --d
 
 def test_search_report_and_resume(folder, capsys, monkeypatch):
     results, run = [], searching.run
-    monkeypatch.setattr(searching, "run", lambda job: results.append(run(job)) or results[-1])
+    monkeypatch.setattr(searching, "run", lambda *arguments: results.append(run(*arguments)) or results[-1])
     assert command.main(["p.toml", *FLAGS, "--out", "run"]) == command.INFEASIBLE
     output = capsys.readouterr().out
     assert (
@@ -238,7 +238,7 @@ def test_resume_of_a_search_with_a_module(folder, capsys, monkeypatch):
     (folder / "p.toml").write_text(text)
     jobs, fake_result = [], types.SimpleNamespace(caught=1, is_feasible=True, path="run")
     fake_result.best = types.SimpleNamespace(violation=math.inf)  # no search runs here
-    monkeypatch.setattr(searching, "run", lambda job: jobs.append(job) or fake_result)
+    monkeypatch.setattr(searching, "run", lambda job, *_: jobs.append(job) or fake_result)
     assert command.main(["p.toml", *FLAGS, "--module", module, "--out", "run"]) == 129
     assert jobs[0].described["env"].endswith(f"p.toml?module={module}")
     Path("run").mkdir()
@@ -251,7 +251,7 @@ def test_resume_of_a_search_with_a_module(folder, capsys, monkeypatch):
     assert command.main(["--resume", "run", "--module", "os:abort"]) == 2
     assert "--module os:abort: a resumed search keeps its settings" in capsys.readouterr().err
 
-    def refuses(job):
+    def refuses(*_):
         raise FdgError("--total-steps asks for 2: give a larger --total-steps")
 
     monkeypatch.setattr(searching, "run", refuses)

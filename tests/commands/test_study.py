@@ -58,13 +58,13 @@ def test_interrupted_study_gives_the_same_tables(tmp_path, capsys, monkeypatch):
 
     calls, original = [], loop.carry_out
 
-    def killed(job, **how):
+    def killed(job, *others, **how):
         calls.append(job)
         if len(calls) == 2:
             raise Killed
         if len(calls) == 3:
             raise UnwritableError("metrics.jsonl cannot be written (No space left on device)")
-        return original(job, **how)
+        return original(job, *others, **how)
 
     monkeypatch.setattr(loop, "carry_out", killed)
     words = ["study", str(file), "--out", str(tmp_path / "parts")]
@@ -131,8 +131,8 @@ def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
 def test_failed_cell_is_named_and_others_continue(tmp_path, capsys, monkeypatch):
     original = loop.carry_out
 
-    def fail(job, **how):
-        outcome = original(job, **how)
+    def fail(job, *others, **how):
+        outcome = original(job, *others, **how)
         if job.algorithm.rate == 0.1:
             (job.out / "summary.json").unlink()
             raise RunError("iteration 2: loss is not a number")

@@ -145,7 +145,8 @@ def test_micro_batch_larger_than_a_minibatch():
 def test_replaced_fields_adapt_the_micro_batch():
     grpo = algos.make("grpo", ENV)
     changed = replace_fields(grpo, {"group_size": 5})
-    job = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration).changed(changed)
+    job, _ = make_job(grpo, policies.GPUOnly(), total_steps=grpo.steps_per_iteration)
+    job = job.changed(changed)
     fields = job.described["hyperparameters"]
     assert changed.micro_batch == fields["micro_batch"] == 20 and fields["group_size"] == 5
     swept = Sweep(grpo, (("learning_rate", (1e-3, 1e-4)),)).changed(group_size=5)

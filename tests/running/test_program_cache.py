@@ -100,19 +100,21 @@ def test_directory_that_is_not_utf8(tmp_path, monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_oldest_programs_are_removed_first(tmp_path):
+def test_oldest_programs_are_removed_first(tmp_path, monkeypatch):
     for age, name in enumerate(["new-cache", "middle-cache", "old-cache", "notes.txt"]):
         (tmp_path / name).write_bytes(b"x" * 100)
         os.utime(tmp_path / name, (1_000_000 - age, 1_000_000 - age))
-    program_cache._remove_oldest(tmp_path, max_bytes=250)
+    monkeypatch.setattr(program_cache, "MAX_BYTES", 250)
+    program_cache._remove_oldest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle-cache", "new-cache", "notes.txt"]
 
 
 @pytest.mark.parametrize(
     ("variable", "below"), [("/somewhere", "/somewhere"), ("", "~/.cache"), ("relative", "~/.cache")]
 )
-def test_default_directory(variable, below):
-    directory = program_cache.default_directory({"XDG_CACHE_HOME": variable})
+def test_default_directory(variable, below, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    directory = program_cache.default_directory()
     assert directory.is_relative_to(Path(below).expanduser() / "fdg" / "programs")
 
 

@@ -14,7 +14,7 @@ from fdg import files
 from fdg.commands import using
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, RunError
-from fdg.training import run_directory
+from fdg.training import checkpoint, run_directory
 from fdg.training.checkpoint import Checkpoints
 from fdg.training.run_directory import RunDirectory
 from tests.tiny import Walk
@@ -206,7 +206,7 @@ def test_checkpoint_with_special_files_is_damaged(name, make, run):
     assert "is damaged" in Checkpoints(run / "checkpoints").damage(2)
 
 
-def test_links_among_checkpoints(tmp_path):
+def test_links_among_checkpoints(tmp_path, monkeypatch):
     """A link to a checkpoint can be read; only links are removed, never their targets."""
     outside = tmp_path / "outside"
     made = Checkpoints(outside)
@@ -219,7 +219,8 @@ def test_links_among_checkpoints(tmp_path):
     (here / "1.keep").symlink_to(outside / "not there")
     (here.parent / ".checkpoints.writing").symlink_to(outside / "not there")
     before = content(outside)
-    checkpoints = Checkpoints(here, keep=1)
+    monkeypatch.setattr(checkpoint, "KEEP", 1)
+    checkpoints = Checkpoints(here)
     assert checkpoints.arrays(1)["x"] == 1
     with pytest.raises(OSError, match="it is a link"):
         checkpoints.protect(1)

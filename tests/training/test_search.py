@@ -214,7 +214,8 @@ def test_sweep_as_trial(tmp_path):
 
 
 def job_of(algorithm):
-    return make_job(algorithm, policies.GPUOnly(), optuna=1)
+    job, _ = make_job(algorithm, policies.GPUOnly(), optuna=1)
+    return job
 
 
 def test_best_trial_by_hand():
