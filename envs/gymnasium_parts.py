@@ -19,6 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
+from envs.gymnasium_worker import kind
 from envs.library import LibraryEnvironment
 from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
@@ -127,7 +128,7 @@ def _has_mask(library_space: Any, actions: Space) -> bool:
     if _MASK not in library_space.spaces or len(library_space.spaces) == 1:
         return False
     part = library_space.spaces[_MASK]
-    if type(part).__name__ not in ("MultiBinary", "Box"):
+    if kind(part) not in ("MultiBinary", "Box"):
         return False
     match actions:
         case Discrete(n):
@@ -141,12 +142,12 @@ def _has_mask(library_space: Any, actions: Space) -> bool:
 
 def has_parts(space: Any) -> bool:
     """True for Gymnasium's `Dict` and `Tuple` spaces."""
-    return type(space).__name__ in ("Dict", "Tuple")
+    return kind(space) in ("Dict", "Tuple")
 
 
 def observation_space(name: str, space: Any) -> ObservationSpace:
     """Converts an observation space of Gymnasium's to ours, part by part."""
-    match type(space).__name__:
+    match kind(space):
         case "Dict":
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})
         case "Tuple":
@@ -175,7 +176,7 @@ def encode(library_space: Any, batch: Any) -> Any:
 
     NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """
-    match type(library_space).__name__:
+    match kind(library_space):
         case "Dict":
             return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
         case "Tuple":
