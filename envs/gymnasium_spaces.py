@@ -33,7 +33,7 @@ _MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images tha
 
 _INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool, signed, unsigned
 
-_MAX_ONE_HOT = 2**20  # inputs of the network for one observation of categories
+_MAX_CATEGORIES = 2**20  # of one observation, or of one action
 
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
@@ -57,12 +57,16 @@ def observation_box(name: str, space: Any) -> Box:
             f"environment '{name}': its observations hold a {space}, which is not an array of numbers"
         )
     size = len(counts) if kind(space) == "MultiBinary" else sum(counts)
-    if size > _MAX_ONE_HOT:
-        raise FdgError(
-            f"environment '{name}': its observations hold a {space}, whose {size:,} categories would each be"
-            f" an input of the network (at most {_MAX_ONE_HOT:,}): wrap it to give digits, or a Box"
-        )
+    _check_categories(f"environment '{name}': its observations hold a {space}", "input", size)
     return Box(0.0, 1.0, (size,))
+
+
+def _check_categories(subject: str, end: str, count: int) -> None:
+    if count > _MAX_CATEGORIES:
+        raise FdgError(
+            f"{subject}, whose {count:,} categories would each be an {end} of the network (at most"
+            f" {_MAX_CATEGORIES:,}): wrap it to give digits, or a Box of floats"
+        )
 
 
 def encode(space: Any, batch: Any) -> Any:
@@ -107,6 +111,7 @@ def action_space(name: str, space: Any) -> Space:
     part_counts = [_num_categories(part) for part in parts]
     if all(part_counts):
         counts = [n for part in part_counts for n in part or ()]
+        _check_categories(f"environment '{name}': its actions are {space}", "output", sum(counts))
         return Discrete(counts[0]) if kind(space) == "Discrete" else MultiDiscrete(tuple(counts))
     if any(kind(part) != "Box" and not counts for part, counts in zip(parts, part_counts, strict=True)):
         raise FdgError(

@@ -241,6 +241,9 @@ def test_unsupported_spaces_are_refused():
         )
     with pytest.raises(FdgError, match=r"'it': its observations hold a Discrete\(\d+\), .*at most 1,048,576"):
         gymnasium_parts.facts("it", spaces.Discrete(10**13), spaces.Discrete(2), None)
+    for space in (spaces.Discrete(2**40), spaces.Box(-(2**31), 2**31 - 2, (1,), np.int32)):
+        with pytest.raises(FdgError, match=r"'it': its actions are .*each be an output.*at most 1,048,576"):
+            gymnasium_spaces.action_space("it", space)
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
     empty, bit = spaces.Tuple(()), spaces.Discrete(2)
