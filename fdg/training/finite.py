@@ -10,16 +10,11 @@ import numpy as np
 import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.statistics import is_vital
 from fdg.training.sweep import agent_names
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
 _LARGEST_RETURN = 1e18  # squares of ten times as much exceed float32
-_VITAL_WORDS = ("loss", "grad")  # parts of names of metrics that must be finite
-
-
-def is_vital(name: str) -> bool:
-    """Whether a metric is a loss, or describes gradients: these must be finite."""
-    return any(word in name for word in _VITAL_WORDS)
 
 
 def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:

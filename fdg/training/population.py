@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fdg.errors import FdgError
 from fdg.keys import is_key
+from fdg.training.statistics import is_vital
 
 FACTORS = (0.8, 1.2)  # one of these multiplies each hyperparameter (section 4.1.1)
 _SHARE = 0.2  # the fraction of the agents that is replaced; as many of the best are copied (section 4.1.1)
@@ -24,7 +25,7 @@ class Membership(NamedTuple):
 
     key: jax.Array  # random key of copying: chooses agents and perturbs
     iterations: jax.Array  # [] int32, iterations since agents last copied
-    total: jax.Array  # [] float32, sum of episode returns since then
+    total: jax.Array  # [] float32, sum of episode returns since then; nan if the agent failed
     episodes: jax.Array  # [] float32, episodes since then
     score: jax.Array  # [] float32, mean return before agents last copied; nan if unknown
 
@@ -63,13 +64,15 @@ class Population:
             raise FdgError(
                 "exploit_every: the algorithm's metrics have no episode_return, by which agents are compared"
             )
-        episodes = jnp.asarray(metrics.get("episodes", 1.0), jnp.float32)
         episode_return = jnp.asarray(metrics["episode_return"], jnp.float32)
-        is_known = jnp.isfinite(episode_return) & (episodes > 0)
+        # Without `episodes`, a return that is not finite means that no episode ended.
+        episodes = jnp.asarray(metrics.get("episodes", jnp.isfinite(episode_return)), jnp.float32)
+        total = member.total + jnp.where(episodes > 0, episode_return * episodes, 0.0)
+        vital = [jnp.isfinite(value) for name, value in metrics.items() if is_vital(name)]
         return member._replace(
             iterations=member.iterations + 1,
-            total=member.total + jnp.where(is_known, episode_return * episodes, 0.0),
-            episodes=member.episodes + jnp.where(is_known, episodes, 0.0),
+            total=jnp.where(jnp.all(jnp.array(vital, bool)), total, jnp.nan),
+            episodes=member.episodes + episodes,
         )
 
     # --- fdg.agents.BetweenAgents ---
@@ -79,9 +82,13 @@ class Population:
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since agents last copied; if no episode has finished since, the mean before."""
+        """The mean return since agents last copied; if no episode has finished since, the mean before.
+
+        It is nan for an agent whose losses or returns were not finite since then.
+        """
         member = state.membership
-        return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
+        has_new = (member.episodes > 0) | jnp.isnan(member.total)
+        return jnp.where(has_new, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 
     def source(self, scores: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
         """The agent to copy from, [] int32: for one of the worst, a better one of the best; else `agent`."""

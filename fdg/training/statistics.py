@@ -1,4 +1,4 @@
-"""Statistics of a few runs: bootstrap intervals and the interquartile mean.
+"""Metrics that must be finite, and statistics of a few runs: bootstrap intervals and the interquartile mean.
 
 Source: Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
 arXiv 2108.13264, sections 4.1 and 4.3) and their library `rliable`.
@@ -11,6 +11,11 @@ import numpy as np
 
 RESAMPLES = 2_000  # bootstrap resamples
 _LOW_PERCENTILE = 100 * (1 - 0.95) / 2  # percentile at which a 95% interval begins
+
+
+def is_vital(name: str) -> bool:
+    """Whether a metric is a loss, or describes gradients: these must be finite."""
+    return "loss" in name or "grad" in name
 
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
