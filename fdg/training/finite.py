@@ -63,11 +63,10 @@ class FiniteCheck:
 
     def _report(self, start: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
         """Raises `RunError` or warns; `masks` marks the values that are not finite, by metric."""
-        rows = {name: int(np.argmax(mask.reshape(len(mask), -1).any(axis=1))) for name, mask in masks.items()}
-        row = min(rows.values())
-        names = [name for name in masks if rows[name] == row]
-        values, mask = metrics[names[0]], masks[names[0]]
-        problem = "infinite" if np.isinf(values[row][mask[row]]).any() else "not a number"
+        mask = np.logical_or.reduce([*masks.values()])
+        row = int(np.argmax(mask.reshape(len(mask), -1).any(axis=1)))
+        names = [name for name in masks if masks[name][row].any()]
+        problem = "infinite" if np.isinf(metrics[names[0]][row]).any() else "not a number"
         subject = f"{listed(names, 'and')} {'is' if len(names) == 1 else 'are'} {problem}"
         message = f"iteration {start + row + 1}: {subject}"
         agents = {0} if mask.ndim == 1 else {int(i) for i in np.flatnonzero(mask.any(axis=0))}
