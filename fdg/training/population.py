@@ -56,7 +56,7 @@ class Population:
     def initial_membership(self, key: jax.Array) -> Membership:
         """An agent's initial membership, from its key."""
         key = jax.random.fold_in(key, 0x504254)  # a different stream than the algorithm's
-        return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
+        return _restart(key, jnp.float32(jnp.nan))
 
     def add_iteration(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
         """The membership after one more iteration; the metric `episode_return` is a mean over `episodes`."""
@@ -118,12 +118,11 @@ class Population:
             value = state.hyperparameters[name]
             perturbed = jnp.clip(value * jnp.where(increases, FACTORS[1], FACTORS[0]), low, high)
             hyperparameters[name] = jnp.where(has_copied, perturbed, value)
-        score = self.known(state)
-        member = Membership(
-            jax.random.fold_in(key, len(self.bounds) + 1),
-            jnp.int32(0),
-            jnp.float32(0),
-            jnp.float32(0),
-            jnp.where(has_copied, jnp.nan, score),  # nan: the copied weights did not earn the old score
-        )
+        # nan: the copied weights did not earn the old score
+        score = jnp.where(has_copied, jnp.nan, self.known(state))
+        member = _restart(jax.random.fold_in(key, len(self.bounds) + 1), score)
         return state._replace(hyperparameters=hyperparameters, membership=member)
+
+
+def _restart(key: jax.Array, score: jax.Array) -> Membership:
+    return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), score)

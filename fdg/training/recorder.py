@@ -168,7 +168,7 @@ class LostEpisodes:
         losses = host.losses()
         local_counts = losses.failures - self._start.failures, losses.episodes - self._start.episodes
         self._failures, self._episodes = np.sum(distributed.exchange(local_counts), axis=0).tolist()
-        return {"lost_episodes": self._earlier + self._episodes}
+        return self.summary()
 
     def summary(self) -> dict[str, int]:
         """The entry for `summary.json`, with the count at the last `row`."""
