@@ -152,10 +152,8 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})
         case "Tuple":
             return composite.Tuple(tuple(observation_space(name, part) for part in space.spaces))
-        case "Discrete":
-            return Discrete(int(space.n))
-        case "MultiDiscrete":
-            return MultiDiscrete(tuple(map(int, space.nvec.reshape(-1))))
+        case "Discrete" | "MultiDiscrete":
+            return gymnasium_spaces.action_space(name, space)
         case "MultiBinary":
             return Box(0.0, 1.0, tuple(space.shape))
     return gymnasium_spaces.observation_box(name, space)
@@ -194,7 +192,8 @@ def encode(library_space: Any, batch: Any) -> Any:
 def pack(library_space: Any, batch: Any) -> np.ndarray:
     """Packs a batch of Gymnasium's observations into rows of bytes, `[B, bytes]`."""
     parts = jax.tree.leaves(encode(library_space, batch))
-    return np.concatenate([_as_byte_rows(part) for part in parts], axis=1)
+    rows = [np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8) for part in parts]
+    return np.concatenate(rows, axis=1)
 
 
 def unpack(space: ObservationSpace, rows: jax.Array) -> Any:
@@ -218,8 +217,3 @@ def _part_from_bytes(part: Space, rows: jax.Array) -> jax.Array:
 
 def _num_bytes(part: Space) -> int:
     return math.prod(part.shape) * np.dtype(part.dtype).itemsize
-
-
-def _as_byte_rows(part: np.ndarray) -> np.ndarray:
-    """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
-    return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
