@@ -129,10 +129,7 @@ _KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscre
 
 
 def kind(space: Any) -> str:
-    """The name of a space's class, or of the class in `_KINDS` that it derives from.
-
-    By name, so that no library is imported.
-    """
+    """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
     names = [cls.__name__ for cls in type(space).__mro__]
     return next((name for name in names if name in _KINDS), names[0])
 

@@ -108,10 +108,8 @@ def _misfit(function: Any, *arguments: Any, **named: Any) -> str | None:
     """Why a function does not take these arguments; None if it does, or has no signature."""
     try:
         inspect.signature(function).bind(*arguments, **named)
-    except TypeError as error:
-        return str(error)
-    except ValueError:
-        pass
+    except (TypeError, ValueError) as error:  # ValueError: no signature
+        return str(error) if isinstance(error, TypeError) else None
     return None
 
 

@@ -49,14 +49,11 @@ class FiniteCheck:
 
     def check(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
-        masks = {}
+        masks, num_unchecked = {}, max(0, self._num_unchecked - start)
         for name, values in metrics.items():
-            if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):
-                continue
             mask = ~np.isfinite(values)
-            num_unchecked = max(0, self._num_unchecked - start)
             mask[:num_unchecked] &= ~np.isnan(values[:num_unchecked])
-            if mask.any():
+            if is_vital(name) and mask.any():
                 masks[name] = mask
         if masks:
             self._report(start, metrics, masks)

@@ -82,10 +82,7 @@ class Population:
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since agents last copied; if no episode has finished since, the mean before.
-
-        It is nan for an agent whose losses or returns were not finite since then.
-        """
+        """The mean return since agents last copied, else before; nan if the agent failed since then."""
         member = state.membership
         has_new = (member.episodes > 0) | jnp.isnan(member.total)
         return jnp.where(has_new, member.total / jnp.maximum(member.episodes, 1.0), member.score)
