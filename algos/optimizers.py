@@ -38,7 +38,7 @@ StepSize: TypeAlias = float | jax.Array | optax.Schedule
 NAMES = tuple(
     "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad"
     " lamb lars lion noisy_sgd novograd radam rmsprop sgd sm3 yogi"
-    " ademamix adopt muon prodigy schedule_free_adamw schedule_free_sgd sophia".split()
+    " ademamix adopt muon prodigy schedule_free_adamw schedule_free_sgd".split()
 )
 
 
@@ -76,6 +76,7 @@ def user_optimizer(
         raise FdgError(
             f"optimizer={_name_of(make)} fails for a step size alone: {one_line(error)}: give a function of"
             " the step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
+            + (", or anneal_learning_rate=False if it takes no schedule" if callable(learning_rate) else "")
         ) from error
     if not _is_transformation(result):
         raise FdgError(

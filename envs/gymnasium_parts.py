@@ -19,6 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
+from envs.gymnasium_worker import kind
 from envs.library import LibraryEnvironment
 from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
@@ -127,7 +128,7 @@ def _has_mask(library_space: Any, actions: Space) -> bool:
     if _MASK not in library_space.spaces or len(library_space.spaces) == 1:
         return False
     part = library_space.spaces[_MASK]
-    if type(part).__name__ not in ("MultiBinary", "Box"):
+    if kind(part) not in ("MultiBinary", "Box"):
         return False
     match actions:
         case Discrete(n):
@@ -141,20 +142,18 @@ def _has_mask(library_space: Any, actions: Space) -> bool:
 
 def has_parts(space: Any) -> bool:
     """True for Gymnasium's `Dict` and `Tuple` spaces."""
-    return type(space).__name__ in ("Dict", "Tuple")
+    return kind(space) in ("Dict", "Tuple")
 
 
 def observation_space(name: str, space: Any) -> ObservationSpace:
     """Converts an observation space of Gymnasium's to ours, part by part."""
-    match type(space).__name__:
+    match kind(space):
         case "Dict":
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})
         case "Tuple":
             return composite.Tuple(tuple(observation_space(name, part) for part in space.spaces))
-        case "Discrete":
-            return Discrete(int(space.n))
-        case "MultiDiscrete":
-            return MultiDiscrete(tuple(map(int, space.nvec.reshape(-1))))
+        case "Discrete" | "MultiDiscrete":
+            return gymnasium_spaces.action_space(name, space)
         case "MultiBinary":
             return Box(0.0, 1.0, tuple(space.shape))
     return gymnasium_spaces.observation_box(name, space)
@@ -175,7 +174,7 @@ def encode(library_space: Any, batch: Any) -> Any:
 
     NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
     """
-    match type(library_space).__name__:
+    match kind(library_space):
         case "Dict":
             return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
         case "Tuple":
@@ -193,7 +192,8 @@ def encode(library_space: Any, batch: Any) -> Any:
 def pack(library_space: Any, batch: Any) -> np.ndarray:
     """Packs a batch of Gymnasium's observations into rows of bytes, `[B, bytes]`."""
     parts = jax.tree.leaves(encode(library_space, batch))
-    return np.concatenate([_as_byte_rows(part) for part in parts], axis=1)
+    rows = [np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8) for part in parts]
+    return np.concatenate(rows, axis=1)
 
 
 def unpack(space: ObservationSpace, rows: jax.Array) -> Any:
@@ -217,8 +217,3 @@ def _part_from_bytes(part: Space, rows: jax.Array) -> jax.Array:
 
 def _num_bytes(part: Space) -> int:
     return math.prod(part.shape) * np.dtype(part.dtype).itemsize
-
-
-def _as_byte_rows(part: np.ndarray) -> np.ndarray:
-    """The bytes of an array `[B, ...]`, as `[B, bytes]`."""
-    return np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.families import family
+from envs.gymnasium_worker import kind
 from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.errors import FdgError
 
@@ -32,7 +33,7 @@ _MIN_IMAGE_SIZE = 36  # smaller arrays are maps of cells, larger ones images tha
 
 _INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool, signed, unsigned
 
-_MAX_ONE_HOT = 2**20  # inputs of the network for one observation of categories
+_MAX_CATEGORIES = 2**20  # of one observation, or of one action
 
 _TEXTS = ("Text", "MissionSpace")
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
@@ -45,23 +46,27 @@ def observation_box(name: str, space: Any) -> Box:
         if family(name) == "minigrid" and low.shape[2:] == (3,) and min(low.shape[:2]) < _MIN_IMAGE_SIZE:
             high = np.minimum(high, _MINIGRID_CODES)
         return Box(bound(low), bound(high), low.shape, "uint8")
-    if _kind(space) in _TEXTS:
+    if kind(space) in _TEXTS:
         return Box(0.0, 255.0, (text_length(space),), "uint8")
     if _is_codes(space):
         return Box(bound(space.low), bound(space.high), tuple(space.shape), "int32")
-    if _kind(space) == "Box":
+    if kind(space) == "Box":
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     if (counts := _num_categories(space)) is None:
         raise FdgError(
             f"environment '{name}': its observations hold a {space}, which is not an array of numbers"
         )
-    size = len(counts) if _kind(space) == "MultiBinary" else sum(counts)
-    if size > _MAX_ONE_HOT:
-        raise FdgError(
-            f"environment '{name}': its observations hold a {space}, whose {size:,} categories would each be"
-            f" an input of the network (at most {_MAX_ONE_HOT:,}): wrap it to give digits, or a Box"
-        )
+    size = len(counts) if kind(space) == "MultiBinary" else sum(counts)
+    _check_categories(f"environment '{name}': its observations hold a {space}", "input", size)
     return Box(0.0, 1.0, (size,))
+
+
+def _check_categories(subject: str, end: str, count: int) -> None:
+    if count > _MAX_CATEGORIES:
+        raise FdgError(
+            f"{subject}, whose {count:,} categories would each be an {end} of the network (at most"
+            f" {_MAX_CATEGORIES:,}): wrap it to give digits, or a Box of floats"
+        )
 
 
 def encode(space: Any, batch: Any) -> Any:
@@ -74,12 +79,12 @@ def encode(space: Any, batch: Any) -> Any:
         return _copy_as(
             _channels_last(batch if isinstance(batch, jax.Array) else np.asarray(batch), 1), np.uint8
         )
-    if _kind(space) in _TEXTS:
+    if kind(space) in _TEXTS:
         return batch if isinstance(batch, jax.Array) else encode_texts(batch, text_length(space))
-    if _kind(space) == "Box":
+    if kind(space) == "Box":
         array = _copy_as(batch, np.int32 if _is_codes(space) else np.float32)
         return array.reshape(array.shape[0], *space.shape)
-    if _kind(space) == "MultiBinary":
+    if kind(space) == "MultiBinary":
         return _copy_as(batch, np.float32).reshape(len(batch), -1)
     columns = subtract_start(space, batch).reshape(len(batch), -1)
     counts = enumerate(_num_categories(space) or ())
@@ -106,8 +111,9 @@ def action_space(name: str, space: Any) -> Space:
     part_counts = [_num_categories(part) for part in parts]
     if all(part_counts):
         counts = [n for part in part_counts for n in part or ()]
-        return Discrete(counts[0]) if _kind(space) == "Discrete" else MultiDiscrete(tuple(counts))
-    if any(_kind(part) != "Box" and not counts for part, counts in zip(parts, part_counts, strict=True)):
+        _check_categories(f"environment '{name}': its actions are {space}", "output", sum(counts))
+        return Discrete(counts[0]) if kind(space) == "Discrete" else MultiDiscrete(tuple(counts))
+    if any(kind(part) != "Box" and not counts for part, counts in zip(parts, part_counts, strict=True)):
         raise FdgError(
             f"environment '{name}': its actions are {space}: give categories, or arrays of numbers"
         )
@@ -116,7 +122,7 @@ def action_space(name: str, space: Any) -> Space:
             f"environment '{name}': its actions are {space}, categories and floats together: wrap it so that"
             " all are discrete or all are floats, for example by discretising the floats"
         )
-    if len(parts) == 1 and _kind(space) == "Box":
+    if len(parts) == 1 and kind(space) == "Box":
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     low, high = (
         np.concatenate(side) for side in zip(*[(_low(p).ravel(), p.high.ravel()) for p in parts], strict=True)
@@ -129,12 +135,12 @@ def decode(space: Any, action: Any) -> Any:
 
     A JAX array becomes JAX arrays, in the nearest dtypes that JAX has; see `exact`.
     """
-    if _kind(space) in ("Dict", "Tuple"):
+    if kind(space) in ("Dict", "Tuple"):
         ends = np.cumsum([math.prod(part.shape) for part, _ in leaves(space)]).tolist()
         columns = [action[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return _rebuild(space, iter(columns))
     action = action.reshape(action.shape[0], *space.shape)
-    is_integer = _kind(space) == "Box" and space.dtype.kind in _INTEGER_KINDS
+    is_integer = kind(space) == "Box" and space.dtype.kind in _INTEGER_KINDS
     lowest = space.low if is_integer else getattr(space, "start", None)
     if isinstance(action, jax.Array):
         if lowest is not None:
@@ -150,10 +156,10 @@ def encode_action(space: Any, action: Any) -> np.ndarray:
     parts = [(part, np.asarray(values)) for part, values in leaves(space, action)]
     columns = []
     for part, values in parts:
-        lowest = part.low if _kind(part) == "Box" else getattr(part, "start", 0)
+        lowest = part.low if kind(part) == "Box" else getattr(part, "start", 0)
         is_integer = _num_categories(part) is not None
         columns.append((values.astype(np.int64) - lowest).astype(np.int32) if is_integer else values)
-    if _kind(space) == "Discrete" or (_kind(space) == "Box" and _num_categories(space) is None):
+    if kind(space) == "Discrete" or (kind(space) == "Box" and _num_categories(space) is None):
         return columns[0]
     return np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)
 
@@ -181,7 +187,7 @@ def select(batch: Any, index: Any) -> Any:
 
 def _num_categories(space: Any) -> tuple[int, ...] | None:
     """The number of categories of each component of a space without parts; None for floats."""
-    match _kind(space):
+    match kind(space):
         case "Discrete":
             return (int(space.n),)
         case "MultiDiscrete":
@@ -196,28 +202,23 @@ def _num_categories(space: Any) -> tuple[int, ...] | None:
 
 def _rebuild(space: Any, columns: Iterator[np.ndarray]) -> Any:
     """Rebuilds a batch with the parts of a space, from the columns `[B, size]` of each part."""
-    if _kind(space) == "Dict":
+    if kind(space) == "Dict":
         return {key: _rebuild(part, columns) for key, part in space.spaces.items()}
-    if _kind(space) == "Tuple":
+    if kind(space) == "Tuple":
         return tuple(_rebuild(part, columns) for part in space.spaces)
     return decode(space, next(columns))
 
 
-def _kind(space: Any) -> str:
-    """The name of a space's class; by name, so that no library is imported."""
-    return type(space).__name__
-
-
 def _is_bytes(space: Any) -> bool:
     """True for images in uint8, and for other uint8 arrays with the range 0 to 255."""
-    if _kind(space) != "Box" or space.dtype != np.uint8:
+    if kind(space) != "Box" or space.dtype != np.uint8:
         return False
     return len(space.shape) in (2, 3) or bool((space.low == 0).all() and (space.high == 255).all())
 
 
 def _is_codes(space: Any) -> bool:
     """True for integers with few values (`Box.codes`)."""
-    if _kind(space) != "Box" or not np.issubdtype(space.dtype, np.integer) or _is_bytes(space):
+    if kind(space) != "Box" or not np.issubdtype(space.dtype, np.integer) or _is_bytes(space):
         return False
     limits = np.iinfo(np.int32)
     if not space.low.size or space.low.min() < limits.min or space.high.max() > limits.max:
@@ -256,10 +257,10 @@ def _channels_last(image: Any, first: int) -> Any:
 
 def leaves(space: Any, batch: Any = None) -> Iterator[tuple[Any, Any]]:
     """The leaf spaces of a space, each with its part of a batch (None: without batch)."""
-    if _kind(space) not in ("Dict", "Tuple"):
+    if kind(space) not in ("Dict", "Tuple"):
         yield space, batch
         return
-    parts = space.spaces.items() if _kind(space) == "Dict" else enumerate(space.spaces)
+    parts = space.spaces.items() if kind(space) == "Dict" else enumerate(space.spaces)
     for key, part in parts:
         yield from leaves(part, None if batch is None else batch[key])
 

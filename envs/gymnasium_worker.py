@@ -125,24 +125,31 @@ def make_instance(name: str, **options: Any) -> Any:
     return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
+_KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
+
+
+def kind(space: Any) -> str:
+    """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
+    names = [cls.__name__ for cls in type(space).__mro__]
+    return next((name for name in names if name in _KINDS), names[0])
+
+
 def convert(space: Any, value: Any, where: str = "observation") -> Any:
     """Copies an element of a Gymnasium space to new arrays of the space's shapes and dtypes.
 
-    Spaces are recognised by name, so no library is imported. `value` may be an array, a list, a tuple or a
-    number; messages begin with `where`.
+    `value` may be an array, a list, a tuple or a number; messages begin with `where`.
 
     Raises:
       WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
     """
-    kind = type(space).__name__
-    if kind == "Dict":
+    if kind(space) == "Dict":
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
             raise WrongAnswerError(
                 f"{where} is {_describe(value)}, without the part {missing[0]!r} of its space"
             )
         return {key: convert(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
-    if kind == "Tuple":
+    if kind(space) == "Tuple":
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise WrongAnswerError(
                 f"{where} is {_describe(value)}, where its space has {len(space.spaces)} parts"
@@ -165,8 +172,8 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
         raise WrongAnswerError(
             f"{where} has {raw[array != raw].flat[0]}, which its space's dtype {array.dtype} cannot hold"
         )
-    if kind in ("Discrete", "MultiDiscrete"):
-        low, count = space.start, space.n if kind == "Discrete" else space.nvec
+    if kind(space) in ("Discrete", "MultiDiscrete"):
+        low, count = space.start, space.n if kind(space) == "Discrete" else space.nvec
         outside = (array < low) | (array >= low + count)
         if outside.any():
             raise WrongAnswerError(

@@ -24,6 +24,7 @@ import numpy as np
 from envs import composite
 from envs.environment import num_agents
 from envs.gymnasium_spaces import jax_dtype, text_length
+from envs.gymnasium_worker import kind
 from envs.joined import Joined
 from envs.observations import MaskedObservation
 
@@ -136,26 +137,26 @@ def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
 
 
 def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
-    kind = type(space).__name__
-    if kind == "Dict":
+    name = kind(space)
+    if name == "Dict":
         keys = list(dict(space.spaces))
         parts = {str(key): _describe_space(part, agents) for key, part in dict(space.spaces).items()}
         return {"parts": parts} if keys == [*parts] else {"parts": parts, "keys": keys}
-    if kind == "Tuple":
+    if name == "Tuple":
         return {"parts": [_describe_space(part, agents) for part in space.spaces]}
     if space.dtype is None or np.issubdtype(np.dtype(space.dtype), np.str_):
         length = text_length(space)
         return _describe_array("Text", (length,), np.dtype(np.uint8), length=length)
     dtype, shape = np.dtype(space.dtype), (*agents, *space.shape)
-    match kind:
+    match name:
         case "Discrete":
-            return _describe_array(kind, shape, dtype, n=int(space.n), start=int(getattr(space, "start", 0)))
+            return _describe_array(name, shape, dtype, n=int(space.n), start=int(getattr(space, "start", 0)))
         case "MultiDiscrete":
             nvec = np.asarray(space.nvec)
             start = np.broadcast_to(getattr(space, "start", 0), nvec.shape)
-            return _describe_array(kind, shape, dtype, nvec=nvec.tolist(), start=start.tolist())
+            return _describe_array(name, shape, dtype, nvec=nvec.tolist(), start=start.tolist())
         case "MultiBinary":
-            return _describe_array(kind, shape, dtype)
+            return _describe_array(name, shape, dtype)
     low, high = (np.asarray(getattr(space, f"{end}_array", getattr(space, end))) for end in ("low", "high"))
     entry = _describe_array("Box", shape, dtype, low=_json_bounds(low), high=_json_bounds(high))
     limits = np.iinfo(np.int32)

@@ -96,30 +96,29 @@ class _BoundFunction:
 
 def _call(network: Any, module: Any, method: Callable[..., Any], *inputs: Any) -> Any:
     """`method(*inputs)`, after a check that the module's `__call__` needs no further arguments."""
-    try:
-        inspect.signature(module.__call__).bind(*inputs)
-    except TypeError as error:
+    if problem := _misfit(module.__call__, *inputs):
         raise FdgError(
             f"network {_name(network)}: its __call__ does not take the {len(inputs)} positional arguments"
-            f" that fdg passes ({error}): give further arguments default values"
-        ) from None
-    except ValueError:  # no signature
-        pass
+            f" that fdg passes ({problem}): give further arguments default values"
+        )
     return method(*inputs)
+
+
+def _misfit(function: Any, *arguments: Any, **named: Any) -> str | None:
+    """Why a function does not take these arguments; None if it does, or has no signature."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError) as error:  # ValueError: no signature
+        return str(error) if isinstance(error, TypeError) else None
+    return None
 
 
 def _make_module(network: Any, **rng_arguments: Any) -> Any:
     """The module that a class, or a `functools.partial` of a class, makes."""
-    try:
-        inspect.signature(network).bind(**rng_arguments)
-    except TypeError as error:
+    if problem := _misfit(network, **rng_arguments):
         name = getattr(network, "func", network).__name__
         fix = f"functools.partial({name}, ...)" if rng_arguments else f"{name}(...)"
-        raise FdgError(
-            f"network {name} is a class that needs further arguments ({error}): write {fix}"
-        ) from None
-    except ValueError:  # no signature
-        pass
+        raise FdgError(f"network {name} is a class that needs further arguments ({problem}): write {fix}")
     return network(**rng_arguments)
 
 

@@ -23,11 +23,11 @@ from fdg.kinds import dataclass_fields, to_json
 from fdg.training import comparison_text, curves
 from fdg.training.comparison_text import TOGETHER
 from fdg.training.curves import Curves
-from fdg.training.finite import is_vital
 from fdg.training.run_directory import json_line, read_config, read_metrics, read_summary
 from fdg.training.statistics import (
     estimate_text,
     interquartile_mean,
+    is_vital,
     probability_of_improvement,
     stratified_interval,
 )

@@ -1,7 +1,6 @@
 """Detects infinite and NaN losses before they reach a checkpoint."""
 
 import math
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +10,11 @@ import numpy as np
 import envs
 from fdg.errors import FdgError, FdgWarning, RunError, listed
 from fdg.training.checkpoint import Checkpoints
+from fdg.training.statistics import is_vital
 from fdg.training.sweep import agent_names
 
 _CHECK_STEPS = 64  # random steps of an environment to search for rewards or observations that are not finite
 _LARGEST_RETURN = 1e18  # squares of ten times as much exceed float32
-_VITAL = re.compile(r"loss|grad(?![aeu])")  # metrics that must be finite; not "graduated" or "grade"
-
-
-def is_vital(name: str) -> bool:
-    """Whether a metric is a loss, or describes gradients: these must be finite."""
-    return _VITAL.search(name) is not None
 
 
 def failed_agents(row: Mapping[str, Any] | None, config: Mapping[str, Any], agents: int | None) -> list[int]:
@@ -55,25 +49,21 @@ class FiniteCheck:
 
     def check(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
-        masks = {}
+        masks, num_unchecked = {}, max(0, self._num_unchecked - start)
         for name, values in metrics.items():
-            if not is_vital(name) or not np.issubdtype(values.dtype, np.floating):
-                continue
             mask = ~np.isfinite(values)
-            num_unchecked = max(0, self._num_unchecked - start)
             mask[:num_unchecked] &= ~np.isnan(values[:num_unchecked])
-            if mask.any():
+            if is_vital(name) and mask.any():
                 masks[name] = mask
         if masks:
             self._report(start, metrics, masks)
 
     def _report(self, start: int, metrics: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
         """Raises `RunError` or warns; `masks` marks the values that are not finite, by metric."""
-        rows = {name: int(np.argmax(mask.reshape(len(mask), -1).any(axis=1))) for name, mask in masks.items()}
-        row = min(rows.values())
-        names = [name for name in masks if rows[name] == row]
-        values, mask = metrics[names[0]], masks[names[0]]
-        problem = "infinite" if np.isinf(values[row][mask[row]]).any() else "not a number"
+        mask = np.logical_or.reduce([*masks.values()])
+        row = int(np.argmax(mask.reshape(len(mask), -1).any(axis=1)))
+        names = [name for name in masks if masks[name][row].any()]
+        problem = "infinite" if np.isinf(metrics[names[0]][row]).any() else "not a number"
         subject = f"{listed(names, 'and')} {'is' if len(names) == 1 else 'are'} {problem}"
         message = f"iteration {start + row + 1}: {subject}"
         agents = {0} if mask.ndim == 1 else {int(i) for i in np.flatnonzero(mask.any(axis=0))}

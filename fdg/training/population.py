@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fdg.errors import FdgError
 from fdg.keys import is_key
+from fdg.training.statistics import is_vital
 
 FACTORS = (0.8, 1.2)  # one of these multiplies each hyperparameter (section 4.1.1)
 _SHARE = 0.2  # the fraction of the agents that is replaced; as many of the best are copied (section 4.1.1)
@@ -24,7 +25,7 @@ class Membership(NamedTuple):
 
     key: jax.Array  # random key of copying: chooses agents and perturbs
     iterations: jax.Array  # [] int32, iterations since agents last copied
-    total: jax.Array  # [] float32, sum of episode returns since then
+    total: jax.Array  # [] float32, sum of episode returns since then; nan if the agent failed
     episodes: jax.Array  # [] float32, episodes since then
     score: jax.Array  # [] float32, mean return before agents last copied; nan if unknown
 
@@ -55,7 +56,7 @@ class Population:
     def initial_membership(self, key: jax.Array) -> Membership:
         """An agent's initial membership, from its key."""
         key = jax.random.fold_in(key, 0x504254)  # a different stream than the algorithm's
-        return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), jnp.float32(jnp.nan))
+        return _restart(key, jnp.float32(jnp.nan))
 
     def add_iteration(self, member: Membership, metrics: Mapping[str, jax.Array]) -> Membership:
         """The membership after one more iteration; the metric `episode_return` is a mean over `episodes`."""
@@ -63,13 +64,15 @@ class Population:
             raise FdgError(
                 "exploit_every: the algorithm's metrics have no episode_return, by which agents are compared"
             )
-        episodes = jnp.asarray(metrics.get("episodes", 1.0), jnp.float32)
         episode_return = jnp.asarray(metrics["episode_return"], jnp.float32)
-        is_known = jnp.isfinite(episode_return) & (episodes > 0)
+        # Without `episodes`, a return that is not finite means that no episode ended.
+        episodes = jnp.asarray(metrics.get("episodes", jnp.isfinite(episode_return)), jnp.float32)
+        total = member.total + jnp.where(episodes > 0, episode_return * episodes, 0.0)
+        vital = [jnp.isfinite(value) for name, value in metrics.items() if is_vital(name)]
         return member._replace(
             iterations=member.iterations + 1,
-            total=member.total + jnp.where(is_known, episode_return * episodes, 0.0),
-            episodes=member.episodes + jnp.where(is_known, episodes, 0.0),
+            total=jnp.where(jnp.all(jnp.array(vital, bool)), total, jnp.nan),
+            episodes=member.episodes + episodes,
         )
 
     # --- fdg.agents.BetweenAgents ---
@@ -79,9 +82,10 @@ class Population:
         return state.membership.iterations >= self.every
 
     def known(self, state: Any) -> jax.Array:
-        """The mean return since agents last copied; if no episode has finished since, the mean before."""
+        """The mean return since agents last copied, else before; nan if the agent failed since then."""
         member = state.membership
-        return jnp.where(member.episodes > 0, member.total / jnp.maximum(member.episodes, 1.0), member.score)
+        has_new = (member.episodes > 0) | jnp.isnan(member.total)
+        return jnp.where(has_new, member.total / jnp.maximum(member.episodes, 1.0), member.score)
 
     def source(self, scores: jax.Array, agent: jax.Array, state: Any) -> jax.Array:
         """The agent to copy from, [] int32: for one of the worst, a better one of the best; else `agent`."""
@@ -111,12 +115,11 @@ class Population:
             value = state.hyperparameters[name]
             perturbed = jnp.clip(value * jnp.where(increases, FACTORS[1], FACTORS[0]), low, high)
             hyperparameters[name] = jnp.where(has_copied, perturbed, value)
-        score = self.known(state)
-        member = Membership(
-            jax.random.fold_in(key, len(self.bounds) + 1),
-            jnp.int32(0),
-            jnp.float32(0),
-            jnp.float32(0),
-            jnp.where(has_copied, jnp.nan, score),  # nan: the copied weights did not earn the old score
-        )
+        # nan: the copied weights did not earn the old score
+        score = jnp.where(has_copied, jnp.nan, self.known(state))
+        member = _restart(jax.random.fold_in(key, len(self.bounds) + 1), score)
         return state._replace(hyperparameters=hyperparameters, membership=member)
+
+
+def _restart(key: jax.Array, score: jax.Array) -> Membership:
+    return Membership(key, jnp.int32(0), jnp.float32(0), jnp.float32(0), score)

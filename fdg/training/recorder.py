@@ -18,13 +18,13 @@ from fdg.errors import FdgError, FdgWarning, RunError, raised
 from fdg.processes import distributed
 from fdg.running.metrics import PendingMetrics
 from fdg.training.curves import RETURN, metric_to_plot
-from fdg.training.finite import FiniteCheck, failed_agents, is_vital
+from fdg.training.finite import FiniteCheck, failed_agents
 from fdg.training.job import Job
 from fdg.training.loggers import Logger
 from fdg.training.progress import Progress, stream_line
 from fdg.training.run_directory import RunDirectory
 from fdg.training.samples import sample_lines
-from fdg.training.statistics import format_numbers
+from fdg.training.statistics import format_numbers, is_vital
 
 _RUN_PARTS = 10  # `ConstantReturns` checks after 1 / _RUN_PARTS of the run
 _MIN_RETURNS = 3  # minimum number of mean returns for this check
@@ -168,7 +168,7 @@ class LostEpisodes:
         losses = host.losses()
         local_counts = losses.failures - self._start.failures, losses.episodes - self._start.episodes
         self._failures, self._episodes = np.sum(distributed.exchange(local_counts), axis=0).tolist()
-        return {"lost_episodes": self._earlier + self._episodes}
+        return self.summary()
 
     def summary(self) -> dict[str, int]:
         """The entry for `summary.json`, with the count at the last `row`."""

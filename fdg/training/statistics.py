@@ -1,16 +1,23 @@
-"""Statistics of a few runs: bootstrap intervals and the interquartile mean.
+"""Metrics that must be finite, and statistics of a few runs: bootstrap intervals and the interquartile mean.
 
 Source: Agarwal et al. 2021 ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
 arXiv 2108.13264, sections 4.1 and 4.3) and their library `rliable`.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 RESAMPLES = 2_000  # bootstrap resamples
 _LOW_PERCENTILE = 100 * (1 - 0.95) / 2  # percentile at which a 95% interval begins
+_VITAL = re.compile(r"loss|grad(?![aeu])")  # metrics that must be finite; not "graduated" or "grade"
+
+
+def is_vital(name: str) -> bool:
+    """Whether a metric is a loss, or describes gradients: these must be finite."""
+    return _VITAL.search(name) is not None
 
 
 def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:

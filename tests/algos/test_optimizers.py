@@ -10,6 +10,8 @@ import pytest
 
 import algos
 import envs
+from algos import optimizers
+from tests.refusing import refuses
 
 TWO_UPDATES = {"num_epochs": 1, "num_minibatches": 2}
 REPLAYED = {"num_envs": 4, "num_steps": 1, "updates_per_step": 0.5, "batch_size": 8, "learning_starts": 0}
@@ -110,3 +112,17 @@ def test_annealing_begins_with_learning(name):
         step_sizes.append(float(schedule(max(int(count) for _, count in counts))))
     np.testing.assert_allclose(step_sizes[-1], 0, atol=1e-6)
     assert 0 < step_sizes[-2] < step_sizes[-3]
+
+
+@pytest.mark.filterwarnings("ignore:Specifying a key:UserWarning")  # optax's noisy_sgd
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_every_named_optimizer_takes_a_step(name):
+    parameters, gradient = {"kernel": jnp.ones((2, 3))}, {"kernel": jnp.full((2, 3), 0.5)}
+    optimizer = optimizers.user_optimizer(name, 1e-3)
+    new, _ = optimizers.apply_update(optimizer, gradient, optimizer.init(parameters), parameters)
+    assert np.isfinite(new["kernel"]).all()
+
+
+def test_optimizer_without_schedule_names_the_fix():
+    with refuses("optimizer=sm3 fails", "or anneal_learning_rate=False if it takes no schedule"):
+        optimizers.user_optimizer("sm3", optax.constant_schedule(1e-3))

@@ -7,7 +7,7 @@ import pytest
 
 import envs
 from algos.rollout import rollout
-from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host
+from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host, native
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError
 from tests.envs.conformance import COMPILE_FAST, assert_conforms
@@ -188,6 +188,39 @@ def test_action_spaces(space, expected):
         assert space.contains(action), action
 
 
+def test_subclasses_of_spaces_are_those_spaces():
+    """Users subclass spaces, for example to change how actions are sampled."""
+    from envs.gymnasium_worker import convert
+
+    def subclass(space):
+        space.__class__ = type("Mine", (type(space),), {})
+        return space
+
+    for make in (
+        lambda own: own(spaces.Box(-1.0, 1.0, (3,))),
+        lambda own: own(spaces.Discrete(3, start=2)),
+        lambda own: own(
+            spaces.Dict({"a": own(spaces.MultiBinary(2)), "b": own(spaces.Discrete(3, start=1))})
+        ),
+    ):
+        theirs, mine = make(lambda space: space), make(subclass)
+        same = (
+            gymnasium_parts.facts("it", theirs, theirs, None),
+            gymnasium_parts.facts("it", mine, mine, None),
+        )
+        assert same[0][2:] == same[1][2:]
+        batch = sample_batch(mine)[0]
+        for a, b in (
+            (
+                gymnasium_parts.encode_observation(mine, batch),
+                gymnasium_parts.encode_observation(theirs, batch),
+            ),
+            (convert(mine, sample_batch(mine)[1][0]), convert(theirs, sample_batch(mine)[1][0])),
+        ):
+            jax.tree.map(np.testing.assert_array_equal, a, b)
+        assert native.describe("action", mine) == native.describe("action", theirs)
+
+
 def test_smallest_positive_bound_means_unbounded():
     """EnvPool's ViZDoom has this bound for actions, its Control Suite for observations."""
     space, free = spaces.Box(np.finfo(np.float64).tiny, np.inf, (2,), np.float64), Box(-np.inf, np.inf, (2,))
@@ -208,6 +241,9 @@ def test_unsupported_spaces_are_refused():
         )
     with pytest.raises(FdgError, match=r"'it': its observations hold a Discrete\(\d+\), .*at most 1,048,576"):
         gymnasium_parts.facts("it", spaces.Discrete(10**13), spaces.Discrete(2), None)
+    for space in (spaces.Discrete(2**40), spaces.Box(-(2**31), 2**31 - 2, (1,), np.int32)):
+        with pytest.raises(FdgError, match=r"'it': its actions are .*each be an output.*at most 1,048,576"):
+            gymnasium_spaces.action_space("it", space)
     with pytest.raises(FdgError, match="environment 'it': its actions are Sequence"):
         gymnasium_spaces.action_space("it", spaces.Sequence(spaces.Discrete(3)))
     empty, bit = spaces.Tuple(()), spaces.Discrete(2)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.errors import FdgWarning
+from fdg.errors import FdgWarning, RunError
 from fdg.training import curves
 from fdg.training.finite import failed_agents
+from tests.refusing import refuses
 from tests.tiny import Walk
 
 
@@ -52,6 +53,20 @@ def test_failed_seeds_are_reported_and_excluded(failing):
     failing.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
     assert f"{len(good)} seed" in curves.returns_table(curves.compare([failing.path])[1])
     failing.path.joinpath("summary.json").write_text(json.dumps(summary))
+
+
+class AllFail(HalfFail):
+    """Each agent has a NaN loss, half of them another one than the others."""
+
+    def iterate(self, state):
+        state, metrics = super().iterate(state)
+        return state, {**metrics, "value_loss": jnp.where(jnp.isnan(metrics["loss"]), 1.0, jnp.nan)}
+
+
+def test_training_stops_if_agents_fail_by_different_losses(tmp_path):
+    sizes = {"total_steps": 32, "num_seeds": 4, "eval_episodes": 0, "devices": 1}
+    with refuses("loss and value_loss are not a number for 4 of 4 agents", "training stops", kind=RunError):
+        fdg.fit(AllFail(), out=tmp_path / "run", seed=5, progress=False, **sizes)
 
 
 def test_failed_agents_of_a_row():

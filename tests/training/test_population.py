@@ -57,6 +57,23 @@ def test_scores_are_means_over_episodes():
     assert float(population().known(SweptState({}, {}, member))) == pytest.approx(22.0 / 4.0)
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"episode_return": jnp.nan, "episodes": 2.0},
+        {"episode_return": 9.0, "episodes": 2.0, "policy_loss": jnp.nan},
+        {"episode_return": jnp.nan, "episodes": 0.0, "grad_norm": jnp.inf},
+    ],
+)
+def test_failed_agent_has_no_score(metrics):
+    """Its score from before is not used either: others would copy its weights, which are not finite."""
+    healthy = {"episode_return": 9.0, "episodes": 1.0, "policy_loss": 0.5}
+    member = population().initial_membership(jax.random.key(0))._replace(score=jnp.float32(400.0))
+    for row in (healthy, metrics, healthy):
+        member = population().add_iteration(member, row)
+    assert jnp.isnan(population().known(SweptState({}, {}, member)))
+
+
 def test_population_run(tmp_path):
     run = fdg.sweep(
         Descent(), {"rate": [0.01, 0.5]}, num_seeds=3, exploit_every=2, total_steps=64, devices=2,
