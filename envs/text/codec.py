@@ -50,19 +50,21 @@ def decode(
     """Decodes tokens `[R] int32` with mask `[R] bool` up to the first stop token, as `tokenizer.decode` does.
 
     Returns a text of at most `room` bytes (None: 16 for each token), and whether there was a stop token, `[]
-    bool`. A longer text decodes as unreadable characters, which match no answer.
+    bool`. A longer text decodes as unreadable characters, which match no answer. Bytes that are not UTF-8
+    stay as they are.
     """
     tables = _byte_tables(tokenizer)
-    codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
+    codes, starts, counts = map(jnp.asarray, tables)
+    vocab_size, max_bytes = tokenizer.vocab_size, int(tables[2].max(initial=1))
+    is_text = jnp.asarray(tables[2].reshape(-1, vocab_size).any(axis=0))
     stop = functools.reduce(jnp.logical_or, [tokens == token for token in tokenizer.stops]) & mask
-    is_before_stop = mask & (jnp.cumsum(stop) == 0)
-    tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model's vocabulary may be larger
-    starts, sizes = starts[tokens], jnp.where(is_before_stop, counts[tokens], 0)
-    is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
-    dropped_blanks = jnp.where(is_first, blanks[tokens], 0)
-    starts, sizes = starts + dropped_blanks, sizes - dropped_blanks
+    tokens = jnp.clip(tokens, 0, vocab_size - 1)  # a model's vocabulary may be larger
+    is_used = mask & (jnp.cumsum(stop) == 0) & is_text[tokens]
+    rank = jnp.cumsum(is_used)
+    place = (rank == 1) + 2 * (rank == rank[-1]) if len(counts) > vocab_size else 0
+    rows = place * vocab_size + tokens
+    starts, sizes = starts[rows], jnp.where(is_used, counts[rows], 0)
     ends = jnp.cumsum(sizes)
-    max_bytes = int((tables[2] - np.minimum(tables[3], 0)).max(initial=1))
     width = tokens.shape[0] * min(max_bytes, 16)
     width = width if room is None else min(tokens.shape[0] * max_bytes, max(width, room))
     position = jnp.arange(width)
@@ -75,17 +77,15 @@ def decode(
 
 
 @functools.cache
-def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All tokens' bytes, concatenated; each token's offset, its length, and the blanks it loses if first.
+def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All tokens' bytes, concatenated; the offset and the length of each token, `[places * V]`.
 
-    The opening mark precedes each token's bytes, so that a token that begins with it loses less than nothing.
+    Places: between other tokens, the first of a text, the last, both; one place if the bytes are alike.
     """
-    codes, counts = tokenizer.codes_of_tokens()
-    mark = np.frombuffer(getattr(tokenizer, "opening_mark", b""), np.uint8)
-    codes = np.concatenate([np.broadcast_to(mark, (len(codes), len(mark))), codes], axis=1)
-    ends = counts + len(mark)
-    all_bytes = codes[np.arange(codes.shape[1]) < ends[:, None]]
-    return all_bytes, np.cumsum(ends) - counts, counts, tokenizer.opening_blanks()
+    tables = [tokenizer.codes_of_tokens(), *getattr(tokenizer, "codes_at_ends", tuple)()]
+    counts = np.concatenate([counts for _, counts in tables])
+    all_bytes = [codes[np.arange(codes.shape[1]) < lengths[:, None]] for codes, lengths in tables]
+    return np.concatenate(all_bytes), np.cumsum(counts) - counts, counts
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """Tokenizers, and their tables for encoding and decoding in compiled programs.
 
 A tokenizer is a hashable value. `encode`, `encode_rows` and `decode` run on the host; programs decode with
-the tables `codes_of_tokens` and `opening_blanks`. Programs encode only for a `CharacterTokenizer`, one token
-per character; other tokenizers encode whole texts on the host (`envs/text/encoding.py`).
+the tables `codes_of_tokens` and, if there are any, `codes_at_ends`. Programs encode only for a
+`CharacterTokenizer`, one token per character; other tokenizers encode whole texts on the host
+(`envs/text/encoding.py`).
 """
 
 import contextlib
@@ -74,9 +75,6 @@ class Tokenizer(Protocol):
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number, 0 for special tokens."""
-
-    def opening_blanks(self) -> np.ndarray:
-        """`[V] int32`: the number of leading blanks that decoding drops from a token at a text's start."""
 
 
 @checked_names
@@ -169,10 +167,6 @@ class CharacterTokenizer:
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.codes_of_tokens`."""
         return token_bytes.pad_bytes([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
-
-    def opening_blanks(self) -> np.ndarray:
-        """All zero: see `Tokenizer.opening_blanks`."""
-        return np.zeros(self.vocab_size, np.int32)
 
 
 @checked_names
@@ -438,14 +432,11 @@ class HuggingFaceTokenizer:
         """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
         return token_bytes.pad_bytes(_token_bytes(self._folder)[0])
 
-    def opening_blanks(self) -> np.ndarray:
-        """See `Tokenizer.opening_blanks`; negative for a token that begins there with `opening_mark`."""
-        return _token_bytes(self._folder)[1]
-
-    @property
-    def opening_mark(self) -> bytes:
-        """What continuations of a word begin with if they are the first token of a text, as `##`."""
-        return _token_bytes(self._folder)[2]
+    def codes_at_ends(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """`codes_of_tokens` for the first token of a text, the last, and the only one; empty if no token has
+        other bytes there.
+        """
+        return [token_bytes.pad_bytes(pieces) for pieces in _token_bytes(self._folder)[1:]]
 
     @contextlib.contextmanager
     def _library(self) -> Iterator[Any]:
@@ -491,8 +482,7 @@ def _compile_template(template: str) -> Any:
 
 
 @functools.cache
-def _token_bytes(folder: tokenizer_config.Folder) -> tuple[list[bytes], np.ndarray, bytes]:
-    """Bytes and lost blanks of each token, and the mark, as in `token_bytes.decode_each_token`."""
-    loaded = tokenizer_config.load(folder)
+def _token_bytes(folder: tokenizer_config.Folder) -> list[list[bytes]]:
+    """The bytes of each token, as in `token_bytes.decode_each_token`."""
     with tokenizer_files.library_errors(f"tokenizer of '{folder}'"):
-        return token_bytes.decode_each_token(loaded)
+        return token_bytes.decode_each_token(tokenizer_config.load(folder), str(folder))
