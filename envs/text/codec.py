@@ -58,8 +58,9 @@ def decode(
     vocab_size, max_bytes = tokenizer.vocab_size, int(tables[2].max(initial=1))
     is_text = jnp.asarray(tables[2].reshape(-1, vocab_size).any(axis=0))
     stop = functools.reduce(jnp.logical_or, [tokens == token for token in tokenizer.stops]) & mask
-    tokens = jnp.clip(tokens, 0, vocab_size - 1)  # a model's vocabulary may be larger
-    is_used = mask & (jnp.cumsum(stop) == 0) & is_text[tokens]
+    is_used = mask & (tokens < vocab_size) & (jnp.cumsum(stop) == 0)  # a model's vocabulary may be larger
+    tokens = jnp.clip(tokens, 0, vocab_size - 1)
+    is_used &= is_text[tokens]
     rank = jnp.cumsum(is_used)
     place = (rank == 1) + 2 * (rank == rank[-1]) if len(counts) > vocab_size else 0
     rows = place * vocab_size + tokens

@@ -119,14 +119,16 @@ def words_checkpoint(folder, decoder):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_tokens_decode_as_in_library(tmp_path, name):
-    """First, last and only tokens lose blanks or gain marks, depending on the decoder."""
+    """First, last and only tokens lose blanks or gain marks, depending on the decoder; tokens of a model
+    beyond those of its tokenizer are left out.
+    """
     library, ours = words_checkpoint(tmp_path, DECODERS[name])
     rng = np.random.default_rng(0)
-    ids = [rng.choice([0, 1, *range(4, ours.vocab_size)], size=i % 6).tolist() for i in range(512)]
+    ids = [rng.choice([0, 1, *range(4, ours.vocab_size + 2)], size=i % 6).tolist() for i in range(512)]
     found = jax.tree.map(np.asarray, jit(jax.vmap(lambda *row: codec.decode(ours, *row)[0]))(*padded(ids)))
     for i, one in enumerate(ids):
         text = to_string(jax.tree.map(lambda leaf, i=i: leaf[i], found))
-        assert ours.decode(one) == library.decode(one)
+        assert ours.decode([token for token in one if token < ours.vocab_size]) == library.decode(one)
         if "\ufffd" not in text:
             assert text == library.decode(one)
 
