@@ -1,5 +1,6 @@
 """Encodes and decodes text in traced code, one row at a time, with a tokenizer's tables."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.text.characters import Text, concatenate
+from envs.text.token_bytes import pad_bytes
 
 _UNREADABLE = 0x7F  # a character that no answer contains
 
@@ -26,7 +28,8 @@ def encode(
     Tokens beyond `width` are dropped from the end (from the start, if left-padded). Returns tokens `[width]
     int32` and a mask `[width] bool`.
     """
-    ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
+    table = jnp.asarray(np.maximum(token_of_code(tokenizer), 0))  # token 0 for a character without one
+    ids = jnp.take(table, jnp.clip(text.codes, 0, 127))
     front, back = (Text(jnp.asarray(list(part), jnp.int32), jnp.int32(len(part))) for part in (before, after))
     tokens, count = concatenate(front, text._replace(codes=ids), back)
     return fit(tokens, 0, count, width, tokenizer.pad, left_padded)
@@ -83,13 +86,22 @@ def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Places: between other tokens, the first of a text, the last, both; one place if the bytes are alike.
     """
-    tables = [tokenizer.codes_of_tokens(), *getattr(tokenizer, "codes_at_ends", tuple)()]
+    if hasattr(tokenizer, "codes_of_tokens"):
+        tables = [tokenizer.codes_of_tokens(), *getattr(tokenizer, "codes_at_ends", tuple)()]
+    else:
+        tables = [pad_bytes([tokenizer.decode([i]).encode() for i in range(tokenizer.vocab_size)])]
     counts = np.concatenate([counts for _, counts in tables])
     all_bytes = [codes[np.arange(codes.shape[1]) < lengths[:, None]] for codes, lengths in tables]
     return np.concatenate(all_bytes), np.cumsum(counts) - counts, counts
 
 
 @functools.cache
-def _token_of_code(tokenizer: Any) -> np.ndarray:
-    """The token of each ASCII character, `[128] int32`; token 0 for a character without one."""
-    return np.maximum(tokenizer.token_of_code(), 0)
+def token_of_code(tokenizer: Any) -> np.ndarray:
+    """The token of each ASCII character, `[128] int32`; -1 for a character without one."""
+    table = np.full(128, -1, np.int32)
+    for code, character in enumerate(map(chr, range(128))):
+        with contextlib.suppress(ValueError, LookupError):  # a tokenizer may have no tokens for it
+            ids = tokenizer.encode(character)
+            if ids and tokenizer.decode(ids[-1:]) == character:
+                table[code] = ids[-1]
+    return table

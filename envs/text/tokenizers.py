@@ -1,9 +1,9 @@
 """Tokenizers, and their tables for encoding and decoding in compiled programs.
 
 A tokenizer is a hashable value. `encode`, `encode_rows` and `decode` run on the host; programs decode with
-the tables `codes_of_tokens` and, if there are any, `codes_at_ends`. Programs encode only for a
-`CharacterTokenizer`, one token per character; other tokenizers encode whole texts on the host
-(`envs/text/encoding.py`).
+the tables `codes_of_tokens` and `codes_at_ends`, or if there are none, with `decode` of each token. Programs
+encode only for a `CharacterTokenizer`, one token per character; other tokenizers encode whole texts on the
+host (`envs/text/encoding.py`).
 """
 
 import contextlib
@@ -69,12 +69,6 @@ class Tokenizer(Protocol):
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """Masks of the assistant's tokens from earlier turns in each row's prompt, as in `encode_rows`."""
-
-    def token_of_code(self) -> np.ndarray:
-        """`[128] int32`: the token of each ASCII character; -1 for none."""
-
-    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number, 0 for special tokens."""
 
 
 @checked_names
@@ -155,18 +149,6 @@ class CharacterTokenizer:
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`."""
         return [turns.mask_from_characters(row) for row in rows]
-
-    def token_of_code(self) -> np.ndarray:
-        """See `Tokenizer.token_of_code`."""
-        table = np.full(128, -1, np.int32)
-        for i, c in enumerate(self.alphabet):
-            if c.isascii():
-                table[ord(c)] = self._FIRST_CHARACTER + i
-        return table
-
-    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`."""
-        return token_bytes.pad_bytes([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
 
 
 @checked_names
@@ -420,16 +402,10 @@ class HuggingFaceTokenizer:
         """
         return tokenizer_config.special_tokens(self._folder)
 
-    def token_of_code(self) -> np.ndarray:
-        """See `Tokenizer.token_of_code`."""
-        table = np.full(128, -1, np.int32)
-        for code, ids in enumerate(self._encode_batch([chr(code) for code in range(128)])):
-            if ids and self.decode(ids[-1:]) == chr(code):
-                table[code] = ids[-1]
-        return table
-
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
+        """`[V, C] uint8`: UTF-8 bytes of each token (a part of a character, too); `[V] int32`: their
+        number, 0 for special tokens. Tokens of more than 128 bytes become a character `\\x7f`.
+        """
         return token_bytes.pad_bytes(_token_bytes(self._folder)[0])
 
     def codes_at_ends(self) -> list[tuple[np.ndarray, np.ndarray]]:
