@@ -95,7 +95,6 @@ def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.concatenate(all_bytes), np.cumsum(counts) - counts, counts
 
 
-@functools.cache
 def token_of_code(tokenizer: Any) -> np.ndarray:
     """The token of each ASCII character, `[128] int32`; -1 for a character without one."""
     table = np.full(128, -1, np.int32)
