@@ -119,9 +119,7 @@ def words_checkpoint(folder, decoder):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_tokens_decode_as_in_library(tmp_path, name):
-    """First, last and only tokens lose blanks or gain marks, depending on the decoder; tokens of a model
-    beyond those of its tokenizer are left out.
-    """
+    """First, last and only tokens lose blanks or gain marks; tokens beyond the tokenizer's are left out."""
     library, ours = words_checkpoint(tmp_path, DECODERS[name])
     rng = np.random.default_rng(0)
     ids = [rng.choice([0, 1, *range(4, ours.vocab_size + 2)], size=i % 6).tolist() for i in range(512)]
@@ -355,15 +353,26 @@ def test_a_folder_that_changes(chat_checkpoint):
     assert HuggingFaceTokenizer(str(chat_checkpoint)).chat(user) == "new" and after.chat(user) == "<pad>"
 
 
-def test_special_tokens_of_the_configuration(tmp_path):
-    """`</s>` and `<s>` are ordinary words of the vocabulary, but special in the configuration."""
+@pytest.mark.parametrize(
+    "pad",
+    [
+        {"pad_token": "<pad>"},
+        {"additional_special_tokens": ["<s>", {"content": "<pad>"}]},
+        {"extra_special_tokens": ["<pad>"]},  # of Transformers 5
+        {"added_tokens_decoder": {"3": {"content": "<pad>", "special": True, "rstrip": True}}},
+    ],
+)
+def test_special_tokens_of_the_configuration(tmp_path, pad):
+    """`</s>` and `<pad>` are ordinary words of the vocabulary, but special in the configuration."""
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
     found["added_tokens"] = []
     library = tokenizers.Tokenizer.from_str(json.dumps(found))
     assert len(library.encode("</s>").ids) > 1
-    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "unmarked", library)))
-    assert tokenizer.encode("a</s>") == [*library.encode("a").ids, tokenizer.eos]
-    assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
+    folder = write_checkpoint(tmp_path / "unmarked", library, **{"pad_token": None, **pad})
+    tokenizer, blank = HuggingFaceTokenizer(str(folder)), library.encode(" ").ids
+    after = [] if "added_tokens_decoder" in pad else blank  # `rstrip` takes the blank
+    assert tokenizer.encode("a<pad> </s>") == [*library.encode("a").ids, 3, *after, tokenizer.eos]
+    assert tokenizer.decode(tokenizer.encode("a<pad> </s>")) == "a" + " " * bool(after)
 
 
 def test_special_tokens_keep_their_options(tmp_path):
