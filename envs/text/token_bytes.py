@@ -33,21 +33,17 @@ def decode_each_token(loaded: Any, name: str) -> list[list[bytes]]:
     Raises:
       FdgError: a token's text depends on which tokens are beside it.
     """
+    decode = functools.partial(loaded.decode_batch, skip_special_tokens=False)
     special = tokenizer_files.special_numbers(loaded)
     tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
     anchor = loaded.encode("a", add_special_tokens=False).ids or tokens[-1:]
-    around = [
-        ([], []),
-        (anchor, []),
-        ([], anchor),
-        (anchor, anchor),
-    ]  # alone, as the last, the first, between
-    texts = [_decode(loaded, [[*before, token, *after] for token in tokens]) for before, after in around]
+    around = [(before, after) for after in (anchor, []) for before in (anchor, [])]
+    texts = [decode([[*before, token, *after] for token in tokens]) for before, after in around]
     # A blank that the decoder puts before each token is the token's own; one after each, the anchor's.
-    end = len(os.path.commonprefix([text[::-1] for text in texts[3]]))  # noqa: RUF071 -- these are no paths
-    start = max(0, len(*_decode(loaded, [[*anchor, *anchor]])) - end)
+    end = len(os.path.commonprefix([text[::-1] for text in texts[0]]))  # noqa: RUF071 -- these are no paths
+    start = max(0, len(*decode([[*anchor, *anchor]])) - end)
     places = []
-    for (before, after), decoded in zip(around[::-1], texts[::-1], strict=True):
+    for (before, after), decoded in zip(around, texts, strict=True):
         pieces = [b""] * tokenizer_files.vocab_size(loaded)
         for token, text in zip(tokens, decoded, strict=True):
             if token not in special:
@@ -67,7 +63,7 @@ def _check_neighbours(loaded: Any, places: list[list[bytes]], name: str) -> None
     at_ends = [i for i in ordered if len({pieces[i] for pieces in places}) > 1]
     chosen = [*at_ends[:64], *ordered[:: len(ordered) // 64 + 1]]
     pairs = [[i, j] for i in chosen for j in chosen]
-    for (i, j), text in zip(pairs, _decode(loaded, pairs), strict=True):
+    for (i, j), text in zip(pairs, loaded.decode_batch(pairs, skip_special_tokens=False), strict=True):
         if "\ufffd" not in text and text.encode() != first[i] + last[j]:
             words = [loaded.id_to_token(token) for token in (i, j)]
             raise FdgError(
@@ -75,10 +71,6 @@ def _check_neighbours(loaded: Any, places: list[list[bytes]], name: str) -> None
                 " which is not the text of each, so programs cannot score responses: give a Python function"
                 " (reward=)"
             )
-
-
-def _decode(loaded: Any, rows: list[list[int]]) -> list[str]:
-    return loaded.decode_batch(rows, skip_special_tokens=False)
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:

@@ -382,18 +382,12 @@ class HuggingFaceTokenizer:
             return templates.get(choice, choice)
         if choice is not None:
             raise FdgError(f"chat_template={quoted(choice)}: it must be the name of a template, or its text")
-        template = templates.get("tool_use") if tools is not None else None
-        template = templates.get("default") if template is None else template
-        if template is None and templates:
-            raise FdgError(
-                f"checkpoint '{self.path}': it has several chat templates and no default: give chat_template="
-                f"{listed([repr(name) for name in templates], 'or')}"
-            )
-        if template is None:
-            raise FdgError(
-                f"checkpoint '{self.path}': no chat_template in tokenizer_config.json: give chat_template="
-            )
-        return template
+        for name in ["tool_use"] * (tools is not None) + ["default"]:
+            if name in templates:
+                return templates[name]
+        problem = "it has several chat templates and no default" if templates else "it has no chat template"
+        names = listed([repr(name) for name in templates] or ["TEMPLATE"], "or")
+        raise FdgError(f"checkpoint '{self.path}': {problem}: give chat_template={names}")
 
     @property
     def special_tokens(self) -> Mapping[str, str | list[str]]:
