@@ -385,7 +385,8 @@ class HuggingFaceTokenizer:
         for name in ["tool_use"] * (tools is not None) + ["default"]:
             if name in templates:
                 return templates[name]
-        problem = "it has several chat templates and no default" if templates else "it has no chat template"
+        several = "it has several chat templates and no default"
+        problem = several if templates else "no chat_template in tokenizer_config.json"
         names = listed([repr(name) for name in templates] or ["TEMPLATE"], "or")
         raise FdgError(f"checkpoint '{self.path}': {problem}: give chat_template={names}")
 
