@@ -7,6 +7,7 @@ bounded by a multiple of the file's size (four times it for float8, which become
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -76,11 +77,12 @@ def safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
             if end > total - 8 - length
             else f"{path}: holds {total - 8 - length} bytes of tensors, and its header says {end}"
         )
+    where = str(path)
     return {
         name: StoredTensor(
-            str(path), shape, 8 + length + first, tensor_end - first, _decoder(str(path), name, dtype)
+            where, shape, 8 + length + first, end - first, partial(_decode, where, name, dtype)
         )
-        for name, (dtype, shape, first, tensor_end) in entries.items()
+        for name, (dtype, shape, first, end) in entries.items()
     }
 
 
@@ -106,12 +108,9 @@ def _entry(path: str, name: str, entry: Any) -> tuple[str, tuple[int, ...], int,
     return dtype, tuple(shape), first, end
 
 
-def _decoder(path: str, name: str, dtype: str) -> Callable[[np.ndarray], np.ndarray]:
-    def decode(content: np.ndarray) -> np.ndarray:
-        if dtype not in _FLOATS:
-            raise FdgError(
-                f"{path}: '{name:.{_NAME_LENGTH}}' has dtype {dtype}: weights must be {', '.join(_FLOATS)}"
-            )
-        return content.view(_FLOATS[dtype])
-
-    return decode
+def _decode(path: str, name: str, dtype: str, content: np.ndarray) -> np.ndarray:
+    if dtype not in _FLOATS:
+        raise FdgError(
+            f"{path}: '{name:.{_NAME_LENGTH}}' has dtype {dtype}: weights must be {', '.join(_FLOATS)}"
+        )
+    return content.view(_FLOATS[dtype])

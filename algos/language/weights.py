@@ -130,6 +130,12 @@ def assemble(
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = _transpose(array) if transposed else array
+    head = tensors.get("lm_head.weight") if config.tie_embeddings and not scores else None
+    if head and not np.array_equal(head.read(), parameters["embedding"]):
+        raise FdgError(
+            f"{where}: 'lm_head.weight' differs from the embedding, and config.json ties them: set its"
+            " tie_word_embeddings to false, or remove the tensor"
+        )
     return parameters
 
 
@@ -139,13 +145,12 @@ def read_finite(tensor: StoredTensor, where: str) -> np.ndarray:
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         total = np.dot(flat, flat)
-    if not math.isfinite(total):  # a fast first test; the sum of finite numbers may overflow, too
-        count = array.size - np.count_nonzero(np.isfinite(array))
-        if count:
-            raise FdgError(
-                f"{where}: {count} of its {array.size} numbers are NaN or infinite in float32: take another"
-                " checkpoint"
-            )
+    # The sum of squares is a fast first test: it is finite only if all numbers are.
+    if not math.isfinite(total) and (count := array.size - np.count_nonzero(np.isfinite(array))):
+        raise FdgError(
+            f"{where}: {count} of its {array.size} numbers are NaN or infinite in float32: take another"
+            " checkpoint"
+        )
     return array
 
 
@@ -382,8 +387,7 @@ def _stored_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
                 f" {_INDEX} lists: copy it there"
             )
         tensors = safetensors(folder / file)
-        twice = sorted(stored.keys() & tensors.keys())
-        if twice:
+        if twice := sorted(stored.keys() & tensors.keys()):
             raise FdgError(f"{folder / file}: '{twice[0]}' is in an earlier shard too: remove one")
         stored |= tensors
     return stored

@@ -46,11 +46,6 @@ class PaddedTokenizer(CharacterTokenizer):
     def vocab_size(self) -> int:
         return self.size
 
-    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        codes = np.zeros((self.size, 1), np.uint8)
-        codes[[*self.encode(self.alphabet)], 0] = list(self.alphabet.encode())
-        return codes, (codes[:, 0] > 0).astype(np.int32)
-
     def decode(self, ids: Sequence[int]) -> str:
         return super().decode([i for i in ids if int(i) < super(PaddedTokenizer, self).vocab_size])
 

@@ -1,5 +1,6 @@
 """Encodes and decodes text in traced code, one row at a time, with a tokenizer's tables."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.text.characters import Text, concatenate
+from envs.text.token_bytes import pad_bytes
 
 _UNREADABLE = 0x7F  # a character that no answer contains
 
@@ -26,7 +28,8 @@ def encode(
     Tokens beyond `width` are dropped from the end (from the start, if left-padded). Returns tokens `[width]
     int32` and a mask `[width] bool`.
     """
-    ids = jnp.take(jnp.asarray(_token_of_code(tokenizer)), jnp.clip(text.codes, 0, 127))
+    table = jnp.asarray(np.maximum(token_of_code(tokenizer), 0))  # token 0 for a character without one
+    ids = jnp.take(table, jnp.clip(text.codes, 0, 127))
     front, back = (Text(jnp.asarray(list(part), jnp.int32), jnp.int32(len(part))) for part in (before, after))
     tokens, count = concatenate(front, text._replace(codes=ids), back)
     return fit(tokens, 0, count, width, tokenizer.pad, left_padded)
@@ -50,19 +53,22 @@ def decode(
     """Decodes tokens `[R] int32` with mask `[R] bool` up to the first stop token, as `tokenizer.decode` does.
 
     Returns a text of at most `room` bytes (None: 16 for each token), and whether there was a stop token, `[]
-    bool`. A longer text decodes as unreadable characters, which match no answer.
+    bool`. A longer text decodes as unreadable characters, which match no answer. Bytes that are not UTF-8
+    stay as they are.
     """
     tables = _byte_tables(tokenizer)
-    codes, starts, counts, blanks = (jnp.asarray(table) for table in tables)
+    codes, starts, counts = map(jnp.asarray, tables)
+    vocab_size, max_bytes = tokenizer.vocab_size, int(tables[2].max(initial=1))
+    is_text = jnp.asarray(tables[2].reshape(-1, vocab_size).any(axis=0))
     stop = functools.reduce(jnp.logical_or, [tokens == token for token in tokenizer.stops]) & mask
-    is_before_stop = mask & (jnp.cumsum(stop) == 0)
-    tokens = jnp.clip(tokens, 0, counts.shape[0] - 1)  # a model's vocabulary may be larger
-    starts, sizes = starts[tokens], jnp.where(is_before_stop, counts[tokens], 0)
-    is_first = (jnp.cumsum(sizes) == sizes) & (sizes > 0)
-    dropped_blanks = jnp.where(is_first, blanks[tokens], 0)
-    starts, sizes = starts + dropped_blanks, sizes - dropped_blanks
+    is_used = mask & (tokens < vocab_size) & (jnp.cumsum(stop) == 0)  # a model's vocabulary may be larger
+    tokens = jnp.clip(tokens, 0, vocab_size - 1)
+    is_used &= is_text[tokens]
+    rank = jnp.cumsum(is_used)
+    place = (rank == 1) + 2 * (rank == rank[-1]) if len(counts) > vocab_size else 0
+    rows = place * vocab_size + tokens
+    starts, sizes = starts[rows], jnp.where(is_used, counts[rows], 0)
     ends = jnp.cumsum(sizes)
-    max_bytes = int((tables[2] - np.minimum(tables[3], 0)).max(initial=1))
     width = tokens.shape[0] * min(max_bytes, 16)
     width = width if room is None else min(tokens.shape[0] * max_bytes, max(width, room))
     position = jnp.arange(width)
@@ -75,20 +81,26 @@ def decode(
 
 
 @functools.cache
-def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All tokens' bytes, concatenated; each token's offset, its length, and the blanks it loses if first.
+def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All tokens' bytes, concatenated; the offset and the length of each token, `[places * V]`.
 
-    The opening mark precedes each token's bytes, so that a token that begins with it loses less than nothing.
+    Places: between other tokens, the first of a text, the last, both; one place if the bytes are alike.
     """
-    codes, counts = tokenizer.codes_of_tokens()
-    mark = np.frombuffer(getattr(tokenizer, "opening_mark", b""), np.uint8)
-    codes = np.concatenate([np.broadcast_to(mark, (len(codes), len(mark))), codes], axis=1)
-    ends = counts + len(mark)
-    all_bytes = codes[np.arange(codes.shape[1]) < ends[:, None]]
-    return all_bytes, np.cumsum(ends) - counts, counts, tokenizer.opening_blanks()
+    if hasattr(tokenizer, "codes_of_tokens"):
+        tables = [tokenizer.codes_of_tokens(), *getattr(tokenizer, "codes_at_ends", tuple)()]
+    else:
+        tables = [pad_bytes([tokenizer.decode([i]).encode() for i in range(tokenizer.vocab_size)])]
+    counts = np.concatenate([counts for _, counts in tables])
+    all_bytes = [codes[np.arange(codes.shape[1]) < lengths[:, None]] for codes, lengths in tables]
+    return np.concatenate(all_bytes), np.cumsum(counts) - counts, counts
 
 
-@functools.cache
-def _token_of_code(tokenizer: Any) -> np.ndarray:
-    """The token of each ASCII character, `[128] int32`; token 0 for a character without one."""
-    return np.maximum(tokenizer.token_of_code(), 0)
+def token_of_code(tokenizer: Any) -> np.ndarray:
+    """The token of each ASCII character, `[128] int32`; -1 for a character without one."""
+    table = np.full(128, -1, np.int32)
+    for code, character in enumerate(map(chr, range(128))):
+        with contextlib.suppress(ValueError, LookupError):  # a tokenizer may have no tokens for it
+            ids = tokenizer.encode(character)
+            if ids and tokenizer.decode(ids[-1:]) == character:
+                table[code] = ids[-1]
+    return table

@@ -226,7 +226,7 @@ class TextTask:
         if isinstance(tokenizer, CharacterTokenizer):
             missing = next((c for c in needed if c not in tokenizer.alphabet), None)
         elif not hasattr(self.problem, "rows"):
-            token = tokenizer.token_of_code()
+            token = codec.token_of_code(tokenizer)
             missing = next((c for c in "".join(needed.split()) if c.isascii() and token[ord(c)] < 0), None)
         if missing is not None:
             raise FdgError(

@@ -1,6 +1,5 @@
 """The bytes of each token of a vocabulary; a character may be split over several tokens."""
 
-import collections
 import functools
 import os
 import re
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from envs.text import tokenizer_files
+from fdg.arguments import quoted
+from fdg.errors import FdgError
 
 _MAX_TOKEN_BYTES = 128  # longer tokens become `_UNREADABLE`
 _UNREADABLE = b"\x7f"  # no answer contains it
@@ -25,38 +26,51 @@ def pad_bytes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return codes, counts
 
 
-def decode_each_token(loaded: Any) -> tuple[list[bytes], np.ndarray, bytes]:
-    """For each token of a `tokenizers.Tokenizer`, its bytes between other tokens, and `[V] int32` the number
-    of bytes that it loses as the first token of a text; negative if it begins there with the mark, the last
-    result (WordPiece's `##`).
+def decode_each_token(loaded: Any, name: str) -> list[list[bytes]]:
+    """The bytes of each token of a `tokenizers.Tokenizer` between other tokens, as the first of a text, as
+    the last, and alone; only the first of these lists if all are alike. `name` is for errors.
+
+    Raises:
+      FdgError: a token's text depends on which tokens are beside it.
     """
-    size = tokenizer_files.vocab_size(loaded)
+    decode = functools.partial(loaded.decode_batch, skip_special_tokens=False)
     special = tokenizer_files.special_numbers(loaded)
-    # Some decoders strip blanks at the ends of a text, so each token is decoded between two anchors.
-    anchor = loaded.encode("a", add_special_tokens=False).ids
     tokens = sorted(loaded.get_vocab(with_added_tokens=True).values())  # numbers may have gaps
-    between_anchors = [[*anchor, token, *anchor] for token in tokens]
-    texts = loaded.decode_batch(between_anchors, skip_special_tokens=False)
-    firsts = loaded.decode_batch([ids[len(anchor) :] for ids in between_anchors], skip_special_tokens=False)
+    anchor = loaded.encode("a", add_special_tokens=False).ids or tokens[-1:]
+    around = [(before, after) for after in (anchor, []) for before in (anchor, [])]
+    texts = [decode([[*before, token, *after] for token in tokens]) for before, after in around]
     # A blank that the decoder puts before each token is the token's own; one after each, the anchor's.
-    end = len(os.path.commonprefix([text[::-1] for text in texts]))  # noqa: RUF071 -- these are no paths
-    start = max(0, len(loaded.decode([*anchor, *anchor], skip_special_tokens=False)) - end)
-    pieces, lost_bytes = [b""] * size, np.zeros(size, np.int32)
-    marked: dict[str, list[int]] = collections.defaultdict(list)  # tokens by what each gains as the first
-    for token, text, first in zip(tokens, texts, firsts, strict=True):
-        if token in special:
-            continue
-        text, first = text[start : len(text) - end], first[: len(first) - end]
-        pieces[token] = text.encode()
-        if "\ufffd" in text:  # only part of a character: take the bytes from its spelling
-            pieces[token] = _spelled_bytes(loaded.id_to_token(token), text)
-        elif text.endswith(first):
-            lost_bytes[token] = len(pieces[token]) - len(first.encode())
-        elif first.endswith(text):
-            marked[first.removesuffix(text)].append(token)
-    mark = max(marked, key=lambda text: len(marked[text]), default="")
-    lost_bytes[marked[mark]] = -len(mark.encode())
-    return pieces, lost_bytes, mark.encode()
+    end = len(os.path.commonprefix([text[::-1] for text in texts[0]]))  # noqa: RUF071 -- these are no paths
+    start = max(0, len(*decode([[*anchor, *anchor]])) - end)
+    places = []
+    for (before, after), decoded in zip(around, texts, strict=True):
+        pieces = [b""] * tokenizer_files.vocab_size(loaded)
+        for token, text in zip(tokens, decoded, strict=True):
+            if token not in special:
+                own = text[start if before else 0 : len(text) - (end if after else 0)]
+                pieces[token] = own.encode()
+                if "\ufffd" in own:  # only part of a character: take the bytes from its spelling
+                    pieces[token] = _spelled_bytes(loaded.id_to_token(token), own)
+        places.append(pieces)
+    _check_neighbours(loaded, places, name)
+    return places if any(pieces != places[0] for pieces in places) else places[:1]
+
+
+def _check_neighbours(loaded: Any, places: list[list[bytes]], name: str) -> None:
+    """Raises an `FdgError` if some pairs of tokens do not decode to the bytes of one and the other."""
+    between, first, last, _ = places
+    ordered = sorted((i for i, text in enumerate(between) if text), key=lambda i: len(between[i]))
+    at_ends = [i for i in ordered if len({pieces[i] for pieces in places}) > 1]
+    chosen = [*at_ends[:64], *ordered[:: len(ordered) // 64 + 1]]
+    pairs = [[i, j] for i in chosen for j in chosen]
+    for (i, j), text in zip(pairs, loaded.decode_batch(pairs, skip_special_tokens=False), strict=True):
+        if "\ufffd" not in text and text.encode() != first[i] + last[j]:
+            words = [loaded.id_to_token(token) for token in (i, j)]
+            raise FdgError(
+                f"tokenizer of '{name}': its decoder reads {quoted(words)} together as {quoted(text)},"
+                " which is not the text of each, so programs cannot score responses: give a Python function"
+                " (reward=)"
+            )
 
 
 def _spelled_bytes(word: str, text: str) -> bytes:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -63,20 +64,34 @@ def load(path: Folder) -> Any:
             f"tokenizer of '{path}': there is no file tokenizer.json; give a checkpoint's directory"
         )
     tokenizer = tokenizer_files.load(file)
-    named = [word for word in special_tokens(path).values() if isinstance(word, str)]
     with tokenizer_files.library_errors(f"tokenizer of '{path}'"):
-        # A token of the file keeps its options, such as `lstrip`.
-        in_file = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-        known = [word for word in named if tokenizer.token_to_id(word) is not None]
-        tokenizer.add_special_tokens([in_file.get(word, word) for word in known])
+        tokens = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+        changed = {token.content: token for token in _added_tokens(path)}
+        tokens |= changed  # the configuration's options, such as `lstrip`, replace those of the file
+        named = itertools.chain(*([x] if isinstance(x, str) else x for x in special_tokens(path).values()))
+        known = functools.partial(filter, lambda word: tokenizer.token_to_id(word) is not None)
+        tokenizer.add_tokens([tokens[word] for word in known(changed)])
+        tokenizer.add_special_tokens([tokens.get(word, word) for word in known(named)])
     return tokenizer
+
+
+def _added_tokens(path: Folder) -> list[Any]:
+    """The `tokenizers.AddedToken`s that the configuration lists."""
+    from tokenizers import AddedToken
+
+    listed = _read_config(path, "tokenizer_config.json").get("added_tokens_decoder") or {}
+    if not (isinstance(listed, dict) and all(isinstance(token, dict) for token in listed.values())):
+        raise _invalid_value(path, "tokenizer_config.json", "added_tokens_decoder", listed, "an object")
+    options = ("content", "special", "lstrip", "rstrip", "single_word", "normalized")
+    return [AddedToken(**{key: token[key] for key in options if key in token}) for token in listed.values()]
 
 
 @functools.cache
 def digest(path: Folder) -> str:
     """A hash of the tokenizer: its file, special tokens, chat templates and stop tokens."""
     eos = [_read_config(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-    settings = json.dumps([special_tokens(path), chat_templates(path), eos], sort_keys=True)
+    added = [*map(repr, _added_tokens(path))]
+    settings = json.dumps([special_tokens(path), chat_templates(path), eos, added], sort_keys=True)
     content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
     return hashlib.sha256(content + settings.encode()).hexdigest()
 
@@ -115,7 +130,8 @@ def special_tokens(path: Folder) -> dict[str, str | list[str]]:
     config = _read_config(path, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # older checkpoints keep special tokens in a separate file
         config = {**config, **_read_config(path, "special_tokens_map.json")}
-    extra, additional = config.get("extra_special_tokens"), config.get("additional_special_tokens")
+    extra = config.get("extra_special_tokens")
+    additional = config.get("additional_special_tokens", extra)  # a list by either name
     fields = {**config, **(extra if isinstance(extra, dict) else {})}
     texts: dict[str, Any] = {
         name: _token_text(path, name, text)

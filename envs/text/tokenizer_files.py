@@ -132,11 +132,10 @@ def _check_content(content: dict[str, Any], file: str) -> None:
     for step in itertools.chain.from_iterable(_nested_steps(content.get(part)) for part in _PARTS):
         # With these values the library panics when it encodes or decodes.
         require(step.get("type") != "FixedLength" or step.get("length") != 0, "a FixedLength of 0")
-        for side in ("start", "stop"):
+        for side, most in (("start", _MAX_CONTENT), ("stop", 0)):  # any stop panics for an empty text
             stripped = step.get(side) if step.get("type") == "Strip" else 0
             require(
-                not isinstance(stripped, int) or stripped <= _MAX_CONTENT,
-                f"a Strip with {side}={quoted(stripped)}",
+                not isinstance(stripped, int) or stripped <= most, f"a Strip with {side}={quoted(stripped)}"
             )
         listed = step.get("special_tokens")
         for x in _list_field(step, "single"):  # the template for a single text; we never encode pairs

@@ -1,8 +1,9 @@
 """Tokenizers, and their tables for encoding and decoding in compiled programs.
 
 A tokenizer is a hashable value. `encode`, `encode_rows` and `decode` run on the host; programs decode with
-the tables `codes_of_tokens` and `opening_blanks`. Programs encode only for a `CharacterTokenizer`, one token
-per character; other tokenizers encode whole texts on the host (`envs/text/encoding.py`).
+the tables `codes_of_tokens` and `codes_at_ends`, or if there are none, with `decode` of each token. Programs
+encode only for a `CharacterTokenizer`, one token per character; other tokenizers encode whole texts on the
+host (`envs/text/encoding.py`).
 """
 
 import contextlib
@@ -68,15 +69,6 @@ class Tokenizer(Protocol):
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[list[bool]]:
         """Masks of the assistant's tokens from earlier turns in each row's prompt, as in `encode_rows`."""
-
-    def token_of_code(self) -> np.ndarray:
-        """`[128] int32`: the token of each ASCII character; -1 for none."""
-
-    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8`: UTF-8 bytes of each token; `[V] int32`: their number, 0 for special tokens."""
-
-    def opening_blanks(self) -> np.ndarray:
-        """`[V] int32`: the number of leading blanks that decoding drops from a token at a text's start."""
 
 
 @checked_names
@@ -157,22 +149,6 @@ class CharacterTokenizer:
     ) -> list[list[bool]]:
         """See `Tokenizer.said_before`."""
         return [turns.mask_from_characters(row) for row in rows]
-
-    def token_of_code(self) -> np.ndarray:
-        """See `Tokenizer.token_of_code`."""
-        table = np.full(128, -1, np.int32)
-        for i, c in enumerate(self.alphabet):
-            if c.isascii():
-                table[ord(c)] = self._FIRST_CHARACTER + i
-        return table
-
-    def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`."""
-        return token_bytes.pad_bytes([*[b""] * self._FIRST_CHARACTER, *(c.encode() for c in self.alphabet)])
-
-    def opening_blanks(self) -> np.ndarray:
-        """All zero: see `Tokenizer.opening_blanks`."""
-        return np.zeros(self.vocab_size, np.int32)
 
 
 @checked_names
@@ -406,18 +382,13 @@ class HuggingFaceTokenizer:
             return templates.get(choice, choice)
         if choice is not None:
             raise FdgError(f"chat_template={quoted(choice)}: it must be the name of a template, or its text")
-        template = templates.get("tool_use") if tools is not None else None
-        template = templates.get("default") if template is None else template
-        if template is None and templates:
-            raise FdgError(
-                f"checkpoint '{self.path}': it has several chat templates and no default: give chat_template="
-                f"{listed([repr(name) for name in templates], 'or')}"
-            )
-        if template is None:
-            raise FdgError(
-                f"checkpoint '{self.path}': no chat_template in tokenizer_config.json: give chat_template="
-            )
-        return template
+        for name in ["tool_use"] * (tools is not None) + ["default"]:
+            if name in templates:
+                return templates[name]
+        several = "it has several chat templates and no default"
+        problem = several if templates else "no chat_template in tokenizer_config.json"
+        names = listed([repr(name) for name in templates] or ["TEMPLATE"], "or")
+        raise FdgError(f"checkpoint '{self.path}': {problem}: give chat_template={names}")
 
     @property
     def special_tokens(self) -> Mapping[str, str | list[str]]:
@@ -426,26 +397,17 @@ class HuggingFaceTokenizer:
         """
         return tokenizer_config.special_tokens(self._folder)
 
-    def token_of_code(self) -> np.ndarray:
-        """See `Tokenizer.token_of_code`."""
-        table = np.full(128, -1, np.int32)
-        for code, ids in enumerate(self._encode_batch([chr(code) for code in range(128)])):
-            if ids and self.decode(ids[-1:]) == chr(code):
-                table[code] = ids[-1]
-        return table
-
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer.codes_of_tokens`; tokens of more than 128 bytes become a character `\\x7f`."""
+        """`[V, C] uint8`: UTF-8 bytes of each token (a part of a character, too); `[V] int32`: their
+        number, 0 for special tokens. Tokens of more than 128 bytes become a character `\\x7f`.
+        """
         return token_bytes.pad_bytes(_token_bytes(self._folder)[0])
 
-    def opening_blanks(self) -> np.ndarray:
-        """See `Tokenizer.opening_blanks`; negative for a token that begins there with `opening_mark`."""
-        return _token_bytes(self._folder)[1]
-
-    @property
-    def opening_mark(self) -> bytes:
-        """What continuations of a word begin with if they are the first token of a text, as `##`."""
-        return _token_bytes(self._folder)[2]
+    def codes_at_ends(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """`codes_of_tokens` for the first token of a text, the last, and the only one; empty if no token has
+        other bytes there.
+        """
+        return [token_bytes.pad_bytes(pieces) for pieces in _token_bytes(self._folder)[1:]]
 
     @contextlib.contextmanager
     def _library(self) -> Iterator[Any]:
@@ -491,8 +453,7 @@ def _compile_template(template: str) -> Any:
 
 
 @functools.cache
-def _token_bytes(folder: tokenizer_config.Folder) -> tuple[list[bytes], np.ndarray, bytes]:
-    """Bytes and lost blanks of each token, and the mark, as in `token_bytes.decode_each_token`."""
-    loaded = tokenizer_config.load(folder)
+def _token_bytes(folder: tokenizer_config.Folder) -> list[list[bytes]]:
+    """The bytes of each token, as in `token_bytes.decode_each_token`."""
     with tokenizer_files.library_errors(f"tokenizer of '{folder}'"):
-        return token_bytes.decode_each_token(loaded)
+        return token_bytes.decode_each_token(tokenizer_config.load(folder), str(folder))

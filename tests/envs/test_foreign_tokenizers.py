@@ -171,6 +171,7 @@ def test_padding_and_truncation_are_ignored(folder):
         ("config.json", {"eos_token_id": "2"}, "config.json: eos_token_id='2': it must be a token's number"),
         ("generation_config.json", {"eos_token_id": [2, -1]}, "eos_token_id=[2, -1]: it must be"),
         ("tokenizer_config.json", {"eos_token": 3}, "eos_token=3: it must be a token"),
+        ("tokenizer_config.json", {"added_tokens_decoder": [3]}, "added_tokens_decoder=[3]: it must be an"),
         ("tokenizer_config.json", {"chat_template": {}}, "chat_template={}: it must be a string"),
     ],
 )  # fmt: skip

@@ -417,3 +417,44 @@ def test_missing_attribute_is_named(kind, monkeypatch):
         monkeypatch.setitem(globals(), "Mine", type("Mine", (), attributes))
         with pytest.raises(fdg.FdgError, match=f"Mine is a {kind.__name__} without {missing}: "):
             envs.make(f"{__name__}:Mine")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """A tokenizer of one's own, with the documented members; each token but two is a pair of characters."""
+
+    alphabet: str = "0123456789+= "
+    pad: int = 0
+    stops: tuple[int, ...] = (1,)
+
+    @property
+    def vocab_size(self):
+        return 2 + len(self.alphabet) ** 2
+
+    def encode(self, text):
+        numbers = [self.alphabet.index(c) for c in (text if len(text) % 2 == 0 else " " + text)]
+        return [2 + a * len(self.alphabet) + b for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+
+    def decode(self, ids):
+        pairs = [divmod(i - 2, len(self.alphabet)) for i in ids if i > 1]
+        return "".join(self.alphabet[a] + self.alphabet[b] for a, b in pairs).lstrip()
+
+    def encode_rows(self, rows, instruction="", system="", arguments=()):
+        return [(self.encode(row.text), self.encode(row.answer or "")) for row in rows]
+
+
+def test_tokenizer_of_documented_members(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f'{{"problem": "{i}+{i}=", "answer": "{2 * i}"}}\n' for i in range(80)))
+    task = TextTask(envs.make("text:file", path=str(file)).problem, Pairs())
+
+    @jit
+    def run(keys):
+        content = task.draw(keys)
+        tokens, mask = task.solutions(content)
+        return [task.reward(content, *one).total for one in ((tokens, mask), (tokens + (tokens > 1), mask))]
+
+    right, wrong = run(keys())
+    assert right.tolist() == [1] * COUNT and wrong.tolist() == [0] * COUNT
+    with refuses("no token of its tokenizer is the single character '-'"):
+        envs.make("text:addition").with_tokenizer(Pairs())

@@ -11,7 +11,7 @@ import tokenizers
 
 import envs
 import fdg
-from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, play
+from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, codec, play
 from tests.refusing import refuses
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -115,7 +115,7 @@ def test_byte_tables_match_decode(checkpoint):
         text = bytes(codes[token, : counts[token]]).decode(errors="replace")
         assert text == tokenizer.decode([token]), token
     assert (counts[:3] == 0).all()
-    table = tokenizer.token_of_code()
+    table = codec.token_of_code(tokenizer)
     assert all(tokenizer.decode([table[ord(c)]]) == c for c in CharacterTokenizer().alphabet)
 
 

@@ -23,7 +23,9 @@ from tests.refusing import refuses
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.envs.tokenizer_kinds import KINDS, marked_ends, word_level, write_checkpoint  # noqa: E402
+from tokenizers import decoders  # noqa: E402
+
+from tests.envs.tokenizer_kinds import KINDS, SPECIAL, write_checkpoint  # noqa: E402
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -91,17 +93,55 @@ def test_text_that_begins_within_a_word(kind):
             assert text == library.decode(one) == ours.decode(one)
 
 
-@pytest.mark.parametrize("make", [word_level, marked_ends])
-def test_words_are_joined_by_spaces(tmp_path, make):
-    library = make()
-    ours = HuggingFaceTokenizer(str(write_checkpoint(tmp_path, library)))
-    (codes, lengths), lost = ours.codes_of_tokens(), ours.opening_blanks()
+WORDS = [
+    *["a", "b", " ", "  ", "▁", "▁▁", "▁a", "a▁", "▁a▁b", "##a", "##", "a</w>", "</w>", "Ġa", "Ã", "©"],
+    *["<0xC3>", "<0xA9>", "<0x31>", "n't", ".", "日本", "\x00", "ก", "ำ", "|"],
+]
+FUSED = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+DECODERS = {
+    "none": None,
+    "metaspace": decoders.Metaspace(prepend_scheme="first"),
+    "metaspace without prefix space": decoders.Metaspace(prepend_scheme="never"),
+    "word pieces": decoders.WordPiece(cleanup=True),
+    "marked ends": decoders.BPEDecoder(),
+    "byte level": decoders.ByteLevel(),
+    "fused": decoders.Sequence([*FUSED, decoders.Strip(" ", 1, 0)]),
+    "two blanks of each token": decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 2, 0)]),
+}
+
+
+def words_checkpoint(folder, decoder):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(SPECIAL + WORDS)}))
+    library.add_special_tokens(SPECIAL)
+    library.decoder = decoder
+    return library, HuggingFaceTokenizer(str(write_checkpoint(folder, library)))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_any_tokens_decode_as_in_library(tmp_path, name):
+    """First, last and only tokens lose blanks or gain marks; tokens beyond the tokenizer's are left out."""
+    library, ours = words_checkpoint(tmp_path, DECODERS[name])
     rng = np.random.default_rng(0)
-    for _ in range(20):
-        ids = rng.integers(4, ours.vocab_size, rng.integers(1, 8)).tolist()
-        decoded = b"".join(codes[token, : lengths[token]].tobytes() for token in ids)
-        text = decoded[lost[ids[0]] :].decode()
-        assert (text.rstrip() if make is marked_ends else text) == library.decode(ids) == ours.decode(ids)
+    ids = [rng.choice([0, 1, *range(4, ours.vocab_size + 2)], size=i % 6).tolist() for i in range(512)]
+    found = jax.tree.map(np.asarray, jit(jax.vmap(lambda *row: codec.decode(ours, *row)[0]))(*padded(ids)))
+    for i, one in enumerate(ids):
+        text = to_string(jax.tree.map(lambda leaf, i=i: leaf[i], found))
+        assert ours.decode([token for token in one if token < ours.vocab_size]) == library.decode(one)
+        if "\ufffd" not in text:
+            assert text == library.decode(one)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (decoders.Sequence([*FUSED, decoders.Strip(" ", 2, 0)]), "together as .*, which is not the text of"),
+        (decoders.CTC(), r"its decoder reads \['b', 'b'\] together as 'b', which is not"),
+        (decoders.Sequence([*FUSED, decoders.Strip(" ", 1, 1)]), "is not read: a Strip with stop=1"),
+    ],
+)
+def test_decoders_that_read_tokens_together_are_refused(tmp_path, decoder, message):
+    with refuses(match=message):
+        words_checkpoint(tmp_path, decoder)[1].codes_of_tokens()
 
 
 def test_answer_tokens_continue_the_prompt(kind):
@@ -124,7 +164,7 @@ def test_answer_tokens_continue_the_prompt(kind):
 
 def test_tokens_of_characters_match_library(kind):
     library, ours, _ = kind
-    table = ours.token_of_code()
+    table = codec.token_of_code(ours)
     for c in "0123456789+-=abc":
         if "<unk>" not in library.encode(c).tokens:
             assert table[ord(c)] == library.encode(c).ids[-1] and "<0x" not in library.id_to_token(
@@ -313,15 +353,26 @@ def test_a_folder_that_changes(chat_checkpoint):
     assert HuggingFaceTokenizer(str(chat_checkpoint)).chat(user) == "new" and after.chat(user) == "<pad>"
 
 
-def test_special_tokens_of_the_configuration(tmp_path):
-    """`</s>` and `<s>` are ordinary words of the vocabulary, but special in the configuration."""
+@pytest.mark.parametrize(
+    "pad",
+    [
+        {"pad_token": "<pad>"},
+        {"additional_special_tokens": ["<s>", {"content": "<pad>"}]},
+        {"extra_special_tokens": ["<pad>"]},  # of Transformers 5
+        {"added_tokens_decoder": {"3": {"content": "<pad>", "special": True, "rstrip": True}}},
+    ],
+)
+def test_special_tokens_of_the_configuration(tmp_path, pad):
+    """`</s>` and `<pad>` are ordinary words of the vocabulary, but special in the configuration."""
     found = json.loads(KINDS["bytes as GPT-2"]().to_str())
     found["added_tokens"] = []
     library = tokenizers.Tokenizer.from_str(json.dumps(found))
     assert len(library.encode("</s>").ids) > 1
-    tokenizer = HuggingFaceTokenizer(str(write_checkpoint(tmp_path / "unmarked", library)))
-    assert tokenizer.encode("a</s>") == [*library.encode("a").ids, tokenizer.eos]
-    assert tokenizer.decode(tokenizer.encode("a</s>")) == "a"
+    folder = write_checkpoint(tmp_path / "unmarked", library, **{"pad_token": None, **pad})
+    tokenizer, blank = HuggingFaceTokenizer(str(folder)), library.encode(" ").ids
+    after = [] if "added_tokens_decoder" in pad else blank  # `rstrip` takes the blank
+    assert tokenizer.encode("a<pad> </s>") == [*library.encode("a").ids, 3, *after, tokenizer.eos]
+    assert tokenizer.decode(tokenizer.encode("a<pad> </s>")) == "a" + " " * bool(after)
 
 
 def test_special_tokens_keep_their_options(tmp_path):

@@ -66,20 +66,6 @@ def _word_pieces(lowercase):
     return _trained(tokenizer, trainers.WordPieceTrainer, vocab_size=300)
 
 
-def word_level():
-    """A word-level tokenizer without a decoder: spaces join the words."""
-    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return _trained(tokenizer, trainers.WordLevelTrainer, vocab_size=90)
-
-
-def marked_ends():
-    """As GPT-1: a token that ends a word ends with `</w>`, which becomes a space before the next one."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
-    return _trained(tokenizer, trainers.BpeTrainer, vocab_size=200, end_of_word_suffix="</w>")
-
-
 KINDS = {
     "pieces": lambda: _sentencepiece_bpe(False),
     "pieces with prefix space": lambda: _sentencepiece_bpe(True),

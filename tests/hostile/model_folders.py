@@ -30,7 +30,7 @@ import numpy as np
 
 import fdg
 from algos.language import gguf, peft, weights
-from envs.text import HuggingFaceTokenizer, Row
+from envs.text import HuggingFaceTokenizer, Row, codec
 from fdg.commands.cli import plan_main
 from tests.hostile import driver
 from tests.hostile.payloads import TEMPLATES
@@ -356,7 +356,7 @@ def readers(folder: Path, out: Path) -> dict[str, Callable[[], Any]]:
     def words() -> None:
         tokenizer = HuggingFaceTokenizer(str(folder))
         tokenizer.decode(tokenizer.encode("3 + 4 = seven"))
-        tokenizer.codes_of_tokens(), tokenizer.token_of_code()
+        tokenizer.codes_of_tokens(), codec.token_of_code(tokenizer)
         _ = tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.vocab_size
         tokenizer.encode_rows([Row("1+1=", "2")], "Answer.")
         tokenizer.chat([{"role": "user", "content": "hello"}] * 3)

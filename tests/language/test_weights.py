@@ -302,6 +302,7 @@ def test_checkpoints_of_other_tools(tmp_path):
     embedding = "model.embed_tokens.weight"
     float8 = {key: x.astype(ml_dtypes.float8_e4m3fn) for key, x in plain.items()}
     variants = {
+        "tied head too": {**plain, "lm_head.weight": plain[embedding]},
         "tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
         "compiled module": {f"module._orig_mod.{key}": x for key, x in plain.items()},
         "value head": {
@@ -312,6 +313,8 @@ def test_checkpoints_of_other_tools(tmp_path):
     for tensors in variants.values():
         save_file(tensors, tmp_path / "model.safetensors")
         jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path)[1], parameters)
+    save_file({**plain, "lm_head.weight": 2 * plain[embedding]}, tmp_path / "model.safetensors")
+    assert_refused(tmp_path, "'lm_head.weight' differs from the embedding, and config.json", weights.load)
     save_file(float8, tmp_path / "model.safetensors")
     found = weights.load(tmp_path)[1]["embedding"]
     np.testing.assert_array_equal(found, float8[embedding].astype(np.float32))
