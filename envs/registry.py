@@ -91,7 +91,7 @@ _PREFIXES: dict[str, _PrefixSource] = {
     ),
     from_gymnasium.PREFIX: _PrefixSource(from_gymnasium.make, lambda *args: _gymnasium_trust_reason(*args)),
     from_ray.PREFIX: _PrefixSource(
-        lambda name, **overrides: from_ray.make(name, make, **overrides),
+        lambda name, **overrides: _make_fleet(name, **overrides),
         lambda *_: "starts a Ray cluster, or joins one",
     ),
 }
@@ -425,6 +425,11 @@ def _text_reason(parameters: Mapping[str, Any], allowed: re.Pattern | None = Non
         if not is_plain(value):
             return f"passes the text {parameter}={value!r:.60} to code that may open or run it"
     return None
+
+
+def _make_fleet(name: str, **overrides: Any) -> Any:
+    """A fleet of workers, which make the environment `name` (without the prefix `ray:`)."""
+    return from_ray.make(name, make, **overrides)
 
 
 def name_with_parameters(env: Any) -> str | None:
