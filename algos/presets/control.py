@@ -197,6 +197,9 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
 }
 
+for _algorithm in ("PPO", "SAC"):  # the same task, from either source
+    PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]
+
 PRESETS["MuZero"] = {
     "CartPole-v1": Entry(
         "normalised observations; chosen on seeds 100 and 101, docs/settings.md",
@@ -223,21 +226,12 @@ _ACROBOT_PQN = Entry(
 PRESETS["PQN"] = {"Acrobot-v1": _ACROBOT_PQN, "*:Acrobot-v1": _ACROBOT_PQN}
 
 PRESETS["CrossQ"] = {
-    "pendulum": Entry(
-        "SAC's, with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on;"
-        " the first settings tried, docs/settings.md",
-        {
-            "total_steps": 50_000,
-            "num_envs": 4,
-            "learning_starts": 1_000,
-            "batch_size": 128,
-            "updates_per_step": 0.25,
-            "learning_rate": 1e-3,
-            "anneal_learning_rate": True,
-            "hidden": (64, 64),
-            "critic_hidden": (128, 128),
-            "renorm_after": 2_500,
-        },
+    "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes(
+        "with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on; the first"
+        " settings tried for CrossQ",
+        total_steps=50_000,
+        critic_hidden=(128, 128),
+        renorm_after=2_500,
     ),
     "continuous-control": NORMALIZING_OFF_POLICY,
 }
@@ -311,39 +305,26 @@ PRESETS["FastTD3"] = {
 # Only the goal is rewarded, and noise that is independent in each step does not swing the car up to it.
 _SWINGING: dict[str, Any] = {
     "total_steps": 100_000,
-    "num_envs": 4,
     "learning_starts": 5_000,
-    "batch_size": 128,
-    "updates_per_step": 0.25,
-    "learning_rate": 1e-3,
-    "hidden": (64, 64),
+    "anneal_learning_rate": False,
     "normalize_observation": True,
     "explore": "algos.explorers:SWINGING",
 }
 _CHANGES: dict[str, dict[str, Any]] = {
     "SAC": {},
     "TD3": {},
-    "CrossQ": {"critic_hidden": (128, 128)},
-    "REDQ": {"num_critics": 5, "policy_delay": 1},
-    "DroQ": {"policy_delay": 1},
-    "TQC": {"critic_hidden": (64, 64)},
-    "FastTD3": {
-        "num_envs": 16,
-        "buffer_size": 200_000,
-        "batch_size": 256,
-        "updates_per_step": 0.125,
-        "critic_hidden": (64, 64),
-        "target_rate": 0.05,
-        "weight_decay": 0.01,
-        "value_min": -100.0,
-        "value_max": 100.0,
-    },
+    "CrossQ": {"renorm_after": 100_000},
+    "REDQ": {"updates_per_step": 0.25, "policy_delay": 1},
+    "DroQ": {"updates_per_step": 0.25, "policy_delay": 1},
+    "TQC": {},
+    "FastTD3": {"value_min": -100.0, "value_max": 100.0},
 }
 for _algorithm, _changes in _CHANGES.items():
-    PRESETS[_algorithm]["sparse-continuous-control"] = Entry(
-        "SAC's sizes on Pendulum, correlated noise and normalised observations; the noise was chosen with SAC"
-        " and TD3 on seeds 500 to 503, docs/settings.md",
-        {**_SWINGING, **_changes},
+    PRESETS[_algorithm]["sparse-continuous-control"] = PRESETS[_algorithm]["pendulum"].with_changes(
+        "with normalised observations and correlated noise, which was chosen with SAC and TD3 on seeds 500 to"
+        " 503; docs/settings.md",
+        **_SWINGING,
+        **_changes,
     )
 
 # Learning from data sets: small layers, short horizons, and temperatures and penalties scaled to the returns.
@@ -363,9 +344,6 @@ for _algorithm, _values in {
 }.items():
     _source = "the first settings tried, on data of a quarter good and three quarters random actions"
     PRESETS[_algorithm] = {"pendulum": Entry(f"{_source}; docs/how-to/offline.md", _values)}
-
-for _algorithm in ("PPO", "SAC"):  # the same task, from either source
-    PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]
 
 # A rollout has several sequences of each environment, so that minibatches are shuffled as PPO's are.
 PRESETS["RecurrentPPO"] = {
