@@ -227,8 +227,8 @@ PRESETS["PQN"] = {"Acrobot-v1": _ACROBOT_PQN, "*:Acrobot-v1": _ACROBOT_PQN}
 
 PRESETS["CrossQ"] = {
     "pendulum": PRESETS["SAC"]["Pendulum-v1"].with_changes(
-        "with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on; the first"
-        " settings tried for CrossQ",
+        "with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on; the"
+        " first settings tried for CrossQ",
         total_steps=50_000,
         critic_hidden=(128, 128),
         renorm_after=2_500,
