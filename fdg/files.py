@@ -137,7 +137,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         target, exists = path.resolve(), path.exists()
         if exists and (not path.is_file() or refusal(target.parent) or _is_kept_by_others(target)):
-            with path.open("wb") as file:
+            # No O_CREAT: Linux refuses it for another user's file in a sticky folder (fs.protected_regular).
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
                 yield file
             return
         with replacing(target) as file:

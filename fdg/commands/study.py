@@ -271,7 +271,7 @@ def _rename(cells: Path, old: str, new: str, seeds: range) -> None:
     """Renames the run directories of a cell; `old` is from a file, and must be a plain name."""
     for suffix in ("", *(f"-seed-{seed}" for seed in seeds)):
         path = cells / f"{new}{suffix}"
-        if re.fullmatch(r"\w[\w.-]*", old) and (cells / f"{old}{suffix}").is_dir() and not path.exists():
+        if re.fullmatch(r"\.*\w[\w.-]*", old) and (cells / f"{old}{suffix}").is_dir() and not path.exists():
             (cells / f"{old}{suffix}").rename(path)
 
 

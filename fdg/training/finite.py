@@ -50,10 +50,10 @@ class FiniteCheck:
     def check(self, start: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Checks the metrics `[n]` or `[n, agents]` of the `n` iterations after iteration `start`."""
         masks, num_unchecked = {}, max(0, self._num_unchecked - start)
-        for name, values in metrics.items():
-            mask = ~np.isfinite(values)
-            mask[:num_unchecked] &= ~np.isnan(values[:num_unchecked])
-            if is_vital(name) and mask.any():
+        for name in filter(is_vital, metrics):
+            mask = ~np.isfinite(metrics[name])
+            mask[:num_unchecked] &= ~np.isnan(metrics[name][:num_unchecked])
+            if mask.any():
                 masks[name] = mask
         if masks:
             self._report(start, metrics, masks)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fdg.__main__ import main
+from fdg.commands import study
 from fdg.commands.study import study_of
 from fdg.errors import RunError, UnwritableError
 from fdg.training import comparison, loop, statistics
@@ -101,6 +102,15 @@ def test_renamed_variant_is_not_trained_again(tmp_path, capsys):
     assert cells == ["half", "small"]
     record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
     assert sorted(name.rpartition("_")[2] for name in record) == cells
+
+
+@pytest.mark.parametrize(("old", "renamed"), [(".._my.py_Env-ppo_a", True), ("a/b", False)])
+def test_only_plain_names_are_renamed(old, renamed, tmp_path):
+    """Names of cells begin with dots if their environment is in a file such as `../my.py`."""
+    cells = tmp_path / "study" / "cells"
+    (cells / old).mkdir(parents=True)
+    study._rename(cells, old, "new", range(1))
+    assert (cells / "new").exists() == renamed
 
 
 def test_host_environments_have_one_run_per_seed(tmp_path, capsys):

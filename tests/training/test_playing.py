@@ -113,9 +113,13 @@ def test_written_files_keep_their_permissions(tmp_path, monkeypatch):
     monkeypatch.undo()
     tmp_path.chmod(0o1777)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    calls, open_file = [], os.open
+    monkeypatch.setattr(os, "open", lambda *arguments: calls.append(arguments) or open_file(*arguments))
     with files.writing(path) as file:  # another user's file in a sticky folder
         file.write(b"newest")
     assert path.read_text() == "newest" and path.stat().st_ino == inode
+    ((_, flags),) = calls
+    assert not flags & os.O_CREAT  # which Linux refuses here, if fs.protected_regular is set
 
 
 def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):
