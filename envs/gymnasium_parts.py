@@ -152,8 +152,10 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
             return composite.Dict({str(k): observation_space(name, part) for k, part in space.spaces.items()})
         case "Tuple":
             return composite.Tuple(tuple(observation_space(name, part) for part in space.spaces))
-        case "Discrete" | "MultiDiscrete":
-            return gymnasium_spaces.action_space(name, space)
+        case "Discrete":
+            return Discrete(int(space.n))
+        case "MultiDiscrete":
+            return MultiDiscrete(tuple(map(int, space.nvec.reshape(-1))))
         case "MultiBinary":
             return Box(0.0, 1.0, tuple(space.shape))
     return gymnasium_spaces.observation_box(name, space)

@@ -130,8 +130,8 @@ _KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscre
 
 def kind(space: Any) -> str:
     """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
-    names = [cls.__name__ for cls in type(space).__mro__]
-    return next((name for name in names if name in _KINDS), names[0])
+    cls = type(space)
+    return next((base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), cls.__name__)
 
 
 def convert(space: Any, value: Any, where: str = "observation") -> Any:
@@ -142,14 +142,15 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
     Raises:
       WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
     """
-    if kind(space) == "Dict":
+    name = kind(space)
+    if name == "Dict":
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
             raise WrongAnswerError(
                 f"{where} is {_describe(value)}, without the part {missing[0]!r} of its space"
             )
         return {key: convert(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
-    if kind(space) == "Tuple":
+    if name == "Tuple":
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise WrongAnswerError(
                 f"{where} is {_describe(value)}, where its space has {len(space.spaces)} parts"
@@ -172,8 +173,8 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
         raise WrongAnswerError(
             f"{where} has {raw[array != raw].flat[0]}, which its space's dtype {array.dtype} cannot hold"
         )
-    if kind(space) in ("Discrete", "MultiDiscrete"):
-        low, count = space.start, space.n if kind(space) == "Discrete" else space.nvec
+    if name in ("Discrete", "MultiDiscrete"):
+        low, count = space.start, space.n if name == "Discrete" else space.nvec
         outside = (array < low) | (array >= low + count)
         if outside.any():
             raise WrongAnswerError(

@@ -5,7 +5,7 @@ library's: `Discrete` with `start`, parts, `MultiBinary`, texts and raw `action_
 both are the same.
 
 A *description* is plain data that a file can store: `{"parts": {name: description}}` (with `keys`, if some of
-the library's keys are integers), `{"parts": [...]}`, or for one array
+the library's keys are not texts), `{"parts": [...]}`, or for one array
 
 - `name`: unique among the arrays of the observation or the action;
 - `shape`: `["N", ...]` for N environments;
@@ -124,8 +124,7 @@ def _parts(description: Description) -> Iterator[tuple[Any, Description]]:
     parts = description["parts"]
     if not isinstance(parts, dict):
         return iter(enumerate(parts))
-    keys = [key if isinstance(key, str) else int(key) for key in description.get("keys", parts)]
-    return zip(keys, parts.values(), strict=True)
+    return zip(description.get("keys", parts), parts.values(), strict=True)
 
 
 def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:

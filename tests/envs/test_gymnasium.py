@@ -221,6 +221,13 @@ def test_subclasses_of_spaces_are_those_spaces():
         assert native.describe("action", mine) == native.describe("action", theirs)
 
 
+def test_parts_with_any_keys_and_counts():
+    parts = spaces.Dict({("a", 1): spaces.Discrete(2**21), ("b", 2): spaces.Discrete(2)})
+    assert dict(gymnasium_parts.observation_space("it", parts).spaces)["('a', 1)"] == Discrete(2**21)
+    values = {("a", 1): 5, ("b", 2): 0}
+    assert native.rebuilt(native.describe("observation", parts), iter(values.values())) == values
+
+
 def test_smallest_positive_bound_means_unbounded():
     """EnvPool's ViZDoom has this bound for actions, its Control Suite for observations."""
     space, free = spaces.Box(np.finfo(np.float64).tiny, np.inf, (2,), np.float64), Box(-np.inf, np.inf, (2,))

@@ -70,7 +70,7 @@ def test_invalid_settings_are_refused(ray, monkeypatch):  # noqa: F811
     monkeypatch.setattr(envs.from_ray.ray_cluster, "module", lambda: ray)
     with pytest.raises(FdgError, match=r"acts=True needs the number of workers.*--env-workers"):
         from_ray.make("counting", lambda name: HostEnvironment(Counting()), acts=True)
-    with pytest.raises(FdgError, match="rings=5 with acts=True"):
+    with pytest.raises(FdgError, match=r"rings=5: workers that act \(acts=True\)"):
         algos.IMPALA(env=fleet(True), rings=5, **SIZES)
     with pytest.raises(FdgError, match="acts=True does not work with a memory"):
         trained(algos.RecurrentPPO(env=fleet(True), **{**SIZES, "num_envs": 4, "num_steps": 8}))

@@ -9,6 +9,7 @@ import algos
 import envs
 import fdg
 import policies
+from algos import presets
 from fdg.commands import using
 from fdg.commands.cli import plan_main, train_main
 from fdg.errors import FdgError
@@ -138,6 +139,7 @@ def test_fdg_names_need_no_trust(tmp_path):
     resolver = NameResolver(tmp_path / "config.json")
     assert resolver.algorithm_class("algos.ppo:PPO") is resolver.algorithm_class("ppo") is algos.PPO
     assert resolver.policy_class("policies.gpu_only:GPUOnly") is policies.GPUOnly
+    resolver.check_fields(algos.SAC, presets.of("SAC", "MountainCarContinuous-v0"))
     for text in ("CartPole-v1?gravity=9.0", "brax:ant:spring", "gymnasium:Hopper-v5?frame_skip=8"):
         resolver.environment(text)
     (tmp_path / "problems.jsonl").touch()
