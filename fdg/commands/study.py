@@ -386,11 +386,8 @@ def _write_comparison(study: Study, budget: str, out: Path, random_returns: dict
         return
     comparison = compare(runs, labels=labels, random=random_returns)
     comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *notes])
-    if budget:
-        print(f"budget {budget}:\n", flush=True)
-    print(comparison, flush=True)
-    for path in comparison.write(out / budget):
-        print(path, flush=True)
+    paths = comparison.write(out / budget)
+    print(*([f"budget {budget}:\n"] if budget else []), comparison, *paths, sep="\n", flush=True)
 
 
 def _study(flags: dict[str, Any]) -> int:

@@ -263,10 +263,8 @@ def _compare(flags: dict[str, Any]) -> None:
     if flags["out"] is not None:
         check_folder(flags["out"])
     comparison = compare(flags["runs"], labels=flags["label"] or ())
-    print(comparison)
-    if flags["out"] is not None:
-        for path in comparison.write(flags["out"]):
-            print(path)
+    paths = [] if flags["out"] is None else comparison.write(flags["out"])  # before output that may be closed
+    print(comparison, *paths, sep="\n")
 
 
 @_command(
