@@ -227,14 +227,8 @@ PRESETS["CrossQ"] = {
         "SAC's, with half the steps, critics twice as wide, and batch renormalisation from update 2,500 on;"
         " the first settings tried, docs/settings.md",
         {
+            **PRESETS["SAC"]["Pendulum-v1"].values,
             "total_steps": 50_000,
-            "num_envs": 4,
-            "learning_starts": 1_000,
-            "batch_size": 128,
-            "updates_per_step": 0.25,
-            "learning_rate": 1e-3,
-            "anneal_learning_rate": True,
-            "hidden": (64, 64),
             "critic_hidden": (128, 128),
             "renorm_after": 2_500,
         },
