@@ -262,9 +262,7 @@ def _check_cells(study: Study, out: Path) -> None:
         if not _is_done(out / "cells" / cell.name, study.seeds):
             _make_job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
-    files.write(
-        out / "study.json", (json.dumps({"cells": {**recorded, **content}}, indent=1) + "\n").encode()
-    )
+    files.write(out / "study.json", (json.dumps({"cells": recorded | content}, indent=1) + "\n").encode())
 
 
 def _rename(cells: Path, old: str, new: str, seeds: range) -> None:
