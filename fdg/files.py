@@ -150,8 +150,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 def _is_kept_by_others(path: Path) -> bool:
     """Whether a file may be written but not replaced: another user's, in a sticky folder such as /tmp."""
     folder = path.parent.stat()
-    owners = 0, folder.st_uid, path.stat().st_uid
-    return bool(folder.st_mode & stat.S_ISVTX) and os.geteuid() not in owners
+    is_sticky = bool(folder.st_mode & stat.S_ISVTX)
+    return is_sticky and os.geteuid() not in (0, folder.st_uid, path.stat().st_uid)
 
 
 @contextlib.contextmanager

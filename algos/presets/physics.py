@@ -61,22 +61,14 @@ _INVERTED_PENDULUM = Entry(
 _CONTROL_SUITE = Entry(
     "MuJoCo Playground's config/dm_control_suite_params.py, rewards scaled by their deviation, not by 10",
     {
+        **_ANT.values,
         "total_steps": 60_000_000,
         "num_envs": 2048,
         "num_steps": 480,
         "num_epochs": 16,
-        "num_minibatches": 32,
         "learning_rate": 1e-3,
-        "anneal_learning_rate": False,
         "discount": 0.995,
-        "clip_ratio": 0.3,
-        "clip_value": False,
         "entropy_coefficient": 1e-2,
-        "max_grad_norm": 1.0,
-        "hidden": (256, 256),
-        "activation": "silu",
-        "normalize_observation": True,
-        "normalize_reward": True,
     },
     on_cpu={"num_envs": 64, "num_steps": 256, "num_epochs": 8},
 )

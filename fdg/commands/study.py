@@ -262,9 +262,7 @@ def _check_cells(study: Study, out: Path) -> None:
         if not _is_done(out / "cells" / cell.name, study.seeds):
             _make_job(cell, study.seeds, out / "cells" / cell.name)
     out.mkdir(parents=True, exist_ok=True)
-    files.write(
-        out / "study.json", (json.dumps({"cells": {**recorded, **content}}, indent=1) + "\n").encode()
-    )
+    files.write(out / "study.json", (json.dumps({"cells": recorded | content}, indent=1) + "\n").encode())
 
 
 def _rename(cells: Path, old: str, new: str, seeds: range) -> None:
@@ -388,11 +386,8 @@ def _write_comparison(study: Study, budget: str, out: Path, random_returns: dict
         return
     comparison = compare(runs, labels=labels, random=random_returns)
     comparison = dataclasses.replace(comparison, notes=[*comparison.notes, *notes])
-    if budget:
-        print(f"budget {budget}:\n", flush=True)
-    print(comparison, flush=True)
-    for path in comparison.write(out / budget):
-        print(path, flush=True)
+    paths = comparison.write(out / budget)
+    print(*([f"budget {budget}:\n"] if budget else []), comparison, *paths, sep="\n", flush=True)
 
 
 def _study(flags: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from fdg.commands.cli import RUN, RUNS, Command
 from fdg.commands.flags import Flag
 from fdg.commands.search_flags import member_of
 from fdg.errors import FdgError
-from fdg.files import check_writable, writing
+from fdg.files import check_results, check_writable, writing
 from fdg.running.host_devices import make_host_devices
 from fdg.running.program_cache import keep_programs
 
@@ -258,15 +258,13 @@ def _collect(flags: dict[str, Any]) -> None:
     summary="compares algorithms by environment in tables with intervals, and prints settings that differ.",
 )
 def _compare(flags: dict[str, Any]) -> None:
-    from fdg.training.comparison import check_folder, compare
+    from fdg.training.comparison import FILES, compare
 
     if flags["out"] is not None:
-        check_folder(flags["out"])
+        check_results(Path(flags["out"]), FILES, " for the comparison")
     comparison = compare(flags["runs"], labels=flags["label"] or ())
-    print(comparison)
-    if flags["out"] is not None:
-        for path in comparison.write(flags["out"]):
-            print(path)
+    paths = [] if flags["out"] is None else comparison.write(flags["out"])  # before output that may be closed
+    print(comparison, *paths, sep="\n")
 
 
 @_command(

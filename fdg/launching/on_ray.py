@@ -57,7 +57,10 @@ class OnRay:
         self._bundle: dict[str, float] = {}
         usable = self._usable_nodes()
         if nodes is not None and nodes > len(usable):
-            texts = [_node_text(node, self._process_resources()) for node in self._alive_nodes()]
+            needed, texts = self._process_resources(), []
+            for node in self._alive_nodes():
+                amounts = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in needed)
+                texts.append(f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {amounts}")
             resources = ", ".join(texts) or "no nodes"
             fewer = f"use --nodes {len(usable)}, or " if usable else ""
             raise FdgError(
@@ -263,8 +266,3 @@ class OnRay:
 def _request_output(process: _StartedProcess) -> Any:
     """Asks for the next output of a process; returns Ray's reference to the answer."""
     return process.actor.follow.remote(_FOLLOW_SECONDS)
-
-
-def _node_text(node: Mapping[str, Any], resources: Mapping[str, float]) -> str:
-    amounts = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in resources)
-    return f"{node.get('NodeManagerHostname') or node['NodeID'][:8]}: {amounts}"

@@ -218,8 +218,10 @@ class Checkpoints:
         """The iteration of the newest undamaged checkpoint without NaN, or None."""
         self._wait()
         for iteration in reversed(self.iterations()):
-            if self.damage(iteration) is None and not any(map(_has_nan, self.arrays(iteration).values())):
-                return iteration
+            if self.damage(iteration) is None:
+                floats = (x for x in self.arrays(iteration).values() if jnp.issubdtype(x.dtype, jnp.floating))
+                if not any(np.isnan(x.astype(np.float32)).any() for x in floats):
+                    return iteration
         return None
 
     def arrays(self, iteration: int) -> dict[str, np.ndarray]:
@@ -398,10 +400,6 @@ def _manifest(iteration: int, checksums: dict[str, str], run_id: str | None) -> 
     """The manifest's content: equal files give equal bytes, so any change is detected."""
     run_entry = {} if run_id is None else {"run": run_id}
     return (json.dumps({"iteration": iteration, **run_entry, "files": checksums}, indent=1) + "\n").encode()
-
-
-def _has_nan(array: np.ndarray) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.floating)) and bool(np.isnan(array.astype(np.float32)).any())
 
 
 def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -96,6 +96,7 @@ def _compared_properties(side: Curves) -> dict[str, Any]:
     summaries = [read_summary(path) for path in runs]
     steps = {c["hyperparameters"].get("total_steps") or c.get("total_steps") or 0 for c in configs}
     config, measures = configs[0], _measure_counts(side, dict(zip(runs, summaries, strict=True)))
+    measure_texts = [f"{text} in {n} of {sum(measures.values())} seeds" for text, n in measures.items()]
     versions = [(c.get("versions") or {}).items() for c in configs]
     unfinished = [
         run for run, summary in zip(runs, summaries, strict=True) if summary is None or summary.get("stopped")
@@ -111,7 +112,7 @@ def _compared_properties(side: Curves) -> dict[str, Any]:
         "by hand": _manual_settings(config),
         "within": _differing_settings(configs),
         "measure": " and ".join(measures) or "not at all, as all seeds failed",
-        "mixed": _count_measures(measures),
+        "mixed": ", ".join(measure_texts) if len(measures) > 1 else "",
         "repeated": _repeated_seeds(side),
         "staleness": config.get("staleness") or 0,
         "lag": config.get("lag") or 0,
@@ -142,12 +143,6 @@ def _measure_counts(side: Curves, summaries: Mapping[Path, Mapping[str, Any] | N
             greedy = f"greedy evaluations of {episodes} episodes"
             texts.append(greedy if is_evaluated else "the last tenth of the training")
     return dict(sorted(collections.Counter(texts).items()))
-
-
-def _count_measures(measures: Mapping[str, int]) -> str:
-    """The number of seeds of each measure, as text; "" if there is only one measure."""
-    texts = [f"{text} in {count} of {sum(measures.values())} seeds" for text, count in measures.items()]
-    return ", ".join(texts) if len(texts) > 1 else ""
 
 
 def _repeated_seeds(side: Curves) -> str:
@@ -349,7 +344,7 @@ class Comparison:
         Raises:
           FdgError: a file cannot be written, or the folder is a run directory.
         """
-        folder = check_folder(folder)
+        check_results(folder := Path(folder), FILES, " for the comparison")
         texts = {
             "comparison.md": self.markdown(),
             "comparison.tex": self.latex(),
@@ -429,10 +424,3 @@ def _area_by_length(x: np.ndarray, y: np.ndarray) -> float:
     if not len(y):
         return math.nan
     return float(np.trapezoid(y, x) / (x[-1] - x[0])) if len(x) > 1 and x[-1] > x[0] else float(y.mean())
-
-
-def check_folder(folder: str | Path) -> Path:
-    """The folder as a path; raises `FdgError` if a comparison cannot be written to it."""
-    path = Path(folder)
-    check_results(path, FILES, " for the comparison")
-    return path

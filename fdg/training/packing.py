@@ -60,20 +60,16 @@ def pack(
         files.write(target / "config.json", json_line(shared, indent=2))
         for name in ("metrics.jsonl", "summary.json", CURVE):
             if os.path.lexists(path / name):
-                _copy_file(path / name, target / name)
+                with files.explain_os_errors(path / name, "packed"):
+                    files.check_own(path / name)  # a link in an untrusted run would share another file
+                with open_regular(path / name) as reader, files.replacing(target / name) as writer:
+                    shutil.copyfileobj(reader, writer)
         copy_checkpoint(folder, target / CHECKPOINTS / str(run.iteration))
         packed = load(target, trust=trust)  # evaluating the copy also checks it
         evaluation = packed.evaluate(episodes) if can_evaluate(packed.algorithm) else None
         video_error = _record_video(packed, target)
         files.write(target / CARD, _card_text(packed, evaluation, video_error, target).encode())
     return out
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    with files.explain_os_errors(source, "packed"):
-        files.check_own(source)  # a link in an untrusted run would share another file
-    with open_regular(source) as reader, files.replacing(target) as writer:
-        shutil.copyfileobj(reader, writer)
 
 
 def _record_video(run: Any, out: Path) -> str:

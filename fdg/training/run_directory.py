@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -246,27 +247,22 @@ _FIXES = {
 }
 
 
-def new_run_path(env: str | None, algo: str, seed: Any) -> Path:
-    """A new path `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
+def make_new_run_folder(env: str | None, algo: str, seed: Any) -> Path:
+    """Creates a new folder `runs/ENV-ALGO-SEED-TIME`, without parts that are None or empty."""
     env = None if env is None else re.sub(r"[^?&=]*/", "", env)  # keeps only the name of a file path
     parts = [str(part) for part in (env, algo.rpartition(":")[2], seed) if part not in (None, "")]
     name = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in parts)
-    start = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    paths = (Path("runs", f"{start}-{i}" if i > 1 else start) for i in range(1, 1000))
-    return next(path for path in paths if not path.exists())
-
-
-def make_new_run_folder(env: str | None, algo: str, seed: Any) -> Path:
-    """Creates the folder `new_run_path`; another process may take the same name at this time."""
-    while True:
-        path = new_run_path(env, algo, seed)
+    start = path = Path("runs", f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    for number in itertools.count(2):
         try:
             path.mkdir(parents=True)
-            return path
+            break
         except OSError as error:
             if not path.exists():
                 check_free(path)  # its errors name the fix
                 raise files.path_error(f"--out {path}", error, "written to") from error
+        path = Path(f"{start}-{number}")
+    return path
 
 
 def check_free(path: Path) -> None:

@@ -30,6 +30,7 @@ from fdg.arguments import check_arguments
 from fdg.errors import FdgError, RunError, UnwritableError, one_line
 from fdg.processes import distributed
 from fdg.training.curves import finish_figure, make_figure, style_of
+from fdg.training.finite import failed_agents
 from fdg.training.job import Job, open_run, run_length
 from fdg.training.loading import StoredRun
 from fdg.training.loop import carry_out, say
@@ -37,7 +38,7 @@ from fdg.training.recorder import Report
 from fdg.training.run_directory import RunDirectory, read_metrics, read_summary, to_json_types
 from fdg.training.space import Space, check_choices, flags_text, space_text, value_text
 from fdg.training.statistics import format_numbers, interval_of_returns
-from fdg.training.sweep import Sweep, agent_seeds, replace_fields, unwrap_sweep
+from fdg.training.sweep import Sweep, replace_fields, unwrap_sweep
 from fdg.training.sweep_results import (
     best_index,
     final_returns,
@@ -349,8 +350,7 @@ class _Search:
             return None
         if outcome.caught is not None:
             return outcome.caught
-        seeds = agent_seeds(job.algorithm, job.seed, job.agents)
-        value, returns = _trial_returns(job.algorithm, seeds, outcome.run.path)
+        value, returns = _trial_returns(job, outcome.run.path)
         trial.set_user_attr("returns", returns)
         if pruner is not None and pruner.is_behind:
             self.study.tell(trial, state=TrialState.PRUNED)
@@ -416,20 +416,19 @@ class _Pruner:
                     self._trial.set_user_attr("behind", True)
 
 
-def _trial_returns(algorithm: Any, seeds: Sequence[int], path: Path) -> tuple[float, list[float]]:
+def _trial_returns(job: Job, path: Path) -> tuple[float, list[float]]:
     """The mean return and each agent's, from the trial's evaluation or else the last tenth of training.
 
     Reads them from the run directory, since the run may have ended in an earlier session.
     """
     summary, rows = read_summary(path) or {}, list(read_metrics(path / "metrics.jsonl"))
-    failed_seeds = summary.get("failed_seeds") or ()
-    failed = [i for i, seed in enumerate(seeds) if seed in failed_seeds]
+    failed = failed_agents(rows[-1] if rows else None, job.config, job.agents)
     means = (summary.get("eval_returns") or [summary["eval_return"]]) if "eval_return" in summary else None
-    if isinstance(algorithm, Sweep):
-        points = point_results(algorithm, rows, means, failed, seeds[0])
+    if isinstance(job.algorithm, Sweep):
+        points = point_results(job.algorithm, rows, means, failed, job.seed)
         returns = points[best_index(points)].returns
     else:  # if an agent failed, the mean is NaN, and the trial counts as refused
-        returns, _ = final_returns(rows, len(seeds), means, failed)
+        returns, _ = final_returns(rows, job.agents or 1, means, failed)
     return float(np.mean(returns)), returns.tolist()
 
 

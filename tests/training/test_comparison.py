@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -313,6 +314,11 @@ def test_terminal_sequences_are_escaped(tmp_path, capsys, monkeypatch):
     assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert main(["plot", str(tmp_path), "--out", str(tmp_path / "plot.png")]) == 0
     printed = capsys.readouterr().out
+    (tmp_path / "out" / "comparison.md").unlink()
+    with open(tmp_path / "printed", "w") as out, monkeypatch.context() as patch:  # fdg compare ... | head -1
+        patch.setattr(sys, "stdout", out)
+        patch.setattr("builtins.print", lambda *_, **__: (_ for _ in ()).throw(BrokenPipeError))
+        assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 141
     assert "\x1b" not in printed + (tmp_path / "out" / "comparison.md").read_text()
     assert "| \\x1b[2Ja |" in printed and "on ?[2Jb: " in printed
 

@@ -1,9 +1,11 @@
 """Run directories with foreign checkpoints, links or special files, and those that vanish during a run."""
 
+import datetime
 import json
 import os
 import shutil
 import socket
+import types
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -83,11 +85,14 @@ def test_only_checkpoints_of_another_run_are_refused(run, unfinished, capsys):
 
 def test_name_that_another_process_takes_at_the_same_time(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = iter(["run", "free"])
-    monkeypatch.setattr(run_directory, "new_run_path", lambda *_: Path(next(names)))
-    before = content(run)
-    assert train_main(WALK) == 0 and "free" in capsys.readouterr().out
-    assert content(run) == before and (tmp_path / "free" / "summary.json").exists()
+    second = types.SimpleNamespace(now=lambda: datetime.datetime(2026, 1, 2))
+    monkeypatch.setattr(run_directory, "datetime", types.SimpleNamespace(datetime=second))
+    taken = run_directory.make_new_run_folder(None, "Walk", 0)
+    shutil.copytree(run, taken, dirs_exist_ok=True)
+    assert run_directory.make_new_run_folder(None, "Walk", 0) == Path(f"{taken}-2")
+    before = content(taken)
+    assert train_main(WALK) == 0 and f"{taken}-3" in capsys.readouterr().out
+    assert content(taken) == before and Path(f"{taken}-3", "summary.json").exists()
 
 
 def test_folder_of_runs_that_cannot_be_made(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError
+from fdg.errors import FdgError, FdgWarning
 from fdg.training.fit import make_job
 from fdg.training.search import Trial, best_trial, carry_out_search, trials_table
 from fdg.training.space import Choices, Range, make_space, parse_space, space_text
@@ -211,6 +211,14 @@ def test_sweep_as_trial(tmp_path):
     assert found.trials[0].value == pytest.approx(points["best"]["mean"])
     with pytest.raises(FdgError, match="swept already"):
         carry_out_search(job_of(sweep), (Range("rate", 0.1, 0.2, False),))
+
+
+def test_point_that_diverges_does_not_fail_the_others(tmp_path):
+    """All points have the same seeds, so the failed seeds do not say which agents failed."""
+    sweep = fdg.Sweep(Descent(), (("rate", (0.1, 1e30)),), num_seeds=2)
+    with pytest.warns(FdgWarning, match="infinite for 2 of 4 agents"):
+        found = fdg.search(sweep, {"width": [2, 3]}, trials=2, seed=1, out=tmp_path / "out", progress=False)
+    assert [trial.state for trial in found.trials] == ["done", "done"]
 
 
 def job_of(algorithm):
