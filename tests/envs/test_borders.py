@@ -212,9 +212,9 @@ def test_reused_arrays_are_copied():
         (
             spaces.Box(-1, 1, (2,)),
             spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
-            "one of 8,589,934,592 categories",
+            "whose 8,589,934,592 categories",
         ),
-        (spaces.Box(-1, 1, (2,)), spaces.Discrete(2**40), "one of 1,099,511,627,776 categories"),
+        (spaces.Box(-1, 1, (2,)), spaces.Discrete(2**40), "whose 1,099,511,627,776 categories"),
         (
             spaces.Box(-1, 1, (2,)),
             spaces.Dict({"go": spaces.Discrete(2), "far": spaces.Box(0, 1, ())}),
