@@ -156,18 +156,19 @@ def _nnx_init(network: Any, field: str, key: jax.Array, *inputs: Any) -> Any:
     from flax import nnx
 
     _, parameters, other_state = nnx.split(_make_nnx(network, key), nnx.Param, ...)
-    _refuse_state(field, ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(other_state)])
+    variables = [path for path, leaf in nnx.to_flat_state(other_state) if isinstance(leaf, nnx.Variable)]
+    _refuse_state(field, ["/".join(map(str, path)) for path in variables])
     return nnx.to_pure_dict(parameters)
 
 
 def _nnx_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> Any:
     from flax import nnx
 
-    # Only the structure of the module is needed, so no parameters are computed.
-    abstract = nnx.eval_shape(lambda: _make_nnx(network, jax.random.key(0)))
-    structure, state, _ = nnx.split(abstract, nnx.Param, ...)
+    with jax.ensure_compile_time_eval():  # traced arrays would count as settings, not as constants
+        module = _make_nnx(network, jax.random.key(0))
+    structure, state, constants = nnx.split(module, nnx.Param, ...)
     nnx.replace_by_pure_dict(state, parameters)
-    module = nnx.merge(structure, state)
+    module = nnx.merge(structure, state, constants)
     return _call(network, module, module, *inputs)
 
 

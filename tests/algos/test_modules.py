@@ -43,11 +43,12 @@ class LinenOfList(nn.Module):
 
 class Nnx(nnx.Module):
     def __init__(self, width=4, *, rngs):
+        self.scale = jnp.array([[1.0, 2.0, 3.0]])  # a constant, which is not trained
         self.layers = nnx.List([nnx.Linear(3, width, rngs=rngs)])
         self.policy, self.value = nnx.Linear(width, 2, rngs=rngs), nnx.Linear(width, 1, rngs=rngs)
 
     def __call__(self, x):
-        x = nnx.tanh(self.layers[0](x))
+        x = nnx.tanh(self.layers[0](x * self.scale))
         return self.policy(x), self.value(x)[:, 0]
 
 
