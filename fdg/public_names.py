@@ -20,7 +20,7 @@ def no_attribute(package: str, name: str, known: Iterable[str], hint: str | None
     NoAttributeError('algos has no Ppo: it is algos.PPO')
     """
     unknown = AttributeError(f"module '{package}' has no attribute '{name}'")
-    if name.startswith("__"):  # asked for by `inspect` and pytest, thousands of times
+    if name.startswith("__"):  # `inspect` and pytest look these up thousands of times
         return unknown
     names = {candidate.lower(): candidate for candidate in known}
     similar = [

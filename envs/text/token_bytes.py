@@ -31,7 +31,7 @@ def decode_each_token(loaded: Any, name: str) -> list[list[bytes]]:
     the last, and alone; only the first of these lists if all are alike. `name` is for errors.
 
     Raises:
-      FdgError: a token's text depends on which tokens are beside it.
+      FdgError: a token's text depends on the tokens before and after it.
     """
     decode = functools.partial(loaded.decode_batch, skip_special_tokens=False)
     special = tokenizer_files.special_numbers(loaded)
