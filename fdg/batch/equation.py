@@ -62,8 +62,10 @@ def slice_replicated_operands(step: EquationFlow, unit: int) -> EquationFlow:
             axis = _axis_for_part(step, operands, i, shape_of(atom), unit)
             if axis is not None:
                 operands[i] = sliced[i] = axis
+    if not sliced:
+        return step
     # With replicated operands split, each device may be able to run the operation locally.
-    local = step.local or (bool(sliced) and apply_rule(step.eqn, operands, unit).local)
+    local = step.local or apply_rule(step.eqn, operands, unit).local
     return dataclasses.replace(step, operands=tuple(operands), sliced=tuple(sliced.items()), local=local)
 
 

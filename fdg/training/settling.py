@@ -81,7 +81,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
         elif on_host:
             choice = _choice_json(policies.GPUOnly(), None, "")
         else:
-            choice = _default_choice(policy, search, graph, agents, candidates, max_host_devices is not None)
+            choice = _default_choice(search, graph, agents, candidates, max_host_devices is not None)
         choice = distributed.exchange(choice)[0]  # the choice of process 0
         policy, message = _chosen_policy(choice), choice["reason"]
         if any(getattr(algorithm, name) != value for name, value in choice["changes"].items()):
@@ -148,32 +148,27 @@ def _explained_choice(
 
 
 def _default_choice(
-    limits: policies.Auto,
-    search: Search,
-    graph: fdg.FDG,
-    agents: int | None,
-    devices: Any,
-    may_use_fewer: bool,
+    search: Search, graph: fdg.FDG, agents: int | None, devices: Any, may_use_fewer: bool
 ) -> dict[str, Any]:
     """The choice for a job without `--policy`, as JSON; its number of devices is None for all of them.
 
-    The policy is `GPUOnly`, unless another one is predicted to be `GAIN` times as fast on the same devices.
-    Without predictions it is `GPUOnly`. If `may_use_fewer`, the number of host devices is also chosen.
+    If `may_use_fewer` (host devices), it is `GPUOnly` on the number of devices for which the prediction is
+    the fastest; without staleness, groups of devices take turns, so another policy would gain little.
+    Otherwise it is `GPUOnly` on all devices, unless another policy is predicted to be `GAIN` times as fast.
+    Without predictions it is `GPUOnly`.
     """
     default = policies.GPUOnly()
     if devices == 1 or (not isinstance(devices, int) and len(devices) == 1):
         return _choice_json(default, None, "")
     try:
-        file = _cache_file(graph, devices, limits, agents, may_use_fewer)
+        file = _cache_file(graph, devices, agents, may_use_fewer)
         choice = None if file is None else _read_choice(file)
         if choice is None:
             if may_use_fewer:
                 best = search(devices, policies=[default], further=False)
-                devices = devices[: best.devices]
-            if may_use_fewer and best.devices == 1:
-                choice = _choice_json(default, 1, best.reason)
+                choice = _choice_json(default, best.devices, best.reason)
             else:
-                best = search(devices, all_devices=True, further=False, **limits.limits)
+                best = search(devices, all_devices=True, further=False)
                 choice = _choice_json(*_best_or_default(best))
             if file is not None and distributed.is_first():
                 with contextlib.suppress(OSError):
