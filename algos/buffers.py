@@ -1,9 +1,9 @@
 """Replay buffers of one environment; each is a tuple of pure functions, a `ReplayBuffer`.
 
-`replay=` of DQN, SAC, TD3, their online variants, VDN and QMIX takes a function from a `BufferSpec` to a
-buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of its functions, so
-a user's buffer runs under every distribution policy, with n-step returns and with memories. A row is one
-stored step, or with a memory or several agents one stored sequence of steps.
+`replay=` of DQN, SAC, TD3, their variants that learn online, VDN and QMIX takes a function from a
+`BufferSpec` to a buffer. `algos.replay.Replay` maps this buffer over the environments and makes fragments of
+its functions, so a user's buffer runs under every distribution policy, with n-step returns and with memories.
+A row is one stored step, or with a memory or several agents one stored sequence of steps.
 
 Shapes: `T` rows of a rollout, `n` samples, `w` rows of a window.
 """
@@ -22,6 +22,7 @@ from fdg.arguments import check_takes, checked_names, quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 
+# A function that was renamed.
 __getattr__ = moved(__name__, __name__, {"made": "make_buffer"})
 
 
@@ -63,7 +64,7 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# The unit of priorities, since runs of earlier versions can be resumed; only ratios of priorities matter.
+# A factor of all stored priorities, also in checkpoints of earlier versions; only their ratios matter.
 _PRIORITY_UNIT = 1024.0
 
 

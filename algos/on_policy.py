@@ -28,6 +28,7 @@ from fdg.settings.fields import hyperparameter, require_positive
 from fdg.settings.moved import moved
 from fdg.settings.parts import Part
 
+# Names that moved.
 __getattr__ = moved(__name__, "algos.one_update", "over_time algos.values:Normalizers")
 
 
@@ -173,7 +174,7 @@ def rollout_with_bonus(
 
 
 def actor(self: Any, state: State) -> Actor:
-    """The actor with these parameters and statistics."""
+    """The actor with the parameters and observation statistics of the state."""
 
     def policy(observation):
         normalized = self.normalizers.seen(state.observation_statistics, observation)
@@ -269,8 +270,9 @@ def run_minibatches(
     """Makes all updates, each on its own minibatch; returns parameters, optimiser state and mean losses.
 
     `gradient`: `(parameters, minibatch) -> (gradient, losses)`. `update`: `(gradient, optimizer_state,
-    parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, as from
-    `algos.optimizers.shuffled_rows`. `take` makes a minibatch from the rows of one update, `[blocks, n]`.
+    parameters) -> (parameters, optimizer_state)`. `rows`: `[updates, blocks, n]` int32, for each update `n`
+    rows of each block of samples (see `algos.optimizers.shuffled_rows`). `take` makes a minibatch from the
+    rows of one update, `[blocks, n]`.
 
     >>> gradient = lambda w, x: (x.sum(), {"loss": w})
     >>> update = lambda gradient, count, w: (w + gradient, count + 1)

@@ -22,7 +22,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError, kind_of, one_line, unknown_name
 from fdg.settings.moved import moved
 
-# Names that moved; OLD=MODULE:NEW is a name that also changed.
+# Names that moved to `algos.on_policy`, or to MODULE in OLD=MODULE:NEW; OLD=NEW is a name that also changed.
 _MOVED = "Epochs run_minibatches updated=run_minibatches"
 __getattr__ = moved(
     __name__,
@@ -293,7 +293,7 @@ def take(samples: Any, rows: jax.Array) -> Any:
 
 
 def take_of_every_env(samples: Any, rows: jax.Array, num_envs: int) -> Any:
-    """Selects the same rows `[1, n]`, in `[0, per_env)`, of each environment: `[B * n, ...]`."""
+    """Selects rows `[1, n]` of the samples of each environment, `[B * per_env, ...]`: `[B * n, ...]`."""
 
     def take_from_envs(x):
         by_env = x.reshape(num_envs, -1, *x.shape[1:])[:, rows[0]]

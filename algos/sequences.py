@@ -148,7 +148,7 @@ class RolloutSteps(NamedTuple):
 
     memory: Any  # [1, B, *memory], before the first step
     observation: Observation  # [T, B, *obs]
-    start: jax.Array  # [T, B] bool
+    start: jax.Array  # [T, B] bool: an episode starts at this step
 
     def sequences(self) -> Observation:
         """Converts the rollout to `ObservedSequences [B]` without burn-in."""

@@ -47,8 +47,9 @@ def make(name: str, make_one: Callable[..., Any], **overrides: Any) -> HostEnvir
     Args:
       name: the name of a host environment for `envs.make`.
       make_one: makes that environment.
-      **overrides: `workers` (None: the cluster's free CPUs); `cpus` of each worker (1); `acts`; `timeout` and
-      `restarts` (100) of `HostEnvironment`; the environment's own parameters.
+      **overrides: `workers` (None: the cluster's free CPUs); `cpus` of each worker (1); `acts` (False; True:
+      the workers also compute the actions); `timeout` and `restarts` (100) of `HostEnvironment`; the
+      environment's own parameters.
 
     Raises:
       FdgError: Ray is not installed, the environment is not a host environment, or a number is out of range.
@@ -105,7 +106,7 @@ class FleetSource:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "source":
             raise AttributeError(name)
-        return getattr(self.source, name)  # spaces, limit, and what a source need not have, such as `info`
+        return getattr(self.source, name)  # spaces, limit, and optional attributes such as `info`
 
 
 class Worker:
@@ -219,7 +220,7 @@ class Fleet:
         return self._workers[i]
 
     def where(self, i: int) -> str:
-        """Worker `i`, for errors."""
+        """The number, host and process of worker `i`, for errors."""
         return f"worker {i} ({self._locations.get(self._workers[i], 'its host')})"
 
     def replace(self, i: int, dead: Any) -> None:
@@ -312,7 +313,7 @@ class FleetPool(InTwoHalves):
         return len(self._ray.wait(sent, num_returns=len(sent), timeout=0)[0]) == len(sent)
 
     def recv(self, timeout: float) -> Transition:
-        """The result of the running step."""
+        """Waits for the running step, at most about `timeout` seconds; its result names lost instances."""
         transition = Transition.empty(self._size, self._space, self._num_info)
         failures: list[Failure] = []
         for i, (part, reason) in enumerate(self._answers(self._pending, timeout)):

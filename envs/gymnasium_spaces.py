@@ -54,7 +54,8 @@ def observation_box(name: str, space: Any) -> Box:
         return Box(bound(_low(space)), bound(space.high), tuple(space.shape))
     if (counts := _num_categories(space)) is None:
         raise FdgError(
-            f"environment '{name}': its observations hold a {space}, which is not an array of numbers"
+            f"environment '{name}': its observations hold a {space}, which is not an array of numbers:"
+            " wrap it to give arrays of numbers"
         )
     size = len(counts) if kind(space) == "MultiBinary" else sum(counts)
     _check_categories(f"environment '{name}': its observations hold a {space}", "input", size)
@@ -115,7 +116,8 @@ def action_space(name: str, space: Any) -> Space:
         return Discrete(counts[0]) if kind(space) == "Discrete" else MultiDiscrete(tuple(counts))
     if any(kind(part) != "Box" and not counts for part, counts in zip(parts, part_counts, strict=True)):
         raise FdgError(
-            f"environment '{name}': its actions are {space}: give categories, or arrays of numbers"
+            f"environment '{name}': its actions are {space}, neither categories nor arrays of numbers: wrap"
+            " it to take Discrete, MultiDiscrete, MultiBinary or Box actions"
         )
     if any(part_counts):
         raise FdgError(
@@ -227,7 +229,7 @@ def _is_codes(space: Any) -> bool:
 
 
 def text_length(space: Any) -> int:
-    """The most bytes that a text can have: its longest length, in the characters with most bytes."""
+    """The most bytes of a text: its greatest length times the most bytes of a character (in UTF-8)."""
     max_bytes = max((len(c.encode()) for c in getattr(space, "character_set", ())), default=1)
     return int(getattr(space, "max_length", UNLIMITED_TEXT_LENGTH)) * max_bytes
 

@@ -16,7 +16,7 @@ _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 
 
 def frames(name: str, env: Any, params: Any, states: Sequence[Any]) -> Iterator[np.ndarray] | None:
-    """Images `[H, W, 3]` uint8 of states, at least one; None if gymnax cannot draw the environment."""
+    """An image `[H, W, 3]` uint8 of each state (one or more); None if gymnax cannot draw the environment."""
     if name in ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"):
         return _classic_control(name, params, states)
     if name.endswith("-MinAtar") or name == "Pong-misc":

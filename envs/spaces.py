@@ -166,7 +166,10 @@ class Box:
         if not np.all(np.asarray(self.low) <= np.asarray(self.high)):
             raise FdgError(f"Box(low={self.low}, high={self.high}): low must not exceed high")
         if np.any(np.isposinf(self.low)) or np.any(np.isneginf(self.high)):
-            raise FdgError(f"Box(low={self.low}, high={self.high}): no number is between them")
+            raise FdgError(
+                f"Box(low={self.low}, high={self.high}): no number is between them: low"
+                " must be below inf, and high above -inf"
+            )
 
     @property
     def low_array(self) -> np.ndarray:

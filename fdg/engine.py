@@ -183,8 +183,8 @@ class Engine:
         """
         if self._interrupted is None:
             raise FdgError(
-                "no run was interrupted: continue from the state that the last run returned, or from its"
-                " argument"
+                "no run was interrupted: continue from the state that the last run returned or, if it raised,"
+                " from the state that you gave it"
             )
         state, pending = self._interrupted
         with host_errors():

@@ -134,9 +134,9 @@ def _match_tensors(
         expected = (rank, rows) if letter == "a" else (columns, rank)
         if tensor.shape != expected:
             raise FdgError(
-                f"{folder / TENSORS}: '{key:.120}' is {list(tensor.shape)}, and on this base with r={rank} it"
-                f" would be {list(expected)}: give the base that it was trained on, or write its rank as r in"
-                f" {CONFIG}"
+                f"{folder / TENSORS}: '{key:.120}' has shape {list(tensor.shape)}, but on this base with"
+                f" r={rank} it must have {list(expected)}: give the base that it was trained on, or write its"
+                f" rank as r in {CONFIG}"
             )
         found.add((path, letter))
         yield path[:4], letter, key, tensor

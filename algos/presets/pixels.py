@@ -5,8 +5,8 @@ from typing import Any
 from algos.presets.entry import Entry
 
 # With a smaller entropy bonus, most agents of Breakout never hit the last bricks of a wall, and see no second
-# wall; agents of Asterix end at a return of 24, not 39. Values that are clipped to changes of 0.2 per
-# iteration lag behind returns of a hundred.
+# wall; agents of Asterix end at a return of 24, not 39. Value clipping lets values change by at most 0.2 per
+# iteration, so they would lag behind returns of a hundred.
 _MINATAR = Entry(
     "PureJaxRL's settings for MinAtar with a fifth of its step size, five times its entropy bonus, and values"
     " that are not clipped; docs/settings.md",
@@ -133,6 +133,7 @@ _GRID = Entry(
 
 _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 
+# By class name of the algorithm, then by environment or family (`envs.families`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,

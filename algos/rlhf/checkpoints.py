@@ -60,7 +60,8 @@ def _config_of(
 def initial_parameters(network: Decoder, path: str, adapters: str | None, key: jax.Array) -> Any:
     """The parameters of the checkpoint in the folder `path`.
 
-    If the network has adapters, they are those in the folder `adapters`, or new ones from `key`.
+    If the network has adapters, the result is `{"base": ..., "adapters": ...}`. Adapters are read from the
+    folder `adapters`; if it is None, new ones are drawn from `key`.
     """
     plain = Decoder(dataclasses.replace(network.config, lora_rank=0))
     base = _read_on_host(jax.eval_shape(plain.init, key), lambda: weights.load(path)[1])

@@ -81,9 +81,15 @@ def sub_accelerator(
     """
     entry = templates.get(template)
     if template not in known:
-        raise FdgError(f"sub-accelerator: template '{template}' is not among {', '.join(known)}; pass known=")
+        raise FdgError(
+            f"sub-accelerator: template '{template}' is not among {', '.join(known)}: give one of these, or"
+            f" known=[..., '{template}']"
+        )
     if [pes is None, rows is None, columns is None] not in ([True, False, False], [False, True, True]):
-        raise FdgError("sub-accelerator: give either pes, or rows and columns")
+        raise FdgError(
+            f"sub-accelerator: pes={pes}, rows={rows}, columns={columns}: give either pes, or rows and"
+            " columns"
+        )
     limits = {"pes": LARGEST_ARRAY_PES, "rows": LARGEST_ARRAY_PES, "columns": LARGEST_ARRAY_PES}
     sizes = {"pes": pes, "rows": rows, "columns": columns, "buffer_bytes": buffer_bytes}
     for name, value in sizes.items():

@@ -23,10 +23,11 @@ from fdg import files
 from fdg.errors import FdgError
 from fdg.showing.words import table
 
-SOURCES = {
+# Where accuracies come from, by `Problem.accuracy`.
+_ACCURACY_SOURCES = {
     "table": "measured before, by training each network",
-    "train": "children trained in this search",
-    "supernet": "children of a supernet, with shared weights",
+    "train": "candidate networks trained in this search",
+    "supernet": "candidate networks of a supernet, with shared weights",
     "surrogate": "a formula, NOT MEASURED",
 }
 
@@ -40,7 +41,7 @@ class Outcome:
     front: Designs  # the Pareto front, [points]
     samples: int  # evaluated designs
     seconds: float  # of this process, compiling included
-    # (designs, score, violation) over time; NaN before the first complete design
+    # (designs, score, violation) over time, from the first complete design on
     curve: tuple[tuple[int, float, float], ...]
     # the least latency, energy and area, each minimised alone; None if a design meets all specs
     least: Specs | None
@@ -54,13 +55,13 @@ class Outcome:
 
     @functools.cached_property
     def scheduled(self) -> Scheduled:
-        """The schedule of the best design, improved by moves that save energy, and no slower."""
+        """The schedule of the best design, improved by moves that save energy and add no latency."""
         specs = self.problem.specs._replace(latency_cycles=float(self.best.latency_cycles))
         return improved_schedule(dataclasses.replace(self.problem, specs=specs), self.best.choices)
 
     @functools.cached_property
     def layers(self) -> list[dict[str, Any]]:
-        """A row for each layer: placement, times, costs and the bound of its latency."""
+        """A row for each layer: placement, times, costs, and what bounds its latency (`cost.BOUNDS`)."""
         names, _, schedule, costs = self.scheduled
         subs = np.asarray(schedule.sub_accelerator)
         own = {key: np.asarray(x)[np.arange(len(subs)), subs] for key, x in costs._asdict().items()}
@@ -98,7 +99,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Amount:
-    """A printed quantity: its field of `Specs`, its unit, and the factor from the field to the unit."""
+    """A printed quantity: its field of `Specs`, its unit, and the number of units in 1 of the field."""
 
     field: str
     unit: str
@@ -178,7 +179,7 @@ def _accuracies(problem: Problem, design: Designs) -> list[tuple[str, str]]:
     """Each task's name, and its accuracy with its source."""
     rows = []
     for task, value in zip(problem.tasks, np.atleast_1d(design.accuracy), strict=True):
-        source = SOURCES[problem.accuracy] if task.decisions else "as its file says"
+        source = _ACCURACY_SOURCES[problem.accuracy] if task.decisions else "as its file says"
         rows.append((task.name, "unknown" if math.isnan(value) else f"{value:.4f} ({source})"))
     return rows
 
@@ -296,7 +297,7 @@ def _tool_files(outcome: Outcome) -> dict[str, str]:
     return files
 
 
-def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, names: Sequence[str]) -> str:
+def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, pictures: Sequence[str]) -> str:
     schedule = outcome.scheduled.schedule
     lines = [
         f"# Co-design of {outcome.problem.name}",
@@ -329,7 +330,7 @@ def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, names: S
             ],
         ),
         "",
-        *(line for name in names for line in (f"![{name}]({name})", "")),
+        *(line for name in pictures for line in (f"![{name}]({name})", "")),
         "## For other tools",
         "",
         missing or _TOOLS.format(", ".join(f"`{name}`" for name in files if name.startswith("zigzag"))),

@@ -116,7 +116,7 @@ def checked_sample(game: TextGame, keys: jax.Array, split: Split = "train") -> P
         if jnp.shape(leaf)[:1] != (count,):
             raise FdgError(
                 f"game '{game.name}': sample gives an answer of shape {_shape(jnp.shape(leaf), count)},"
-                " expected the leading axis N"
+                " expected a first axis of N, one row for each key"
             )
     return problem
 

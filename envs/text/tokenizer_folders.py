@@ -101,7 +101,7 @@ def replacing_files(path: str | os.PathLike[str], tokenizer: Any) -> Iterator[di
             if name not in files:
                 (folder / name).unlink()
         except OSError as error:
-            raise FdgError(f"{folder / name}: remove it, export could not ({one_line(error)})") from None
+            raise FdgError(f"{folder / name}: not removed by export ({one_line(error)}): remove it") from None
 
 
 def _names_in(folder: Path) -> list[str]:

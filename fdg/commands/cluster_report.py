@@ -65,7 +65,10 @@ def daly_interval(failures: FailureModel) -> float:
 
 
 def expected_goodput(failures: FailureModel, interval: float) -> float:
-    """The expected goodput if failures are a Poisson process (Daly 2006, equation 13)."""
+    """The expected goodput if failures are a Poisson process (Daly 2006, equation 13).
+
+    `interval` is the seconds of work between checkpoints.
+    """
     between = failures.seconds_between
     if math.isinf(between):
         return interval / (interval + failures.save) if not math.isinf(interval) else 1.0

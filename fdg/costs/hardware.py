@@ -238,7 +238,11 @@ class Cluster:
         return self.hosts * self.devices_per_host
 
     def of(self, devices: int) -> "Cluster":
-        """A part of the cluster with this many devices, from 1 to `self.devices`, in whole hosts."""
+        """A part of the cluster with this many devices, from 1 to `self.devices`.
+
+        Raises:
+          FdgError: the devices fill more than one host, but not whole hosts.
+        """
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
         hosts, remainder = divmod(devices, self.devices_per_host)

@@ -90,7 +90,7 @@ class Rewriter:
     def inside(self, eqn: core.JaxprEqn, context: Any = None, blocks: Sequence[Any] | None = None) -> Any:
         """The equation with its bodies (inner jaxprs) rewritten; the same object if nothing changes.
 
-        The rule gets `context`, and a block (see `BlockRule`) of each body: those in `blocks`, or the bodies.
+        For each body, the rule gets `context` and a block (see `BlockRule`): of `blocks`, or the body itself.
         """
         old = inner_jaxprs(eqn)
         if not old or (self._traces and eqn.params.get("check_vma")):

@@ -47,9 +47,9 @@ _ANY_DIMENSION = frozenset(
 def whole_dimensions(eqn: Any, devices: int) -> tuple[Dimensions, Dimensions]:
     """The dimensions of an operation's operands and results that must be replicated, except for the batch.
 
-    XLA's partitioner gets many operations wrong if a dimension is split on which they depend, or is split
-    unevenly (jaxlib 0.10.2): it multiplies convolutions by the number of devices, adds updates of a scatter
-    at index 0, ends the process. So a dimension stays split only if the operation is elementwise or in
+    XLA's partitioner (jaxlib 0.10.2) gets many operations wrong if some of their dimensions are split, or are
+    split unevenly: it multiplies convolutions by the number of devices, adds updates of a scatter at index 0,
+    or crashes the process. So a dimension stays split only if the operation is elementwise or in
     `_ANY_DIMENSION`, or if its batch rule keeps or sums this dimension and `devices` divides it.
     """
     name = eqn.primitive.name
@@ -120,7 +120,7 @@ class _Rewritten(NamedTuple):
 class _ProgramRewriter:
     """Rewrites jaxprs with their flows; a jaxpr that is called from several places is rewritten once.
 
-    `common_parts` is a multiple of the number of parts of any dimension of a parameter.
+    `common_parts` is a common multiple of the numbers of parts into which dimensions of parameters are split.
     """
 
     def __init__(self, mesh: Mesh, has_sharded_parameters: bool, common_parts: int):
@@ -215,6 +215,7 @@ class _JaxprRewriter:
         else:
             if step.bodies:
                 eqn = jaxprs.with_new_bodies(eqn, [body.jaxpr for body in bodies])
+            # If the batch is split, other dimensions can be split only over the other mesh axes.
             is_split = any(axis is not None for axis in (*step.operands, *step.results))
             devices = self.mesh.size // self.mesh.shape[BATCH] if is_split else self.program.common_parts
             self.equations.extend(self.program.constrained(eqn, step, devices))

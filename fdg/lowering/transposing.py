@@ -19,9 +19,9 @@ import jax
 from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 
-# If the second operand has fewer columns, a first operand of more bytes is not worth transposing.
+# Transposing pays off if the second operand has at least this many columns, ...
 _MIN_COLUMNS = 64
-_MAX_NARROW_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 20  # ... or the first operand has at most this many bytes
 _CONTRACT_ROWS = (((0,), (0,)), ((), ()))  # the dimension numbers of x.T @ y
 _MATMUL = (((1,), (0,)), ((), ()))  # the dimension numbers of x @ y
 
@@ -81,4 +81,4 @@ def _is_faster(first: Any, second: Any) -> bool:
     # XLA would turn the transposed product with a vector into an elementwise sum, 4 times as slow.
     if first.shape[1] == 1 or second.shape[1] == 1:
         return False
-    return second.shape[1] >= _MIN_COLUMNS or jaxprs.bytes_of(first) <= _MAX_NARROW_BYTES
+    return second.shape[1] >= _MIN_COLUMNS or jaxprs.bytes_of(first) <= _SMALL_BYTES

@@ -84,7 +84,7 @@ def spec_text(spec: Spec) -> str:
 
 
 def moved_bytes(size: int, target: Layout) -> int:
-    """The bytes that arrive if every device of the target receives its part of an array of `size` bytes."""
+    """The bytes that all target devices receive, if each gets its part of an array of `size` bytes."""
     return size * target.num_devices // target.num_parts
 
 

@@ -190,7 +190,7 @@ def _with_delay(
 def _with_sharded_leaves(plan: Plan, undelayed: FDG) -> Plan:
     """Adds the sharded leaves to the plan. Older parameters, which staleness stores, are not sharded.
 
-    `undelayed` is the graph before staleness. With several agents, rules match the shapes of one agent.
+    `undelayed` is the graph before staleness. With several agents, sharding rules see one agent's shapes.
     """
     graph = plan.graph if undelayed.agents is None else undelayed
     leaves = [

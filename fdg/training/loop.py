@@ -336,5 +336,6 @@ def _check_equal_jobs(config: Mapping[str, Any]) -> None:
         for name in first:
             if candidate.get(name) != first[name]:
                 raise FdgError(
-                    f"process {i} has {name} {candidate.get(name)}, and process 0 has {first[name]}"
+                    f"process {i} has {name} {candidate.get(name)}, and process 0 has {first[name]}: start"
+                    " all processes with the same flags and versions"
                 )

@@ -18,7 +18,7 @@ from envs import features_and_mask
 from envs.rendering import Episode, frames, html, import_optional
 from envs.wrappers import unwrapped
 from fdg.arguments import check_at_least
-from fdg.errors import FdgError
+from fdg.errors import FdgError, listed
 from fdg.files import check_writable, writing
 from fdg.running.xla_options import jit
 from fdg.training.deployed import Acting
@@ -43,7 +43,7 @@ def play(
 ) -> Path:
     """Plays a batch of episodes and writes them side by side as a video."""
     if path.suffix not in FORMATS:
-        raise FdgError(f"{path}: the ending of a video is one of {', '.join(FORMATS)}")
+        raise FdgError(f"{path}: give a video a file name that ends in {listed(FORMATS, 'or')}")
     check_at_least(1, episodes=episodes, fps=fps, max_steps=max_steps)
     if episodes > (limit := _MAX_VIDEO_PIXELS // _MIN_FRAME_PIXELS):
         raise FdgError(f"episodes={episodes}: at most {limit} fit side by side: give at most {limit}")
@@ -70,7 +70,7 @@ def play_episodes(
 ) -> list[Episode]:
     """Plays `episodes` episodes of at most `max_steps` steps, in one XLA program if possible.
 
-    Each result, which can be rendered, ends with the first `done`.
+    Each result is one episode up to its first `done`, with what rendering needs.
     """
     env = algorithm.env
     limit = min(env.max_episode_steps or max_steps, max_steps)

@@ -347,7 +347,7 @@ class Run:
     def _state_of(self, agent: int) -> Any:
         if self.agents is None:
             if agent != 0:
-                raise FdgError(f"agent={agent}: this run has one agent, 0")
+                raise FdgError(f"agent={agent}: this run has one agent: give agent=0")
             return self.state
         if not 0 <= agent < self.agents:
             raise FdgError(f"agent={agent}: this run has {self.agents} agents, 0 to {self.agents - 1}")
@@ -373,7 +373,7 @@ def _replace_env(algorithm: Any, env: Any) -> Any:
     tokenizer = getattr(algorithm.env, "tokenizer", None)
     if tokenizer is not None or hasattr(env, "tokenizer"):
         replaced = algorithm if tokenizer is None else dataclasses.replace(algorithm, env=env)
-        if tokenizer != replaced.env.tokenizer:  # a task without a tokenizer gets the checkpoint's tokenizer
+        if tokenizer != replaced.env.tokenizer:  # `replace` gives a task without one the checkpoint's
             raise FdgError(
                 f"env {env.name}: its tokenizer differs from the one of {algorithm.env.name} in training:"
                 " write env.with_tokenizer(run.algorithm.env.tokenizer)"

@@ -167,7 +167,7 @@ VALID = {
     "changes, message",
     [
         ({"template": "dlaa"}, "unknown template 'dlaa': did you mean 'dla'?"),
-        ({"template": "systolic-os"}, "template 'systolic-os' is not among dla, shi, rs; pass known="),
+        ({"template": "systolic-os"}, "template 'systolic-os' is not among dla, shi, rs: give one"),
         ({"pes": 0}, "pes is 0; give a whole number from 1"),
         ({"pes": 2.5}, "pes is 2.5; give a whole number"),
         ({"pes": None}, "give either pes, or rows and columns"),

@@ -223,7 +223,7 @@ def test_reused_arrays_are_copied():
         (
             spaces.Box(-1, 1, (2,)),
             spaces.Sequence(spaces.Discrete(2)),
-            "give categories, or arrays of numbers",
+            "neither categories nor arrays of numbers",
         ),
     ],
 )

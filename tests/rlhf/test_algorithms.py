@@ -472,7 +472,7 @@ def changed_echo(part, change):
         ("sample", lambda x: x.prompts, "sample gives a value of type Prompts: return envs.text.Problem("),
         ("prompt_tokens", lambda x: x[:, :1], "sample gives tokens of shape (N, 1), expected (N, 2)"),
         ("prompt_mask", lambda x: x + 0, "sample gives mask of dtype int32, expected bool"),
-        ("answer", lambda x: x[0], "sample gives an answer of shape (), expected the leading axis N"),
+        ("answer", lambda x: x[0], "sample gives an answer of shape (), expected a first axis of N"),
     ],
 )
 def test_invalid_games_are_refused(part, change, message):

@@ -94,7 +94,7 @@ def test_export_removes_the_files_of_another_tokenizer(folder, tmp_path):
 
 def test_older_files_that_cannot_be_removed_are_named(folder):
     (folder / "merges.txt").mkdir()  # unlink does not remove a directory
-    with pytest.raises(FdgError, match=r"merges.txt: remove it, export could not \("):
+    with pytest.raises(FdgError, match=r"merges.txt: not removed by export \("):
         save(folder, *random_network(13), CharacterTokenizer("ab"))
 
 

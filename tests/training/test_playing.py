@@ -56,7 +56,7 @@ def test_gif_of_two_episodes(run, capsys):
     height, width, _ = images[0].shape
     assert width > 2 * height  # 600 x 400 each
     assert play_main([str(run.path), "--out", "video.avi"]) == 2
-    assert "the ending of a video is one of .mp4, .gif, .html" in capsys.readouterr().err
+    assert "give a video a file name that ends in .mp4, .gif or .html" in capsys.readouterr().err
 
 
 def test_mp4(run, tmp_path):

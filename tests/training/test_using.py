@@ -130,7 +130,7 @@ def step_of(run):
             lambda run: run.evaluate(1, env=envs.make("Pendulum-v1")),
             "env Pendulum-v1: its observation_space is .*: give an environment with the spaces of CartPole",
         ),
-        (lambda run: run.acting(1), "agent=1: this run has one agent, 0"),
+        (lambda run: run.acting(1), "agent=1: this run has one agent: give agent=0"),
         (lambda run: fdg.load(run.path / "none"), r"no run in .*none \(it has no config.json\): give /"),
         (
             lambda run: fdg.load(run.path, checkpoint="best"),

@@ -15,7 +15,7 @@ from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
-    """Makes the agent; the first round compiles."""
+    """Makes the agent; returns what `bench.peers.serve` needs. sbx compiles in the first round."""
     with Stopwatch() as watch:
         env = make_vec_env(config["env"], n_envs=config["num_envs"], seed=0)
         library = importlib.import_module(config["library"])

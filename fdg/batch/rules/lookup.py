@@ -6,7 +6,10 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult, every_result, shape_o
 
 
 def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A look-up of rows in a split table is reduced over devices; other batch axes are kept."""
+    """A look-up of rows in a split table is reduced over devices; other batch axes are kept.
+
+    Operand 0 is the table, operand 1 the indices. None if no rule fits.
+    """
     (axis, index), dims = operands, eqn.params["dimension_numbers"]  # axes of the table, of the indices
     rank, sizes = len(shape_of(eqn.outvars[0])), eqn.params["slice_sizes"]
     index_axes = [d for d in range(rank) if d not in dims.offset_dims]  # the indices' axes in the result
@@ -21,7 +24,7 @@ def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
         return every_result(
             eqn, dims.offset_dims[window_axes.index(axis)], *([1] if index is not None else [])
         )
-    if index is not None and index < len(index_axes):  # the indices and the table are split
+    if index is not None and index < len(index_axes):  # both are split: the table is gathered
         return every_result(eqn, index_axes[index], 0)
     if axis in dims.start_index_map and sizes[axis] == 1:
         return every_result(eqn, None, reduced=True)

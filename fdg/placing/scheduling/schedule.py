@@ -91,12 +91,14 @@ def _shared_jaxpr(
 class Move:
     """A transfer of values from one group to another."""
 
-    source: str
+    source: str  # the name of a group, as `target`
     target: str
-    pairs: tuple[tuple[Value, Value], ...]
+    pairs: tuple[tuple[Value, Value], ...]  # (value on the source, its copy on the target)
     sources: tuple[str, ...]  # the fragments that compute the values
     targets: tuple[str, ...]  # the fragments that use the values
-    delay: str = ""  # "step": used in the loop's next trip; "iteration": in the next one; "": in this trip
+    # when the target uses the values; "": in this trip; "step": in the loop's next trip; "iteration": in the
+    # next iteration
+    delay: str = ""
     freed: frozenset[int] = frozenset()  # positions of the values that the source does not use afterwards
     # the resharding of each pair if both groups are on the same devices; else empty
     changes: tuple[Change, ...] = ()

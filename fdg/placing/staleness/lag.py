@@ -121,7 +121,7 @@ def _cut_graph(graph: FDG, num_older: int) -> tuple[FDG, int, int]:
                 num_before = num_seen + num_inside
                 yield from _split_scan(eqn, num_older)
             elif list(_actor_scans([eqn], actors)):
-                yield inside(eqn, context=object())
+                yield inside(eqn, context=object())  # a context of its own: rewritten for this call only
             else:
                 yield eqn
                 num_seen += len(fragments_in([eqn]))
