@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import harness
-from fdg.training.curves import compare
+from fdg.training.curves import plot_runs
 from fdg.training.statistics import interquartile_mean, interval
 
 RUNS = Path("runs/learning")
@@ -153,7 +153,7 @@ def draw(experiment: Experiment, runs: Sequence[Path]) -> None:
     if len(runs) == 1:
         shutil.copy(runs[0] / "learning_curve.png", picture)
     else:
-        compare(runs)[0].savefig(picture, dpi=150)
+        plot_runs(runs)[0].savefig(picture, dpi=150)
 
 
 def main() -> None:

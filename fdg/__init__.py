@@ -121,7 +121,7 @@ _SUGGESTIONS = {
     "play": "write fdg.load(RUN).play('video.mp4')",
     "export": "write fdg.load(RUN).export('policy.onnx')",
     "answer": "write fdg.load(RUN).answer([prompt])",
-    "plot": "write fdg.training.curves.compare([RUN])",
+    "plot": "write fdg.training.curves.plot_runs([RUN])",
     "plan": "write fdg.place(algorithm, policy, devices)",
     "make": "write envs.make(name) and algos.make(name, env)",
     "run": "write fdg.compile(algorithm, policy), and call run of that engine",

@@ -160,7 +160,7 @@ class _AgeCounter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class StreamFigures:
     """The results of a simulated stream in its steady state."""
 
     ticks: float  # per iteration
@@ -177,7 +177,7 @@ def replay(
     lag: int = 0,
     max_age: int | None = None,
     iterations: int = 24,
-) -> Replay:
+) -> StreamFigures:
     """Simulates a stream's clock.
 
     `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. The
@@ -193,7 +193,7 @@ def replay(
     start = warm_up * micro_batches
     trained_by_age = by_age[start:].sum(axis=0).astype(float)
     num_ticks, busy_slots = int(ticks[-1] - ticks[start - 1]), int(busy[-1] - busy[start - 1])
-    return Replay(
+    return StreamFigures(
         num_ticks * lengths.ticks_per_step / iterations,
         busy_slots / (stream.slots * max(num_ticks, 1)),
         float(np.sum(trained_by_age * np.arange(len(trained_by_age))) / np.sum(trained_by_age)),

@@ -206,7 +206,7 @@ def _plot(flags: dict[str, Any]) -> None:
     if extension not in FigureCanvasBase.get_supported_filetypes():
         raise FdgError(f"--out {out}: the ending of a plot is .png, .svg or .pdf: write {out}.png")
     arguments = {name: flags[name] for name in ("metric", "x", "statistic")}
-    figure, returns = curves.compare(flags["runs"], labels=labels, **arguments)
+    figure, returns = curves.plot_runs(flags["runs"], labels=labels, **arguments)
     with writing(out) as file:
         figure.savefig(file, format=extension, dpi=150)
     for label, path in zip(labels, curves.find_runs(flags["runs"]), strict=False):

@@ -118,11 +118,11 @@ def _one_device_work(work: Work, group: Group) -> Work:
 def _setting(axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, cluster: Cluster) -> Setting:
     """The properties of a group's program and devices on which its rewrites depend."""
     num_parts, on_cpu = group.num_batch_parts, cluster.kind.platform == "cpu"
-    all_cores = uses_all_cores(group, cluster)
+    all_cores = occupies_all_cores(group, cluster)
     return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, all_cores, sharded=group.shards)
 
 
-def uses_all_cores(group: Group, cluster: Cluster) -> bool:
+def occupies_all_cores(group: Group, cluster: Cluster) -> bool:
     """Whether a group has at least as many CPU devices on one machine as the machine has cores."""
     cores = min_cores_per_process() if cluster.cores is None else cluster.cores
     return cluster.kind.platform == "cpu" and min(len(group), cluster.devices_per_machine) >= cores

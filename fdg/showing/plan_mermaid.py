@@ -2,7 +2,7 @@
 
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.graph_drawings import escape, mermaid_nodes, mermaid_styles
-from fdg.showing.plan_outline import Crossing, all_lines, amount_text, direction_text, outline
+from fdg.showing.plan_outline import TransferLine, all_lines, amount_text, direction_text, outline
 from fdg.showing.words import device_ranges, quantity
 
 
@@ -30,7 +30,7 @@ def plan_mermaid(plan: Plan) -> str:
                 source = "" if movement.source == BETWEEN else f" of {escape(movement.source)}"
                 lines.append(f'    c{i}{{{{"{movement.how}{source}<br/>{amount_text(movement, "x")}"}}}}')
         lines.append("  end")
-    for line in all_lines(outline(plan), Crossing):
+    for line in all_lines(outline(plan), TransferLine):
         movement = line.movement
         label = f"{escape(direction_text(plan, movement, 60, ' to '))}<br/>{amount_text(movement, 'x')}"
         link = f'-. "{label}, next {movement.delay}" .->' if movement.delay else f'-- "{label}" -->'

@@ -25,7 +25,7 @@ class RunLine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Crossing:
+class TransferLine:
     """A transfer from one group to another."""
 
     source: str
@@ -34,7 +34,7 @@ class Crossing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class LoopLine:
     """A loop that the host steps."""
 
     count: int  # number of trips
@@ -42,8 +42,8 @@ class Loop:
     lines: "tuple[Line, ...]"
 
 
-Line = RunLine | Crossing | Loop
-L = TypeVar("L", RunLine, Crossing, Loop)
+Line = RunLine | TransferLine | LoopLine
+L = TypeVar("L", RunLine, TransferLine, LoopLine)
 
 
 def outline(plan: Plan) -> tuple[Line, ...]:
@@ -63,13 +63,13 @@ def outline(plan: Plan) -> tuple[Line, ...]:
             if isinstance(step, Call):
                 yield next(runs)
             elif isinstance(step, Move):
-                yield Crossing(step.source, step.target, next(transfers))
+                yield TransferLine(step.source, step.target, next(transfers))
             else:
                 inner_lines = tuple(lines(step.steps))
                 names = {f for line in all_lines(inner_lines, RunLine) for f in line.program.fragments}
                 enclosing = [ancestors(plan.graph, name) for name in names]
                 common = set.intersection(*map(set, enclosing)) if enclosing else set()
-                yield Loop(step.trips, tuple(name for name in opened if name in common), inner_lines)
+                yield LoopLine(step.trips, tuple(name for name in opened if name in common), inner_lines)
 
     return tuple(lines(plan.schedule.steps))
 
@@ -85,7 +85,7 @@ def all_lines(lines: Iterable[Line], kind: type[L]) -> Iterator[L]:
     for line in lines:
         if isinstance(line, kind):
             yield line
-        if isinstance(line, Loop):
+        if isinstance(line, LoopLine):
             yield from all_lines(line.lines, kind)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from fdg.placing.plans import BETWEEN, Plan
 from fdg.showing.canvas import ARROW, GREY, Canvas
 from fdg.showing.plan_outline import (
-    Crossing,
     Line,
-    Loop,
+    LoopLine,
     RunLine,
+    TransferLine,
     all_lines,
     amount_text,
     batch_per_device,
@@ -94,7 +94,7 @@ class _Drawing:
     def _draw_heads(self, y: float) -> float:
         """Draws each group's name, devices and memory."""
         memory = dict(self.plan.memory)
-        in_loops = {name for loop in all_lines(self.lines, Loop) for name in loop.opened}
+        in_loops = {name for loop in all_lines(self.lines, LoopLine) for name in loop.opened}
         split = [f for f in split_fragments(self.plan) if f not in in_loops]  # no loop's label names them
         for group in self.plan.groups:
             x = self.left[group.name] + _CARD_MARGIN
@@ -134,13 +134,13 @@ class _Drawing:
             y, row = self._draw_runs(row, y), []
             if isinstance(line, RunLine):
                 row = [line]
-            elif isinstance(line, Crossing):
+            elif isinstance(line, TransferLine):
                 y = self._draw_transfer(line, y)
             else:
                 y = self._draw_loop(line, y, level)
         return self._draw_runs(row, y)
 
-    def _draw_loop(self, loop: Loop, y: float, level: int) -> float:
+    def _draw_loop(self, loop: LoopLine, y: float, level: int) -> float:
         """Draws the steps of a loop, and a labelled frame around them; `level` is the nesting depth."""
         opened = f" of {listed_within(loop.opened, 24)}" if loop.opened else ""
         inset = 14 + 12 * level
@@ -199,7 +199,7 @@ class _Drawing:
         if share_text:
             canvas.text(x + width - 8, y + 29, share_text, 10.5, GREY, text_anchor="end")
 
-    def _draw_transfer(self, line: Crossing, y: float) -> float:
+    def _draw_transfer(self, line: TransferLine, y: float) -> float:
         """Draws an arrow between two columns, labelled with fragments and bytes."""
         m = line.movement
         source, target = self.left[line.source], self.left[line.target]
@@ -237,4 +237,4 @@ _STRONG_COLOURS = {  # the same palette as COLOURS, at full strength
 
 def _loop_depth(lines: Iterable[Line]) -> int:
     """The largest number of nested loops."""
-    return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, Loop)), default=0)
+    return max((1 + _loop_depth(line.lines) for line in lines if isinstance(line, LoopLine)), default=0)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram
 from fdg.showing.plan_outline import (
-    Crossing,
     Line,
-    Loop,
+    LoopLine,
+    TransferLine,
     all_lines,
     batch_per_device,
     direction_text,
@@ -38,7 +38,7 @@ def plan_text(plan: Plan) -> str:
     if len(plan.groups) > 1:
         iteration = outline(plan)
         groups_texts = [
-            *map(_groups_text, all_lines(iteration, Crossing)),
+            *map(_groups_text, all_lines(iteration, TransferLine)),
             *(clip(g.name, 24) for g in plan.groups),
         ]
         width = COLUMNS - len("  " * 5 + "".join(_AMOUNTS)) - max(map(len, groups_texts))
@@ -64,11 +64,11 @@ def _nest_rows(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) ->
     """Yields the table rows of the loop nest: steps, groups, and moved bytes."""
     indent = "  " * level
     for line in lines:
-        if isinstance(line, Loop):
+        if isinstance(line, LoopLine):
             opened = f" of {listed_within(line.opened, 20)}" if line.opened else ""
             yield clip(f"{indent}for {line.count} steps{opened}:", width), "", "", "", ""
             yield from _nest_rows(plan, line.lines, width, level + 1)
-        elif isinstance(line, Crossing):
+        elif isinstance(line, TransferLine):
             delay = f" (next {line.movement.delay})" if line.movement.delay else ""
             direction = direction_text(plan, line.movement, width - len(f"{indent}move {delay}"))
             yield f"{indent}move {direction}{delay}", _groups_text(line), *_amounts(line.movement)
@@ -80,7 +80,7 @@ def _nest_rows(plan: Plan, lines: Iterable[Line], width: int, level: int = 0) ->
                 yield clip(f"{indent}  {m.how} {source}", width), clip(m.where, 24), *_amounts(m)
 
 
-def _groups_text(line: Crossing) -> str:
+def _groups_text(line: TransferLine) -> str:
     """The groups of a transfer, in at most 24 characters."""
     text = line.movement.where
     return text if len(text) <= 24 else f"{clip(line.source, 10)} -> {clip(line.target, 10)}"

@@ -360,7 +360,7 @@ class Comparison:
 
     def pictures(self) -> dict[str, Any]:
         """Figures by file name: learning curves and final returns, with a panel per environment."""
-        plot, _ = curves.compare(self.runs, statistic="iqm", labels=self.labels)
+        plot, _ = curves.plot_runs(self.runs, statistic="iqm", labels=self.labels)
         return {"curves.png": plot, "intervals.png": comparison_text.draw_intervals(self)}
 
     def __str__(self) -> str:

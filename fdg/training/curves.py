@@ -14,11 +14,14 @@ import numpy as np
 
 from fdg.arguments import checked
 from fdg.errors import FdgError, listed, one_line
+from fdg.settings.moved import moved
 from fdg.showing.canvas import PALETTE
 from fdg.training.finite import failed_agents
 from fdg.training.run_directory import RunDirectory, read_config, read_metrics, read_summary
 from fdg.training.space import parse_grid, points_of
 from fdg.training.statistics import STATISTICS, estimate_text, finite_mean, interval, intervals
+
+__getattr__ = moved(__name__, "fdg.training.curves", {"compare": "plot_runs"})  # the old name
 
 RETURN = "episode_return"
 _MAX_POINTS = 200  # points per curve; more would show only noise at this size of figure
@@ -47,7 +50,7 @@ class Curves:
 
 
 class CurvePlot(NamedTuple):
-    """A plot of runs: the result of `compare`.
+    """A plot of runs: the result of `plot_runs`.
 
     Attributes:
       figure: a `matplotlib.figure.Figure`.
@@ -158,7 +161,7 @@ def _draw_evaluations(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 @checked
-def compare(
+def plot_runs(
     paths: Iterable[str | Path],
     *,
     metric: str = RETURN,
@@ -279,7 +282,7 @@ def returns_table(curves: Sequence[Curves]) -> str:
 def read_curves(
     paths: Sequence[Path], metric: str, x: str, labels: Sequence[str], by_label: bool = False
 ) -> list[Curves]:
-    """The curves of `compare`; with `by_label`, runs of equal labels in an environment are one curve."""
+    """The curves of `plot_runs`; with `by_label`, runs of equal labels in an environment are one curve."""
     if not paths:
         raise FdgError("runs=[]: give at least one run directory")
     configs = [read_config(path, prefix="") for path in paths]

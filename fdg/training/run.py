@@ -48,7 +48,7 @@ class Run:
     )
     pack = Elsewhere("fdg.training.packing.pack(run.path, DIRECTORY), or fdg pack RUN in a shell")
     collect = Elsewhere("fdg.training.collecting.collect(run, DIRECTORY, steps=N)")
-    plot = Elsewhere("fdg.training.curves.compare([run.path])")
+    plot = Elsewhere("fdg.training.curves.plot_runs([run.path])")
     compare = Elsewhere("fdg.compare([run.path, ...])")
     diff = Elsewhere("fdg.diff(run.path, another)")
 

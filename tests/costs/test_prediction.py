@@ -10,7 +10,7 @@ import fdg
 import policies
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import CLASSES, seconds_of
-from fdg.costs.program_work import program_works, uses_all_cores
+from fdg.costs.program_work import occupies_all_cores, program_works
 from fdg.errors import FdgError
 from fdg.placing.policy import Group
 from tests.costs.machines import cluster, link
@@ -217,4 +217,4 @@ def test_cores_of_a_cluster(count, cores, each, uses_all):
     group = Group("all", tuple(range(count)))
     gpus = cluster(each, cores=cores)
     cpus = dataclasses.replace(gpus, kind=dataclasses.replace(gpus.kind, platform="cpu"))
-    assert uses_all_cores(group, cpus) == uses_all and not uses_all_cores(group, gpus)
+    assert occupies_all_cores(group, cpus) == uses_all and not occupies_all_cores(group, gpus)

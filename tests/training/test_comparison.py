@@ -139,7 +139,7 @@ def test_unequal_measures_within_a_side_are_noted(tmp_path):
     )
     message = f"final returns within a side are measured differently: ppo {measures} (CartPole-v1)"
     assert message in fdg.compare(runs).notes
-    assert "evaluation of 2 and last tenth of training of 2" in repr(curves.compare(runs))
+    assert "evaluation of 2 and last tenth of training of 2" in repr(curves.plot_runs(runs))
 
 
 def test_equal_labels_are_one_side(tmp_path):
@@ -182,7 +182,7 @@ def test_repeated_seed_is_noted(tmp_path):
     assert fdg.compare([runs[0], runs[2]]).notes == []
 
 
-@pytest.mark.parametrize("read", [fdg.compare, curves.compare])
+@pytest.mark.parametrize("read", [fdg.compare, curves.plot_runs])
 def test_copy_of_a_run_is_refused(tmp_path, read):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3, id="0123")
     copy = shutil.copytree(run, tmp_path / "b")
@@ -192,7 +192,7 @@ def test_copy_of_a_run_is_refused(tmp_path, read):
         read([run, copy])
 
 
-@pytest.mark.parametrize("read", [fdg.compare, curves.compare])
+@pytest.mark.parametrize("read", [fdg.compare, curves.plot_runs])
 def test_id_that_is_no_string_is_refused(tmp_path, read):
     run = write_run(tmp_path / "a", "ppo", "CartPole-v1", [1.0], [[1.0]] * 3, id=["x"])
     with refuses(f"{run}/config.json has id = ['x'], which is not"):
@@ -301,7 +301,7 @@ def test_labels_are_escaped(tmp_path):
     assert r"environment & \$x & \textless{}b\textgreater{}|\$y" in found.latex()
     for figure in found.pictures().values():
         figure.savefig(io.BytesIO(), format="png")
-    assert r"\$x" in curves.compare(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
+    assert r"\$x" in curves.plot_runs(runs, labels=found.labels).figure.legends[0].get_texts()[0].get_text()
 
 
 def test_terminal_sequences_are_escaped(tmp_path, capsys, monkeypatch):

@@ -49,7 +49,7 @@ def test_self_play_and_populations_are_separate_curves(extra, tmp_path):
     plain, other = write_run(tmp_path / "a", [1, 2]), write_run(tmp_path / "b", [3, 4])
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, **extra}))
-    assert [len(curve.seeds) for curve in curves.compare([plain, other])[1]] == [1, 1]
+    assert [len(curve.seeds) for curve in curves.plot_runs([plain, other])[1]] == [1, 1]
 
 
 def test_agents_of_a_population_have_different_seeds(tmp_path):
@@ -57,7 +57,7 @@ def test_agents_of_a_population_have_different_seeds(tmp_path):
     config = json.loads((run / "config.json").read_text())
     population = {"sweep": "rate=0.1,0.2", "num_seeds": 2, "exploit_every": 2}
     (run / "config.json").write_text(json.dumps({**config, **population}))
-    (found,) = curves.compare([run])[1]
+    (found,) = curves.plot_runs([run])[1]
     assert found.seeds == (5, 6, 7, 8)
 
 
@@ -65,7 +65,7 @@ def test_seeds_share_a_curve(tmp_path):
     one = write_run(tmp_path / "a", [1, 2, 3], seed=0, learning_rate=0.1, summary={"eval_return": 30.0})
     two = write_run(tmp_path / "b", [3, 4, 5], seed=1, learning_rate=0.1, summary={"eval_return": 50.0})
     other = write_run(tmp_path / "c", [9, 9, 9], learning_rate=0.2)
-    figure, found = curves.compare([one, two, other])
+    figure, found = curves.plot_runs([one, two, other])
     assert [curve.label for curve in found] == [
         "ppo, learning_rate=0.1",
         "ppo, learning_rate=0.2",
@@ -91,7 +91,7 @@ def test_table_of_a_metric_without_values_at_the_end(tmp_path):
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     lines = [json.dumps({**row, "eval_return": 1.0 if i < 9 else None}) + "\n" for i, row in enumerate(rows)]
     (path / "metrics.jsonl").write_text("".join(lines))
-    _, found = curves.compare([path], metric="eval_return")
+    _, found = curves.plot_runs([path], metric="eval_return")
     assert curves.returns_table(found) == "ppo: no finite value in the last tenth of training"
 
 
@@ -99,7 +99,7 @@ def test_labels_omit_none(tmp_path):
     """A setting of one run does not appear as None in the labels of others."""
     for i, fields in enumerate([{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.1, "clip": 0.5}]):
         write_run(tmp_path / str(i), [1, 2], **{"clip": None, **fields})
-    _, found = curves.compare([tmp_path / str(i) for i in range(3)])
+    _, found = curves.plot_runs([tmp_path / str(i) for i in range(3)])
     assert [curve.label for curve in found] == ["ppo, rate=0.1", "ppo, rate=0.2", "ppo, clip=0.5, rate=0.1"]
 
 
@@ -112,7 +112,7 @@ def test_short_labels_and_one_panel_per_environment(tmp_path, capsys):
         write_run(tmp_path / "c", [10, 20], env="Pendulum-v1", learning_rate=0.1, **many),
         write_run(tmp_path / "d", [10, 30], env="Pendulum-v1", learning_rate=0.2, **many),
     ]
-    figure, found = curves.compare(paths)
+    figure, found = curves.plot_runs(paths)
     assert [(curve.env, curve.label) for curve in found] == [
         ("CartPole-v1", "ppo"),
         ("CartPole-v1", "dqn"),
@@ -127,7 +127,7 @@ def test_short_labels_and_one_panel_per_environment(tmp_path, capsys):
     assert legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1
     many_apart = {f"field_{i}": i + 1 for i in range(30)}
     apart = write_run(tmp_path / "e", [1, 2], learning_rate=0.3, **many_apart)
-    _, found = curves.compare([paths[0], apart])
+    _, found = curves.plot_runs([paths[0], apart])
     assert found[1].label == "ppo, learning_rate=0.3, field_0=1, field_1=2, field_2=3, and 27 more"
     words = [*map(str, paths[:2]), "--out", str(tmp_path / "x.png"), "--label"]
     assert plot_main([*words, "wide,narrow"]) == 0
@@ -145,7 +145,7 @@ def test_short_labels_and_one_panel_per_environment(tmp_path, capsys):
 
 def test_agents_of_one_run_over_wall_time(tmp_path):
     run = write_run(tmp_path / "a", [[1, 3, 100], [2, 4, 200]])
-    figure, (found,) = curves.compare([run], x="wall_s", statistic="iqm")
+    figure, (found,) = curves.plot_runs([run], x="wall_s", statistic="iqm")
     assert len(found.y) == 3 and found.final.tolist() == [2, 4, 200]
     middle = statistics.interquartile_mean(np.array([1.0, 3.0, 100.0]))
     np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_ydata()[0], middle)
@@ -256,7 +256,7 @@ def test_statistics_match_scipy(monkeypatch):
     low, high = statistics.intervals(columns)
     np.testing.assert_allclose(low[1] - low[0], 1.0)
     with pytest.raises(FdgError):
-        curves.compare([])
+        curves.plot_runs([])
 
 
 def test_curve_omits_failed_agents():

@@ -46,12 +46,12 @@ def test_failed_seeds_are_reported_and_excluded(failing):
         found = run.evaluate()
         assert found.mean == summary["eval_return"] and len(found.means) == 4
         assert f"of each of {len(good)} agents" in str(found) and "which failed" in str(found)
-    _, (curve,) = curves.compare([failing.path])
+    _, (curve,) = curves.plot_runs([failing.path])
     assert list(np.flatnonzero(curve.failed)) == bad
     line = curves.returns_table([curve])
     assert all(str(seed) in line.split("left out:")[1] for seed in summary["failed_seeds"])
     failing.path.joinpath("summary.json").write_text(json.dumps({**summary, "eval_returns": [1e6] * 4}))
-    assert f"{len(good)} seed" in curves.returns_table(curves.compare([failing.path])[1])
+    assert f"{len(good)} seed" in curves.returns_table(curves.plot_runs([failing.path])[1])
     failing.path.joinpath("summary.json").write_text(json.dumps(summary))
 
 

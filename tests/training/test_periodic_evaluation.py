@@ -17,7 +17,7 @@ import fdg
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, RunError
 from fdg.training import loggers
-from fdg.training.curves import compare
+from fdg.training.curves import plot_runs
 from fdg.training.periodic_evaluation import EPISODES
 from tests.tiny import Silent, Walk
 from tests.training.trained import fitted, rows, small, untimed_rows
@@ -157,7 +157,7 @@ def test_rows_with_several_seeds_are_kept(tmp_path):
     assert (again.summary["best_iteration"], again.summary["best_eval_return"]) == best
     for name in ("eval_returns", "episode_return_per_seed"):
         with pytest.raises(FdgError, match=f"has no metric '{name}': it has episode_return, episodes, eval_"):
-            compare([run.path], metric=name)
+            plot_runs([run.path], metric=name)
 
 
 def test_tensorboard(tmp_path):

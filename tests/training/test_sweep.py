@@ -263,14 +263,14 @@ def test_load_and_plot(swept):
     assert loaded.algorithm == swept.algorithm and (loaded.agents, loaded.num_seeds) == (4, 2)
     assert loaded.best.algorithm == loaded.member("best").algorithm == swept.best.algorithm
     assert loaded.member(agent=3).algorithm.learning_rate == 3e-2
-    _, found = curves.compare([swept.path])
+    _, found = curves.plot_runs([swept.path])
     assert [len(curve.y) for curve in found] == [2, 2]
     assert [curve.label.rpartition(", ")[2] for curve in found] == [
         "learning_rate=0.001",
         "learning_rate=0.03",
     ]
     with pytest.raises(FdgError, match="only as a mean over all agents"):
-        curves.compare([swept.path], metric="loss")
+        curves.plot_runs([swept.path], metric="loss")
 
 
 @pytest.mark.parametrize(
