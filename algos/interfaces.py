@@ -40,8 +40,8 @@ class Normalizer(NamedTuple):
 
     `init(observation_space) -> statistics`, a pytree.
     `apply(statistics, observation [..., *obs]) -> observation [..., *obs]`, with the same shapes.
-    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout. Observations have
-    one more leading axis with several agents, and in A3C; so count axes from the last one.
+    `update(statistics, observation [T, B, *obs]) -> statistics`, once after each rollout. With
+    several agents, and in A3C, observations have one more leading axis, so count axes from the last one.
     """
 
     init: Callable[[ObservationSpace], Any]
@@ -57,15 +57,15 @@ class Normalizer(NamedTuple):
 class Transform:
     """The interface of a transform: any pure function `(rows, parameters, key) -> rows`.
 
-    - `rows`: of on-policy algorithms, a `Trajectory [T, B]` (`algos.on_policy`); of algorithms with replay,
+    - `rows`: in on-policy algorithms, a `Trajectory [T, B]` (`algos.on_policy`); in algorithms with replay,
       the sampled minibatches `[U, N]` of `Transition` (`algos.replaying`) or `Sequences` (`algos.sequences`).
       The result has the same shapes.
-    - `parameters`: of on-policy algorithms, the network's before the update; of algorithms with replay, all
-      values that an update changes. With `staleness` they are newer than the actor's parameters.
+    - `parameters`: in on-policy algorithms, the network's parameters before the update; in algorithms with
+      replay, all values that an update changes. With `staleness` they are newer than the actor's parameters.
     - `key`: one key; split it over the second axis, so that results do not depend on the placement.
     """
 
-    _fields: ClassVar[tuple[str, ...]] = ("__call__",)
+    _fields: ClassVar[tuple[str, ...]] = ("__call__",)  # functions that a value must have (`settings.fields`)
 
     @staticmethod
     def described() -> str:

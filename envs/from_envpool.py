@@ -190,7 +190,10 @@ class EnvPoolPool(InTwoHalves):
         values = np.array(info[name], np.float32) if name in info else np.empty(0)
         if values.shape != (self._size,):
             available = [key for key, value in info.items() if np.shape(value) == (self._size,)]
-            raise HostError(f"its info has no entry '{name}' per episode, only {listed(available, 'and')}")
+            raise HostError(
+                f"its info has no entry '{name}' with one number per instance: such entries are"
+                f" {listed(available, 'and')}"
+            )
         return values
 
 

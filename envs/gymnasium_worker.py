@@ -147,7 +147,7 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
             raise WrongAnswerError(
-                f"{where} is {_describe(value)}, without the part {missing[0]!r} of its space"
+                f"{where} is {_describe(value)}, without the part {missing[0]!r} of its space: give all parts"
             )
         return {key: convert(part, value[key], f"{where}[{key!r}]") for key, part in space.spaces.items()}
     if name == "Tuple":

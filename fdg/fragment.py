@@ -326,7 +326,7 @@ def _remade(instance: Any, numbers: Mapping[str, Any]) -> Any:
     except Exception as error:
         raise FdgError(
             f"{type(instance).__name__}.__post_init__ does not take traced numbers ({', '.join(numbers)}):"
-            f" {one_line(error)}: make what it computes a property"
+            f" {one_line(error)}: compute its values in properties instead"
         ) from error
 
 

@@ -1,4 +1,7 @@
-"""Finds folders that shadow `algos`, `envs` or `policies`; makes `fdg.algos` and so on aliases of these."""
+"""Finds folders that shadow `algos`, `envs` or `policies`, or are shadowed by them; makes aliases of these.
+
+The aliases are `fdg.algos`, `fdg.envs` and `fdg.policies`.
+"""
 
 import importlib
 import importlib.util

@@ -256,12 +256,12 @@ def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfi
         raise _scaling_error(file)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise FdgError(f"{file}: has no matrix token_embd.weight")
+        raise FdgError(f"{file}: has no matrix token_embd.weight: convert the model again")
 
     def field(name: str, kind: type = int, default: Any = None) -> Any:
         value = header.of_kind(f"{family}.{name}", kind, file, default)
         if value is None:
-            raise FdgError(f"{file}: has no {family}.{name}")
+            raise FdgError(f"{file}: its metadata has no {family}.{name}: convert the model again")
         return value
 
     heads = field("attention.head_count")

@@ -140,11 +140,15 @@ def _match_tensors(
             )
         found.add((path, letter))
         yield path[:4], letter, key, tensor
-    incomplete = [path for path, letter in found if (path, "b" if letter == "a" else "a") not in found]
+    incomplete = [
+        (path, letter) for path, letter in found if (path, "b" if letter == "a" else "a") not in found
+    ]
     if incomplete:
+        path, letter = incomplete[0]
+        has, lacks = ("lora_A", "lora_B") if letter == "a" else ("lora_B", "lora_A")
         raise FdgError(
-            f"{folder / TENSORS}: {'.'.join(incomplete[0][:4])} has only one of lora_A and"
-            f" lora_B: write the adapters again with PEFT"
+            f"{folder / TENSORS}: {'.'.join(path[:4])} has {has}, but no {lacks}: save the adapters again"
+            " with PEFT"
         )
 
 

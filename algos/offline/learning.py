@@ -34,7 +34,7 @@ _LOG_STD_BOUNDS = (-5.0, 2.0)  # as in the code of IQL's authors, github.com/iko
 
 @dataclasses.dataclass(frozen=True)
 class OfflineData(Part):
-    """The settings of a data set."""
+    """The settings of an algorithm that learns only from a data set; see `Data` for one that may act too."""
 
     dataset: str | None = hyperparameter(
         None, "folder of a data set (fdg collect, Minari) to learn from (None: no data)", holds="folder"
@@ -44,7 +44,10 @@ class OfflineData(Part):
     )
 
     def check(self, algorithm: Any) -> None:
-        """Refuses missing or too little data, other spaces, wrong sizes, and settings only for acting."""
+        """Refuses an invalid `batch_size`, settings that only acting uses, and data that does not fit.
+
+        Data does not fit if it has other spaces than the environment, or too few steps for `num_envs`.
+        """
         require_positive(algorithm, "batch_size")
         require_divides(algorithm, "num_envs", self.batch_size, f"batch_size={self.batch_size}")
         if not self.acts:
@@ -104,7 +107,7 @@ class BoundedNormal(Normal):
 
 @dataclasses.dataclass(frozen=True)
 class Data(OfflineData):
-    """The sources of steps: a data set, the agent's own steps, or both."""
+    """The settings of an algorithm that learns from a data set, from the agent's own steps, or from both."""
 
     online: bool = hyperparameter(False, "also act, and add the steps to the data set", only_with="dataset")
 
@@ -222,10 +225,12 @@ def _scale_actions(action: Any, space: Box, path: str) -> Any:
     return np.where(high > low, scaled, 0.0).astype(np.float32)
 
 
+# Methods, settings and properties that each class with `driver=learning` gets.
 MEMBERS = {
+    # Without `replays`, since minibatches are always sampled uniformly.
     **{name: value for name, value in off_policy.MEMBERS.items() if name != "replays"},
     "normalizers": ObservationNormalizer(),  # not of rewards: those of the data set are used as they are
-    "steps_are": "steps",
+    "steps_are": "steps",  # the unit of `total_steps`: steps of the environment or of the gradient
     "updates_per_iteration": property(lambda self: self.steps_per_iteration),  # one for each step
     "learning_starts": property(learning_starts),
     "buffer": property(buffer),

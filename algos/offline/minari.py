@@ -100,7 +100,7 @@ class Arrays:
         return np.asarray(array[()])
 
     def has_byte_strings(self, name: str, axes: int) -> bool:
-        """True if elements are byte strings of any length, rather than arrays with this number of axes."""
+        """True if each element is a byte string of any length; False if it is an array with `axes` axes."""
         array = self._checked_array(name, strings=True)
         return array.dtype.kind == "O" or (array.dtype == np.uint8 and array.ndim == 2 != 1 + axes)
 
@@ -110,7 +110,7 @@ class Arrays:
         if array.shape[:1] != (count,):
             raise self._error(name, f"has {[*array.shape, 0][0]} elements, expected {count}")
         self._add_string_bytes(name, math.prod(array.shape) if array.ndim == 2 else 0)
-        for start in range(0, count, _STRINGS_PER_READ):  # many may refer to the same bytes of the file
+        for start in range(0, count, _STRINGS_PER_READ):  # few at once: all may refer to the same bytes
             for element in array[start : start + _STRINGS_PER_READ]:
                 content = element if isinstance(element, bytes) else np.asarray(element, np.uint8).tobytes()
                 self._add_string_bytes(name, len(content) if array.ndim == 1 else 0)
@@ -284,8 +284,8 @@ def _read_episode(
         raise FdgError(f"{file}: {name} has no steps: leave this episode out")
     if count > max_steps:
         raise FdgError(
-            f"{file}: {name} has {count} steps, but by total_steps in {METADATA} at most {max_steps} are"
-            " left for it"
+            f"{file}: {name} has {count} steps, but of total_steps in {METADATA} only {max_steps} are left:"
+            " write the number of steps of all episodes as total_steps"
         )
 
     def read(where: str, length: int, leaf: Leaf) -> Any:
@@ -444,9 +444,9 @@ def make_metadata(
     algorithm: str,
     **entries: Any,
 ) -> dict[str, Any]:
-    """The contents of `metadata.json`; `entries` are others, such as `total_episodes` and `total_steps`.
+    """The contents of `metadata.json`; `entries` are further keys, such as `total_steps`.
 
-    `action_space` may be a description of Minari's.
+    `action_space` may be Minari's description of a space.
     """
     actions = action_space if isinstance(action_space, dict) else description(action_space)
     return {
@@ -462,7 +462,10 @@ def make_metadata(
 
 
 def check_names(stored: Stored, what: str, name: str) -> None:
-    """Refuses names of parts that HDF5 does not allow."""
+    """Refuses a space with a part whose name HDF5 does not allow.
+
+    Errors begin with the environment's `name`; `what` is "observations" or "actions".
+    """
 
     def check(parts: Any, where: str) -> None:
         for key in parts if isinstance(parts, dict) else ():

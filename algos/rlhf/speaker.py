@@ -30,7 +30,11 @@ Respond = Callable[[Prompts, jax.Array], Samples]  # (prompts [N], keys [N]) -> 
 
 
 def responses_of_transcript(transcript: Transcript) -> tuple[Responses, jax.Array]:
-    """A conversation as a response to its first token, with log-probabilities `[N, T - 1]` of its tokens."""
+    """Conversations as responses to their first tokens, and log-probabilities of their other tokens.
+
+    The log-probabilities `[N, T - 1]` are those of `transcript.about`; 0 for tokens that the policy did not
+    sample.
+    """
     tokens, mask, policy_mask = transcript.tokens, transcript.mask, transcript.said
     first = Prompts(tokens[:, :1], mask[:, :1])
     log_prob = jnp.where(policy_mask, transcript.about, 0.0)

@@ -47,7 +47,7 @@ def fill_and_drain(rows: jax.Array, columns: jax.Array) -> jax.Array:
 class Template(NamedTuple):
     """A dataflow."""
 
-    cycles: Cycles  # (layer, rows, columns) -> int32, compute only
+    cycles: Cycles  # (layer, rows, columns) -> int32, without `fill_cycles`
     buffer_words: Words  # (layer, rows, columns) -> `BufferWords`
     pe_mm2: Callable[[Technology], float]  # technology -> area of a PE with its registers
     shape: Callable[[int], tuple[int, int]] = square  # number of PEs -> rows, columns
@@ -69,7 +69,7 @@ _IMAGE_CHANNELS = 4  # with at most this many channels, kernel rows are packed t
 
 
 def _dla_shape(pes: int) -> tuple[int, int]:
-    """Lanes of input channels, at most 64, and kernels: the two sides of NVDLA's array.
+    """Rows and columns of NVDLA's array: lanes of input channels, at most 64, and kernels.
 
     >>> _dla_shape(2048), _dla_shape(32)
     ((64, 32), (32, 1))
@@ -128,7 +128,8 @@ def _shi_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWord
 
 # --- Row-stationary: Eyeriss (Chen et al., JSSC 2017, sections III and V) ---
 
-FILL = (28, 25)  # the ratio of all cycles, loading included, to compute cycles; fitted to Table V
+# The ratio of all cycles, loading of scratch pads included, to compute cycles; fitted to Table V.
+FILL = (28, 25)
 _FILTERS, _WINDOW_WORDS = 16, 12  # capacity of a PE's scratch pads: filters, words of input rows
 
 
@@ -179,7 +180,11 @@ def _rs_words(layer: Layers, rows: jax.Array, columns: jax.Array) -> BufferWords
 
 
 def _systolic(stationary: str) -> Template:
-    """The product of [P Q, C R S] and [C R S, K] on a systolic array, one group after another."""
+    """A layer as the matrix product [pixels, window] x [window, kernels], one group after another.
+
+    Pixels are positions of the output; a window has the input words of one output. `stationary` is the matrix
+    that stays in the PEs: "os" for outputs, "ws" for weights, "is" for inputs.
+    """
 
     def sizes(layer: Layers) -> tuple[jax.Array, jax.Array, jax.Array]:
         out_group, in_group = group_channels(layer)

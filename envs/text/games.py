@@ -51,7 +51,7 @@ class Guess:
         return len(str(self.largest)) + 1
 
     def sample(self, keys: jax.Array, split: Split = "train") -> Problem:
-        """Numbers to guess. Both splits use all numbers, but different random ones for a key."""
+        """Numbers to guess. Both splits draw from all numbers, independently of each other."""
         salt = {"train": 0, "test": 1}[split]
         targets = jax.vmap(lambda key: uniform(jax.random.fold_in(key, salt), (), 0, self.largest))(keys)
         encoded = codec.encode(
@@ -65,7 +65,7 @@ class Guess:
         return Problem(prompts, targets)
 
     def reply(self, state: jax.Array, tokens: jax.Array, mask: jax.Array) -> Reply:
-        """Replies `more,` or `less,`, or ends the conversation."""
+        """Replies `more,` or `less,`, or ends the conversation; `state [N]` is the numbers to guess."""
 
         def reply_one(target: jax.Array, tokens: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
             text, _ = codec.decode(self.tokenizer, tokens, mask)
@@ -137,9 +137,9 @@ class Calculator:
             value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
             is_integer = value.valid & (value.numerator % value.denominator == 0)
             result_text = number(value.numerator // value.denominator, self.reply_length - 2)
-            answer = concatenate(when(is_integer, result_text), when(~is_integer, literal("?")), literal(","))
+            result = concatenate(when(is_integer, result_text), when(~is_integer, literal("?")), literal(","))
             is_right = ended & ~calls_tool & equal(stripped(text), problem.solution(content))
-            return *codec.encode(self.tokenizer, answer, self.reply_length), is_right, ~calls_tool
+            return *codec.encode(self.tokenizer, result, self.reply_length), is_right, ~calls_tool
 
         reply_tokens, reply_mask, is_right, done = jax.vmap(reply_one)(state, tokens, mask)
         return Reply(state, reply_tokens, reply_mask, is_right.astype(jnp.float32), done)

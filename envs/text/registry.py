@@ -21,7 +21,10 @@ def files_of(_: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
-    """As `envs.trust_reason`: files of problems are read as data, so only `verifiers` needs trust."""
+    """What a task does that needs trust, as `envs.trust_reason`; None if nothing.
+
+    Only `verifiers` needs trust, since files of problems are read as data.
+    """
     if name.removeprefix(PREFIX) != verifiers.Verifiers.name:
         return None
     return f"imports the module {parameters.get('environment')}"
@@ -55,7 +58,7 @@ def names() -> tuple[str, ...]:
 
 
 def make(name: str, /, **overrides: Any) -> TextTask:
-    """The task with a name, without `text:`, and with changed parameters of its problem.
+    """The task with this name (without `text:`); `overrides` are fields of its problem or of `TextTask`.
 
     Raises:
       FdgError: unknown task or parameter, or an invalid value.
@@ -82,6 +85,6 @@ def make(name: str, /, **overrides: Any) -> TextTask:
 
 def _tokenizer(problem: Any) -> CharacterTokenizer:
     """The tokenizer of all tasks, extended by the problem's characters."""
-    sides = getattr(problem, "sides", (problem,))
+    sides = getattr(problem, "sides", (problem,))  # the chosen and the rejected side of preferences
     extra_characters = sorted({c for side in sides for c in getattr(side, "alphabet", "")} - set(COMMON))
     return CharacterTokenizer(COMMON + "".join(extra_characters))

@@ -375,11 +375,11 @@ class TextTask:
     def responses_of(
         self, texts: Sequence[str], problems: Sequence[str | Sequence[Message]] | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Your own responses, as from `solutions`: tokens `[N, R] int32`, and their mask.
+        """Your own responses: tokens `[N, R] int32`, right-padded to `response_length`, and their mask, bool.
 
         Args:
-          texts: `N` of them.
-          problems: the prompts that they answer, as in `prompts_of`: a tokenizer may encode a text
+          texts: the `N` responses.
+          problems: the `N` prompts that they answer, as in `prompts_of`, since a tokenizer may encode a text
             differently after another text. None: empty prompts.
 
         Raises:

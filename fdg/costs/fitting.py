@@ -24,7 +24,7 @@ _LARGE_ERROR = 0.2  # relative errors above this count less than quadratically (
 # A parameter that differs from its prior value by a factor of e counts like this relative error of one job.
 _PRIOR_WEIGHT = 0.2
 _MAX_LOG_RATIO = 2.5  # the bound of log(parameter / prior value)
-_FRACTIONS = ("divided", "shared")  # parameters that are at most 1
+_FRACTION_FIELDS = ("divided", "shared")  # fields of `Overheads` that are at most 1
 _SIGNIFICANT_DIGITS = 3
 
 
@@ -92,7 +92,7 @@ def fit_overheads(samples: Sequence[JobSample], prior_weight: float = _PRIOR_WEI
         return np.concatenate([soft, prior_weight * (logs - prior_logs)])
 
     upper_bounds = prior_logs + _MAX_LOG_RATIO
-    upper_bounds[[i for i, name in enumerate(classes + fields) if name in _FRACTIONS]] = 0.0
+    upper_bounds[[i for i, name in enumerate(classes + fields) if name in _FRACTION_FIELDS]] = 0.0
     initial = np.minimum(prior_logs, upper_bounds - 1e-3)
     solution = least_squares(
         residuals, initial, bounds=(prior_logs - _MAX_LOG_RATIO, upper_bounds), diff_step=0.03, max_nfev=20

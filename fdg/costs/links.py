@@ -24,11 +24,11 @@ from fdg.processes.ports import free_port
 from fdg.profiling.repeating import Repeated, compile_all, timed_rounds
 from fdg.running.host_devices import environment_of_a_child
 
-ROUNDS = 50
+ROUNDS = 50  # each program is timed once per round
 _LARGE_BYTES = 2**22  # per device, in the all-reduce that measures bandwidth
 _AXIS = "device"
 _TIMEOUT_S = 120  # until the children are killed
-Report = Callable[[str], None]
+Report = Callable[[str], None]  # takes the name of what is measured next, to show progress
 
 
 def between_processes(report: Report) -> Link | None:
@@ -55,9 +55,9 @@ def between_devices(devices: Sequence[jax.Device], name: str, report: Report) ->
     """Measures the link among devices; returns None if there is only one device.
 
     Times small all-reduces on two devices and on all devices, and a large all-reduce on two. The overhead of
-    a collective is the time that a small all-reduce adds to a computation. (Between collectives without such
-    a computation, XLA's threads would stay awake, and the overhead would seem too small.) Every process that
-    owns one of the devices must call this.
+    a collective is the time that a small all-reduce adds to a computation. Without the computation, XLA's
+    threads would stay awake from one all-reduce to the next, and the overhead would seem too small. Every
+    process that owns one of the devices must call this.
     """
     if len(devices) < 2:
         return None
@@ -110,7 +110,7 @@ def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
         jnp.ones((len(devices), _LARGE_BYTES // 4), jnp.float32),
     ]
     arguments = jax.device_put(arguments, [NamedSharding(mesh, spec) for spec in specs])
-    return Repeated(function, arguments, {0: 0, 1: 2})
+    return Repeated(function, arguments, {0: 0, 1: 2})  # results become `x` and `large` of the next call
 
 
 def _measure(address: str, index: int) -> None:

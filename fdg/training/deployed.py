@@ -127,7 +127,11 @@ class _Input:
         self.text_bytes: int | None = leaf["length"] if leaf.get("kind") == "Text" else None
 
     def extract_array(self, observation: Any, env_name: str) -> tuple[np.ndarray, bool]:
-        """The array `[N, *shape]` in an observation, and whether the observation has no axis `N`."""
+        """The array `[N, *shape]` in an observation, in `program_dtype`; True if the observation lacks `N`.
+
+        Raises:
+          FdgError: a part is missing, the array is traced, or its shape or a value is not of the space.
+        """
         value = observation
         for key in self.path:
             try:

@@ -215,7 +215,9 @@ def _check_facts(facts: Mapping[str, Any], function: Any, memory: Sequence[Any],
         shape, dtype = leaf["shape"][1:], leaf.get("jax_dtype", leaf["dtype"])
         is_batch = len(aval.shape) == 1 + len(shape) and not isinstance(aval.shape[0], int)
         if not is_batch or tuple(shape) != tuple(aval.shape[1:]) or dtype != str(aval.dtype):
-            raise FdgError(f"{label}: {dtype} {shape}, where its program has {aval.str_short()}")
+            raise FdgError(
+                f"{label}: {dtype} {shape}, where its program has {aval.str_short()}: export the policy again"
+            )
 
 
 def _description_leaves(facts: Any, label: str, what: str) -> Iterator[Mapping[str, Any]]:

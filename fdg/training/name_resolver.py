@@ -4,8 +4,8 @@ A run directory, a `--config` file and a `--from` run may come from another pers
 numbers, strings, and names in the registries `algos`, `policies` and `envs`. Two kinds of values can do more:
 `module:name`, which imports a user's module, and values that act outside this program (a Ray cluster, an
 experiment tracker). They are accepted only if the caller gives the same value for the same field, or trusts
-the file. This also holds for modules that are already imported, because the file would choose the arguments
-of their functions. All code that reads such files resolves names here; see docs/security.md.
+the file. A module that is already imported needs this permission too, because the file would choose the
+arguments of its functions. All code that reads such files resolves names here; see docs/security.md.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from fdg.training.sweep import unwrap_sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
 _TRACKERS = ("wandb", "mlflow")
-_OF_PRESETS = ("algos.explorers:SWINGING",)  # values of fdg's presets, which import only fdg
+_PRESET_VALUES = ("algos.explorers:SWINGING",)  # names in fdg's presets, which import only modules of fdg
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class NameResolver:
             return content_kind.get(name) == "network" or is_optimizer or _MODULE.match(text) is not None
 
         for name, value in values.items():
-            texts = [x for x in jax.tree.leaves(value) if isinstance(x, str) and x not in _OF_PRESETS]
+            texts = [x for x in jax.tree.leaves(value) if isinstance(x, str) and x not in _PRESET_VALUES]
             forbidden = next((text for text in texts if imports(name, text)), None)
             if forbidden is not None and not self._is_permitted(name, value):
                 raise self._refusal_error(name, value, _import_reason(forbidden))

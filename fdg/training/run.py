@@ -37,6 +37,7 @@ class Run:
       stopped: why an unfinished run ended, or None.
     """
 
+    # Names of other libraries: their use raises an error that says what to write instead.
     predict = Elsewhere("run.policy(observation)")
     act = Elsewhere("run.policy(observation)")
     learn = Elsewhere("fdg.fit(run.algorithm, total_steps=N, out=run.path, resume=True)")
@@ -330,7 +331,7 @@ class Run:
 
     @property
     def failed(self) -> list[int]:
-        """Indices of the agents whose losses were not finite at this iteration.
+        """Indices of the agents whose losses were not finite at iteration `self.iteration`.
 
         Means over agents exclude these agents.
         """
@@ -373,7 +374,7 @@ def _replace_env(algorithm: Any, env: Any) -> Any:
     tokenizer = getattr(algorithm.env, "tokenizer", None)
     if tokenizer is not None or hasattr(env, "tokenizer"):
         replaced = algorithm if tokenizer is None else dataclasses.replace(algorithm, env=env)
-        if tokenizer != replaced.env.tokenizer:  # `replace` gives a task without one the checkpoint's
+        if tokenizer != replaced.env.tokenizer:  # `replace` gave a task without one the old one
             raise FdgError(
                 f"env {env.name}: its tokenizer differs from the one of {algorithm.env.name} in training:"
                 " write env.with_tokenizer(run.algorithm.env.tokenizer)"

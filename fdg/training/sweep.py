@@ -186,8 +186,9 @@ class Sweep:
         ]
         if len(points) != 1:
             examples = "; ".join(point_text(self.points[i]) for i in (points or range(len(self.points)))[:4])
-            count = f"{len(points)} points have" if points else "no point has"
-            raise FdgError(f"{count} {point_text(values) or 'those values'}: give one, such as {examples}")
+            found = f"{len(points)} points have" if points else "no point has"
+            problem = f"{found} {point_text(values)}" if values else f"the sweep has {len(points)} points"
+            raise FdgError(f"{problem}: give the values of one point, such as {examples}")
         seeds = range(first, first + self.num_seeds)
         if seed is not None and seed not in seeds:
             raise FdgError(f"no agent has seed={seed}: give one from {seeds[0]} to {seeds[-1]}")

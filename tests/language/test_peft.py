@@ -114,7 +114,7 @@ def test_invalid_folders(adapted, folder, tmp_path):
 
     without = {name: x for name, x in valid.items() if name != key}
     for changed, message in (
-        (without, "layers.0.mlp.up has only one of lora_A and lora_B"),
+        (without, "layers.0.mlp.up has lora_B, but no lora_A"),
         ({**valid, key: valid[key].T.copy()}, "it must have [3, 16]"),
         (
             {**valid, "base_model.model.lm_head.lora_A.weight": valid[key]},

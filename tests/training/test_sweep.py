@@ -277,7 +277,7 @@ def test_load_and_plot(swept):
     ("selection", "message"),
     [
         ({"learning_rate": 0.5}, "no point has learning_rate=0.5"),
-        ({}, "2 points have those values"),
+        ({}, "the sweep has 2 points: give the values of one"),
         ({"learning_rat": 0.5}, "did you mean 'learning_rate'?"),
         ({"agent": 4}, "4 agents, 0 to 3"),
         ({"agent": 0, "seed": 3}, "leave out seed"),
@@ -461,7 +461,7 @@ def test_a_construction_that_takes_no_traced_numbers_is_refused():
             object.__setattr__(self, "title", f"{self.scale:.2f}")
 
     sweep = Sweep(Named(), (("scale", (0.2, 0.4)),))
-    with refuses("Named.__post_init__ does not take traced numbers (scale)", "make what it computes"):
+    with refuses("Named.__post_init__ does not take traced numbers (scale)", "in properties instead"):
         fdg.compile(sweep, policies.GPUOnly(), devices=1, num_seeds=2)
 
 

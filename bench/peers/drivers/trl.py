@@ -52,7 +52,11 @@ class InRounds(TrainerCallback):
 
 
 def train(config: dict[str, Any], build: Callable[..., Any]):
-    """Builds a trainer with common arguments, and trains to the end of the first round."""
+    """Builds a trainer with common arguments, and trains to the end of the first round.
+
+    Returns:
+      A function that trains the next round and returns its figures; facts, with the first round's figures.
+    """
     torch.manual_seed(0)
     config |= json.loads(Path(config["problems"]).read_text())
     run = config.get("run")
@@ -91,7 +95,7 @@ def exact_match_reward(completions: list[str], answer: list[str], **_: Any) -> l
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the trainer, and trains to the end of the first round."""
+    """Builds the trainer, and trains to the end of the first round; returns as `train`."""
 
     def build(
         config: dict[str, Any], common_arguments: dict[str, Any], **further_arguments: Any

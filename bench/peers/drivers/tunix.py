@@ -1,8 +1,8 @@
 """Drives google-tunix's GRPO learners (0.1.7, JAX) with a checkpoint and problems from the configuration.
 
-Training is one call of `train`, in its own thread. A round is some of its iterations. A function that is
-called once per iteration waits for the next round: the reward function of `GRPOLearner`, or the data iterator
-of the agentic learner.
+Training is one call of `train`, in its own thread. A round is `iterations` (configuration) of its iterations.
+Between rounds, training waits in a function that it calls once per iteration: the reward function of
+`GRPOLearner`, or the data iterator of the agentic learner.
 
 Configuration: the keys that `trl.py` describes. With `"lag"`, the agentic learner trains on one
 device and generates on another, with parameters at most that many updates old.
@@ -39,7 +39,11 @@ class JoinedMessages:
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the learner, and trains to the end of the first round; returns the next round, and facts."""
+    """Builds the learner, and trains to the end of the first round.
+
+    Returns:
+      A function that trains the next round and returns its figures; facts, with the first round's figures.
+    """
     config |= json.loads(Path(config["problems"]).read_text())
     settings = config["trl"]
     group = settings["num_generations"]

@@ -49,7 +49,7 @@ def batch_axes(placement: Placement, leaves: Sequence[int | None], devices: Equi
 
 
 def _result_axes(operation: Operation, axes: Axes, count: int) -> list[int | None]:
-    """The axes of an operation's results; rows are stacked in front of their axis."""
+    """The batch axes of an operation's results. A stacked result of a loop has one more axis in front."""
     row = None if operation.row is None else axes.get(operation.row)
     if row is not None:
         return [row + 1]

@@ -41,11 +41,11 @@ def partition(
     placement = _place(opened, tuple(sizes), tuple((platforms or {}).items()))
     # For each set of groups that run an operation, the smallest number of devices that is equivalent to
     # theirs in all later passes (see `batch.lengths`).
-    units = {
+    equivalent_devices = {
         groups: smallest_equivalent(math.lcm(*(sizes[group] for group in groups)), opened.lengths)
         for groups in dict.fromkeys(placement.groups[op] for op in placement.region.operations())
     }
-    return _schedule(placement, tuple(axes), tuple(units.items()), newer)
+    return _schedule(placement, tuple(axes), tuple(equivalent_devices.items()), newer)
 
 
 @functools.lru_cache(maxsize=16)
@@ -57,10 +57,10 @@ def _place(opened: Opened, order: tuple[str, ...], platforms: tuple[tuple[str, s
 def _schedule(
     placement: Placement,
     axes: tuple[int | None, ...],
-    units: tuple[tuple[frozenset[str], int], ...],
+    equivalent_devices: tuple[tuple[frozenset[str], int], ...],
     newer: frozenset[str],
 ) -> Schedule:
-    axis_of = batch_axes(placement, axes, dict(units))
+    axis_of = batch_axes(placement, axes, dict(equivalent_devices))
 
     @functools.cache
     def value_of(variable: core.Var, group: str) -> Value:

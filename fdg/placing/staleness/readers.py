@@ -114,14 +114,15 @@ class Readers:
             own_version = self.version(value, fragment)
             for version, (reader, *_) in self.by_version(value, readers).items():
                 if version != own_version:
-                    needed = f"the version that {self.groups[str(reader)]} reads" if version else "the newest"
+                    older = f"the version that group '{self.groups[str(reader)]}' reads"
+                    needed = older if version else "the newest"
                     reader_text = f"'{reader}'" if reader else "what comes after"
                     raise PlanError(
                         f"{self.where}: fragment {self._label(fragment)} in some cases computes a new"
-                        f" {value.aval.str_short()}, and in others returns {self._leaves(value)} unchanged:"
-                        f" it reads {'an older version' if own_version else 'the newest'}, but {reader_text}"
-                        f" needs {needed}; compute it in every case (jnp.where, not a branch or while loop),"
-                        f" or use {self.off_setting}"
+                        f" {value.aval.str_short()}, and in others returns {self._leaves(value)} unchanged;"
+                        f" the fragment reads {'an older version' if own_version else 'the newest'}, but"
+                        f" {reader_text} needs {needed}: compute a new value in every case (jnp.where, not a"
+                        f" branch or while loop), or use {self.off_setting}"
                     )
 
     def check_effect(self, eqn: core.JaxprEqn, operands: Sequence[Versioned], need: ReadersByValue) -> None:

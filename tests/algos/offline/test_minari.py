@@ -249,7 +249,7 @@ def test_invalid_files(tmp_path, change, says):
     ("metadata", "says"),
     [
         ({"total_steps": 4}, r"has 3 steps, but metadata.json says 4"),
-        ({"total_steps": 2}, r"episode_1 has 1 steps, but by total_steps in metadata.json at most 0 are"),
+        ({"total_steps": 2}, r"episode_1 has 1 steps, but of total_steps in metadata.json only 0 are"),
         ({"total_steps": "3"}, "total_steps is '3': it must be from 1 to"),
         ({"total_episodes": 0}, "total_episodes is 0"),
         ({"data_format": "arrow"}, "data_format is 'arrow': only hdf5 is read"),
