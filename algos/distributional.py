@@ -125,7 +125,7 @@ class Distributions(CriticKind):
         return self.low + self._spacing * jnp.arange(self.atoms, dtype=jnp.float32)
 
     def value(self, output: jax.Array) -> jax.Array:
-        """Means of the distributions: `[N]`."""
+        """Means of the distributions with logits `output [N, K]`: `[N]` float32."""
         return jax.nn.softmax(output) @ self.returns
 
     def target(self, reward, discount, first, second, cost) -> jax.Array:

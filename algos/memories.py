@@ -114,7 +114,10 @@ class MemoryKind:
 
 
 class ForgetfulGRU(nn.Module):
-    """A GRU with parameters as in `flax.linen.GRUCell`; equations and gradients in `gru_unroll`."""
+    """A GRU that forgets its memory where an episode starts; equations and gradients in `gru_unroll`.
+
+    Parameters are as in `flax.linen.GRUCell`.
+    """
 
     size: int
 
@@ -128,7 +131,9 @@ class ForgetfulGRU(nn.Module):
 
 
 class ForgetfulLSTM(nn.Module):
-    """`c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`, with gates `i`, `f` and `o`.
+    """An LSTM that forgets its memory where an episode starts.
+
+    `c' = f * c + i * tanh(g)`, `h' = o * tanh(c')`, with gates `i`, `f` and `o`.
 
     The gates are sigmoids of linear functions of `x` and `h`; `g` is another linear function of both. The
     forget gate's bias starts at one (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent Network
@@ -417,9 +422,10 @@ def _initial_memory(module: Any, num_envs: int) -> Any:
 
 
 def step_types(network: RecurrentNetwork, parameters: Any, state: Any, memory: Any = None) -> Any:
-    """Shapes and dtypes of the results of `unroll` for the next step of a state's environments.
+    """Shapes and dtypes of the results of `unroll` for one step in all environments of a `state`.
 
-    `memory` is the network's memory; None: the one in `state.recollection`.
+    `state.recollection` is an `algos.rollout.Recollection`: the memory, and where an episode starts. `memory`
+    is the network's memory; None: the one in `state.recollection`.
     """
     steps = features_and_mask(state.observation)[0], state.recollection.start
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), steps)

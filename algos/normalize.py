@@ -152,11 +152,11 @@ def check(settings: ObservationNormalizer, algorithm: Any) -> None:
 def normalize_rollout(
     normalizers: Normalizers, statistics: Any, running: Any, trajectory: Any, discount: float | jax.Array
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Normalises a rollout for the loss; also returns `running` and `statistics` after it.
+    """Normalises a rollout for the loss; returns it, `running` and `statistics` after it.
 
-    `statistics` begin with those of observations and those of returns, `running` with the running returns;
-    other entries are returned unchanged. `trajectory` is a named tuple with an `observation [T, B, *obs]` and
-    a `time_step [T, B]`.
+    `statistics` is a tuple: of observations, of returns, and others. `running` is a tuple: the running
+    returns, and others. The others are returned unchanged. `trajectory` is a named tuple with an
+    `observation [T, B, *obs]` and a `time_step [T, B]`.
     """
     observation_statistics, return_statistics, *other_statistics = statistics
     running_return, *other_running = running
@@ -251,17 +251,18 @@ def scale(stats: RunningStatistics, reward: jax.Array, clip: float = 10.0) -> ja
     """Reward divided by the standard deviation of the running return, clipped to `[-clip, clip]`.
 
     `stats` has shape `()`; `reward` any shape. The mean is not subtracted, since that would change the
-    best policy. If a return was too large for the variance (1e19 or more), the result is NaN, which stops the
-    run; divided by infinity, all later rewards would be 0.
+    best policy. If a return of 1e19 or more makes the variance infinite, the result is NaN, which stops the
+    run. Division by infinity would make all later rewards 0.
     """
     std = jax.lax.stop_gradient(jnp.sqrt(stats.var + _EPSILON))
     return jnp.clip(reward / jnp.where(jnp.isinf(std), jnp.nan, std), -clip, clip)
 
 
 def update_returns(self: Any, returns: tuple[Any, Any], time_step: Any) -> tuple[Any, Any]:
-    """Updates `returns`, the statistics of returns and the running returns, with a rollout `[T, B]`.
+    """Updates `returns` with a rollout `[T, B]`; `self` is the algorithm.
 
-    If both are None, rewards are not normalised, and both stay None.
+    `returns` is a pair: the statistics of returns, and the running returns `[B]`. If both are None, rewards
+    are not normalised, and both stay None.
     """
     return returns if returns[0] is None else _update_returns.__get__(self)(*returns, time_step)
 
@@ -279,7 +280,8 @@ def scale_row_rewards(stats: RunningStatistics, rows: Any, replay: Any) -> Any:
     """Scales the rewards of rows from replay, `algos.replaying.Transition` or `algos.sequences.Sequences`."""
     if hasattr(rows, "steps"):
         return rows._replace(steps=rows.steps._replace(reward=_scale_rows(stats, rows.steps.reward)))
-    # A transition's reward is the sum of up to n rewards (fewer at an episode's end); the bound is that of n.
+    # A transition's reward is a discounted sum of up to n rewards. Each may be as large as `clip` of `scale`,
+    # so the sum is clipped at `size * clip`.
     size = sum(replay.discount**k for k in range(replay.n_step))
     return rows._replace(reward=size * _scale_rows(stats, rows.reward / size))
 

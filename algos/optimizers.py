@@ -74,8 +74,8 @@ def user_optimizer(
         result = make(learning_rate)
     except Exception as error:  # user code may raise anything
         raise FdgError(
-            f"optimizer={_name_of(make)} fails for a step size alone: {one_line(error)}: give a function of"
-            " the step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
+            f"optimizer={_name_of(make)} fails if it gets only a step size: {one_line(error)}: give a"
+            " function of the step size, such as lambda step_size: optax.sgd(step_size, momentum=0.9)"
             + (", or anneal_learning_rate=False if it takes no schedule" if callable(learning_rate) else "")
         ) from error
     if not _is_transformation(result):

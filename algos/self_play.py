@@ -167,7 +167,10 @@ class SelfPlay:
 
     @fdg.fragment("environment", in_axes=(None, None, 0, 0, 0))
     def step(self, versions, newest, keys, env_state, action):
-        """`keys [B]`, `action [B]` -> the games' state and a `TimeStep [B]` after the opponents' replies."""
+        """Plays the moves `action [B]` and the opponents' replies; returns `(env_state, TimeStep [B])`.
+
+        `versions` and `newest` are those of `State`, from which opponents get their parameters; `keys [B]`.
+        """
         env = vectorize(
             Against(self._game, _VersionPlayer(self, versions, newest)), info=self.algorithm.env.info
         )

@@ -150,7 +150,10 @@ def make_tokenizer(kind: str, folder: pathlib.Path) -> Any:
 
 
 def random_texts(kind: str, count: int) -> list[str]:
-    """Random strings of characters, words, blanks, numbers and the names of special tokens."""
+    """Random strings for a kind of tokenizer, equal in every run.
+
+    For "characters" they are of its alphabet, else of characters, words, blanks, numbers and special tokens.
+    """
     rng = random.Random(f"{kind} strings")
     if kind == "characters":
         return [

@@ -58,6 +58,7 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+    status = os.waitstatus_to_exitcode(status)  # negative: the signal that ended the process
     answer = json.loads(output) if output else {"error": f"the process ended with status {status}"}
     if "error" in answer:
         raise LostError(answer["error"])

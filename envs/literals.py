@@ -72,7 +72,7 @@ def replace_arrays(value: Any, *packages: str) -> None:
 
 
 def replace_pytree_arrays(value: Any) -> None:
-    """Replaces arrays in the attributes of an object that are pytrees by literals, in place."""
+    """Replaces the arrays in an object's attributes by literals, in place; attributes may be pytrees."""
     for attribute, item in list(vars(value).items()):
         if any(_is_array(leaf) for leaf in jax.tree.leaves(item)):
             vars(value)[attribute] = literals(item)
@@ -80,9 +80,10 @@ def replace_pytree_arrays(value: Any) -> None:
 
 @contextlib.contextmanager
 def as_arrays(value: Any) -> Iterator[None]:
-    """A context where the literals of `replace_pytree_arrays` are arrays of the current trace.
+    """A context in which the attributes of an object hold JAX arrays in place of literals.
 
-    Some packages' code treats NumPy arrays as static. Other threads that enter this context wait meanwhile.
+    It is for tracing code that treats NumPy arrays as static. It undoes `replace_pytree_arrays`; at its end,
+    the literals are back. Other threads that enter this context wait meanwhile.
     """
     with _TRACING_LOCK:
         attributes = dict(vars(value))

@@ -152,7 +152,10 @@ def figure_image(figure: Any) -> np.ndarray:
 
 
 def quiet_pygame() -> None:
-    """Silences pygame, which renders for Gymnasium, and turns off its audio and video devices."""
+    """Silences pygame, which renders for Gymnasium; turns off its audio and, without a display, its video.
+
+    Environment variables that the user has set are kept.
+    """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):

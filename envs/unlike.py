@@ -82,8 +82,9 @@ class Alike:
         """
         subject = f"environment '{self.name}': {method} gives"
         if not isinstance(observations, tuple | list) or len(observations) != self.num_agents:
+            size = f" of {len(observations)}" if isinstance(observations, tuple | list) else ""
             raise FdgError(
-                f"{subject} a {kind_of(observations)}: give a tuple of {self.num_agents} observations"
+                f"{subject} a {kind_of(observations)}{size}: give a tuple of {self.num_agents} observations"
             )
         team = self._team
         features, masks = zip(*map(features_and_mask, observations), strict=True)

@@ -330,8 +330,9 @@ class Stream:
         if structures[0] == structures[1] and jax.tree.all(jax.tree.map(fits, result, like)):
             return result
         raise FdgError(
-            f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return the structure of"
-            f" the slots, {structure_of(like)}" + ("" if rows is None else f", or smaller, with {rows} rows")
+            f"{type(self.source).__name__}.{method} returns {structure_of(result)}: return what the"
+            f" slots hold, {structure_of(like)}"
+            + ("" if rows is None else f", but with {rows} rows; their other axes may be shorter")
         )
 
     def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:

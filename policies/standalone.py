@@ -10,7 +10,7 @@ from policies.parameters import Lags, device_count, generation_group, group_size
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Standalone(Lags):
-    """Actors, reference, critic, reward and learner each on their own devices.
+    """Actors, learner and reference each on their own devices; if requested, also critic and reward.
 
     The layout of OpenRLHF (Hu et al., arXiv 2405.11143). If the algorithm lacks a role, its devices are idle;
     the plan names them.

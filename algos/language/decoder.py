@@ -22,17 +22,19 @@ from algos.language import layers
 from algos.language.config import DecoderConfig
 from algos.language.layers import Weights
 
-# Up to this vocabulary size, embeddings are looked up by a matrix product, so that the gradient is one, too.
+# Up to this vocabulary size, embeddings are looked up by a matrix product: then their gradient is also a
+# matrix product, not a scatter.
 _SMALL_VOCABULARY = 1024
-_PACKED_ROWS = 8  # packed rows that `recompute_cache` computes at once, if the config sets no number
+_PACKED_ROWS = 8  # `packed_rows` (see `DecoderConfig`) of `recompute_cache`, if the config has None
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
 class Cache(NamedTuple):
     """Keys and values of prompts, and of up to `C` tokens after each prompt.
 
-    The columns after the prompt are a ring buffer: in each step, all rows write their next token to one
-    column, `step % C`, even if they began at different steps. A row that takes a new prompt starts at it.
+    The columns after the prompt are a ring buffer. In each step, all rows write their next token to one
+    column, `step % C`, even if they began at different steps. A row that takes a new prompt also goes on
+    at this column.
     """
 
     keys: tuple[jax.Array, ...]  # per layer, [N, K, P + C, h]; `values` likewise
@@ -161,10 +163,11 @@ class Decoder:
         return self.token_log_probs(parameters, hidden, tokens, segments, temperature)[0]
 
     def on_packed_rows(self, function: Any, tokens: jax.Array, segments: jax.Array) -> Any:
-        """Calls a function on sequences, without their padding if `packed_rows` is set.
+        """Calls a function on sequences; if `packed_rows` is set, packs them into rows without their padding.
 
-        `function` maps `(tokens [K, T], segments [K, T])` to a pytree of [K, T, ...]; `segments` [N, T] int32
-        are 1 for tokens, 0 for padding.
+        `function` maps `(tokens [rows, T], segments [rows, T])` to a pytree of [rows, T, ...]. A row is a
+        sequence, or several packed ones with a segment each. `segments` [N, T] int32 are 1 for tokens, 0 for
+        padding.
         """
         rows = self.config.packed_rows
         if rows is None:
@@ -241,7 +244,8 @@ class Decoder:
           tokens, mask: [N, P], of left-padded prompts.
           generated: [N, C] int32, right-padded tokens after each prompt.
           length: [N] int32, the number of generated tokens.
-          step: [N] int32, the cache's `step` when the first of them was decoded; the new cache's `step` is 0.
+          step: [N] int32, the value of the cache's `step` when each row's first token was decoded. The new
+            cache's `step` is 0.
         """
         prompt_width, capacity = tokens.shape[1], generated.shape[1]
         all_mask = jnp.concatenate([mask, jnp.arange(capacity)[None] < length[:, None]], axis=1)

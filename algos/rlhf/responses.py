@@ -5,7 +5,8 @@ Problem `j M + m` of an iteration is in micro-batch `m`, so a batch that is shar
 in every micro-batch.
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `N = B * G`; `M` micro-batches of `b = B / M`
-prompts; `P` tokens of a prompt (left-padded), `R` of a response (right-padded).
+prompts; `P` tokens of a prompt (left-padded), `R` of a response (right-padded); `a` iterations that the
+stream generates ahead (`agent.ahead`).
 """
 
 from collections.abc import Callable
@@ -116,8 +117,9 @@ def rollouts(
 ) -> tuple[Any, Any, Any]:
     """Generates all micro-batches of `count` (`B`) prompts, and calls `then` (and `learn`) on each.
 
-    `then` maps a `Rollout [b * G]` to a pytree whose leaves have `b` or `b * G` rows. `learn` maps `(sums,
-    rows)` to `(sums, measures)`; the first call gets the argument `sums`.
+    `then` maps a `Rollout [b * G]` to rows: a pytree whose leaves have `b` or `b * G` rows. `learn`
+    accumulates sums over micro-batches, such as of gradients: it maps `(sums, rows)` to `(sums, measures)`.
+    The argument `sums` has the initial sums.
 
     Returns the rows of all micro-batches (`B` or `B * G`), the stream's state, and a pair: the last sums, and
     measures `[M]`. With one micro-batch and no `ahead`, `learn` is not called, and the last two are `()`.

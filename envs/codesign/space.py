@@ -234,7 +234,7 @@ class Chips:
         return [(0, *(x.options[0] for x in self.decisions()[1:])), *itertools.product(*present)]
 
     def subs(self) -> SubAccelerators:
-        """`kinds` as arrays [kinds]."""
+        """The sub-accelerators of `kinds` in arrays `[len(kinds)]`; the absent one has sizes of 0."""
         kinds, (first, *_) = self.kinds(), self.templates
         shapes = {(x, y): templates.get(y).shape(x) for x in self.pes if x for y in self.templates}
         shapes[0, first] = (0, 0)

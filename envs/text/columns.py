@@ -75,8 +75,8 @@ def pair(record: Record) -> tuple[Row, Row]:
     chosen, rejected = (_text(where, name, columns[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise FdgError(
-            f"{where}: one of 'chosen' and 'rejected' is a text and the other messages: write both as texts"
-            " or both as messages"
+            f"{where}: one of 'chosen' and 'rejected' is a text and the other a list of messages:"
+            " write both as texts, or both as messages"
         )
     prompt_column = _column(record, PROMPTS, "")
     prompt = None if prompt_column is None else _text(where, prompt_column, columns[prompt_column])

@@ -25,7 +25,7 @@ class Here:
         self.count = count
 
     def reserve(self, first: bool) -> int:
-        """The number of processes that the next `run` starts."""
+        """The number of processes that the next `run` starts; `first` makes no difference on one machine."""
         return self.count
 
     def run(self, words: Sequence[str]) -> Ending:
@@ -109,11 +109,12 @@ def _wait(processes: Sequence[subprocess.Popen]) -> list[Process]:
     """Waits for the processes; returns how they ended, in order of time.
 
     After a failure, the other processes have some seconds to end. Processes that run longer are not returned
-    (`run` kills them). A stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`, or at once if a
-    process has failed and all others have ended or are stopped.
+    (`run` kills them). A stopped process (SIGSTOP) counts as lost after `SILENT_SECONDS`. It counts as lost
+    at once if another process has failed, and no process still runs.
     """
     ended_processes: dict[int, Process] = {}
-    # for each stopped process, the seconds for which it has been stopped while this process was not suspended
+    # For how many seconds each stopped process has been stopped. Time in which this process was suspended
+    # does not count.
     stopped: dict[int, float] = {}
     deadline, last_check = float("inf"), time.monotonic()
 

@@ -37,7 +37,7 @@ class Plan(Drawable):
       assignment: the group of each fragment by name, in the graph's order.
       programs: the programs, in the order of their first run in an iteration.
       delayed: the leaves and fragments that the staleness delays, or None.
-      unfit: (group, devices that it leaves idle, because they would not divide its batches).
+      unfit: (group, positions of devices that it leaves idle, since its batches do not divide over them).
       notes: sentences that are printed at the end of the plan.
       sharded: the leaves of the state that sharding rules match.
       unused_rules: (group, regular expression) of sharding rules that match no leaf.
@@ -140,7 +140,7 @@ class SteppedPlan(Plan):
 
     Attributes:
       schedule: the steps of one iteration.
-      constants: the values that the schedule's constants refer to.
+      constants: the values of the constants; `schedule.constants` has their positions in this sequence.
     """
 
     schedule: Schedule = dataclasses.field(compare=False)

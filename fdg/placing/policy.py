@@ -219,10 +219,7 @@ def check_policy(policy: Any) -> None:
             importlib.import_module("fdg.policies").get(policy)
         except FdgError as error:  # no policy has this name
             raise PlanError(str(error)) from None
-        raise PlanError(
-            f"{policy!r} is the name of a policy, not a policy: write policies.get({policy!r})(), which is"
-            f" a value such as policies.GPUOnly()"
-        )
+        raise PlanError(f"{policy!r} is the name of a policy, not a policy: write policies.get({policy!r})()")
     if not callable(getattr(policy, "place", None)):
         by_name = (
             f"; name other arguments, as in total_steps={policy}" if isinstance(policy, int | float) else ""

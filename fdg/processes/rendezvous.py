@@ -33,7 +33,9 @@ class Rendezvous:
         try:
             self._server = listen(host, port)
         except (OSError, OverflowError) as error:
-            raise FdgError(f"process 0 cannot listen on {host}:{port}: {error}") from error
+            raise FdgError(
+                f"process 0 cannot listen on {host}:{port}: {error}: use a free port of its machine"
+            ) from error
         self.refused = 0  # the number of refused connections
         self._key = key_of_run(port)
         self._joined: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()

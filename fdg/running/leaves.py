@@ -124,11 +124,11 @@ def without_aliases(leaves: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 class LeafCopies:
-    """Copies of state leaves for groups that hold the same leaf, on the devices of each group.
+    """Copies of state leaves that several groups hold: one copy for each of these groups, on its devices.
 
-    The copies of the last returned state are kept. For any other state, they are made from its leaves.
-    `leaves` are the values of each leaf, one per group that holds the leaf. The first value is the primary
-    copy, which a run returns.
+    `leaves` has the values of each leaf, one per group that holds the leaf. The first value is the primary
+    copy, which a run returns. The other copies are kept for the state that the last run returned. If a run
+    starts from another state, they are made from its leaves.
     """
 
     def __init__(self, leaves: Sequence[Sequence[Value]], builder: StepBuilder):

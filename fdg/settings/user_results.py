@@ -10,9 +10,10 @@ from fdg.errors import FdgError, structure_of
 
 
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
-    """Checks that a result of a user's function has the structure, shapes and dtypes of a value.
+    """Checks that `after`, a result of a user's function, has the structure, shapes and dtypes of `before`.
 
-    `what` begins the message, and `how` is the fix if the structure differs ("": the expected structure).
+    With `dtypes=False`, dtypes may differ. `what` begins the message. `how` ends it if the structure differs,
+    and says what to give ("": the structure of `before`).
 
     >>> check_same("it gives x", jnp.zeros(2), jnp.zeros(3))
     Traceback (most recent call last):

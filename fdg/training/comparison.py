@@ -286,7 +286,11 @@ class Comparison:
         return [env for env in self.environments if all((side, env) in pairs for side in self.sides)]
 
     def ends(self, env: str, measure: str = "returns") -> tuple[float, float]:
-        """The returns that count as 0 (random actions, else the worst seed) and as 1 (the best seed)."""
+        """The returns that count as 0 and as 1 when returns of an environment are normalised.
+
+        0 is the mean of random actions, or else the worst seed; 1 is the best seed of all sides. `measure` is
+        "returns" or "areas".
+        """
         values = np.concatenate([getattr(cell, measure) for cell in self.cells if cell.env == env])
         values = values[np.isfinite(values)]
         if not values.size:

@@ -125,7 +125,7 @@ class _Program:
             if min(starts) < limits.min or max(starts) > limits.max:
                 raise FdgError(
                     f"the policy of {type(algorithm).__name__} cannot be exported: the actions of"
-                    f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond 32 bits"
+                    f" {algorithm.env.name} begin at {max(starts, key=abs)}, beyond int32: lower start"
                 )
         self._mask_leaves = _mask_arguments(algorithm.env, self._native)
         start_leaf = [_describe_array("start", (), "bool")] if self.memory else []

@@ -41,7 +41,7 @@ def pack(
     """Packs a run into a new folder.
 
     `checkpoint` is "last", "best" or an iteration. `episodes` is the number of episodes per agent for the
-    return on the card; None: the number after training.
+    return on the card; None: as many as in the evaluation after training.
     """
     path, out = Path(path), Path(out)
     config = read_config(path, prefix="")

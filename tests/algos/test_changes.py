@@ -201,7 +201,7 @@ def test_invalid_bonus(bonus, words):
         (5, "optimizer=5 is int: give a name"),
         ("lionn", "unknown optimizer 'lionn': did you mean 'lion'?"),
         ("no:such", "there is no module 'no'"),
-        (lambda: optax.sgd(0.1), "fails for a step size alone"),
+        (lambda: optax.sgd(0.1), "fails if it gets only a step size"),
         (lambda step_size: 3, "returns int for a step size: it must return an optax.GradientTransformation"),
     ],
 )

@@ -77,18 +77,22 @@ class Wrong(Short):
         (
             "done",
             lambda done: done.astype(jnp.int32),
-            r"int32\[.\]: return the structure of the slots, bool\[.\]",
+            r"int32\[.\]: return what the slots hold, bool\[.\]",
         ),
         ("done", lambda done: done[:, None], r"bool\[., 1\]: return"),
         ("tick", lambda x: ({**x[0], "n": x[0]["n"] + jnp.int32(1)}, x[1]), r".*'n': int32\[.\].*: return"),
-        ("tick", lambda x: x[0], r"\{.*\}: return the structure of the slots, \(\{"),
-        ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return the structure of the slots, "),
-        ("begin", lambda x: ({**x[0], "row": x[0]["row"][:, 0]}, x[1]), r".*'row': int32\[.\].* or smaller"),
+        ("tick", lambda x: x[0], r"\{.*\}: return what the slots hold, \(\{"),
+        ("begin", lambda x: (x[0], ()), r"\(\{.*\}, \(\)\): return what the slots hold, "),
+        (
+            "begin",
+            lambda x: ({**x[0], "row": x[0]["row"][:, 0]}, x[1]),
+            r".*'row': int32\[.\].* may be shorter",
+        ),
         ("begin", lambda x: ({**x[0], "row": jnp.ones((len(x[0]["n"]), 9))}, x[1]), r".*'row': float32"),
         (
             "begin",
             lambda x: ({**x[0], "row": x[0]["row"] + 0.5}, x[1]),
-            r".*'row': float32\[., 1\].* or smaller",
+            r".*'row': float32\[., 1\].* may be shorter",
         ),
         ("begin", lambda x: ({**x[0], "n": jnp.int8(1)}, x[1]), r".*'n': int8\[\].*: return"),
         (

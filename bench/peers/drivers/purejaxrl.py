@@ -18,8 +18,8 @@ import gymnax  # isort: skip
 from gymnax.environments import spaces  # isort: skip
 
 
-class _Continuous:
-    """Replaces the script's wrapper of brax by a gymnax environment, with actions scaled from [-1, 1]."""
+class _GymnaxForBrax:
+    """A gymnax environment in place of the script's wrapper of brax; actions are scaled from [-1, 1]."""
 
     def __init__(self, name: str):
         self._env, self._parameters = old_gymnax.make(name)
@@ -48,7 +48,7 @@ def prepare(config: dict[str, Any]):
     script = importlib.import_module(config["script"])
     settings = dict(config["config"])
     if settings["ENV_NAME"] in gymnax.registered_envs and hasattr(script, "BraxGymnaxWrapper"):
-        setattr(script, "BraxGymnaxWrapper", _Continuous)  # noqa: B010
+        setattr(script, "BraxGymnaxWrapper", _GymnaxForBrax)  # noqa: B010
 
     def final_returns(result: Any) -> Any:
         last, info = last_twentieth(settings), result["metrics"]

@@ -69,7 +69,11 @@ def load_model(config: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buffer: Any) -> None:
-    """Puts batches of responses into `buffer` while the trainer lives."""
+    """Puts batches of samples into `buffer` while the trainer lives; runs in a process of its own.
+
+    Before each batch, waits until the trainer's `version` is recent enough (`config["lag"]`), and copies the
+    trainer's `weights` while it holds `lock`.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer, settings, model = tokenizer_of(config["alphabet"]), config["trl"], load_model(config)

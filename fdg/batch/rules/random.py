@@ -1,4 +1,8 @@
-"""Rules of random draws; a threefry draw depends only on its key (`keys.draws_depend_on_batch`)."""
+"""Rules of random draws.
+
+A threefry draw depends only on its own key. Draws of other generators may depend on all keys of the batch:
+`keys.draws_depend_on_batch` finds them.
+"""
 
 from typing import Any
 
@@ -13,7 +17,10 @@ def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def can_create_split(eqn: Any, axis: Axis) -> bool:
-    """Whether each device can compute its part of a result, split along `axis`, from replicated values."""
+    """Whether each device can compute its part of a result, split along `axis`, from replicated values.
+
+    `batch.requested` asks this for a result of which a fragment's border requests a split.
+    """
     name = eqn.primitive.name
     if keys.draws_depend_on_batch(eqn):
         return False

@@ -1,7 +1,7 @@
 """Resharding between groups on the same devices: parameters are gathered before their use, then sliced.
 
-If two groups on the same devices keep a leaf, one of them in smaller parts, both would store a copy between
-iterations:
+Two groups on the same devices may keep the same leaf, one of them in smaller parts. Then the devices would
+store both copies between iterations:
 
     generation: act([w])                          training: learn(w) -> w'
     training -> generation: w', for the next iteration
@@ -50,7 +50,7 @@ def _with_changes(steps: Iterable[Step], change_of: ChangeOf) -> Iterable[Step]:
     """Sets the resharding of each transfer between groups on the same devices."""
     for step in steps:
         if isinstance(step, Move):
-            resharding = (change_of(a, b) for a, b in step.pairs)  # None for all pairs, or for no pair
+            resharding = (change_of(a, b) for a, b in step.pairs)  # either all are None, or none is
             changes = tuple(c for c in resharding if c is not None)
             yield dataclasses.replace(step, changes=changes)
         elif isinstance(step, Repeat):
@@ -62,8 +62,9 @@ def _with_changes(steps: Iterable[Step], change_of: ChangeOf) -> Iterable[Step]:
 def _gather_for_use(schedule: Schedule, change_of: ChangeOf) -> Schedule:
     """Adds a move that gathers leaves before the first step that uses them, and one that slices them back."""
     steps, pairs = schedule.steps, _gatherable_leaves(schedule, change_of)
-    # Leave out leaves that the primary group uses between the two moves, or has freed before the first. The
-    # moves of the remaining leaves may be closer to each other, so repeat.
+    # One move gathers all leaves, and one slices all. Leave out a leaf if the primary group uses it between
+    # the two moves, or has freed it before the first. The two moves of the remaining leaves may be closer to
+    # each other, so repeat.
     while pairs:
         sharded, gathered = {a for a, _ in pairs}, {b for _, b in pairs}
         positions = [i for i, step in enumerate(steps) if not gathered.isdisjoint(uses(step))]
@@ -130,7 +131,7 @@ def _gatherable_leaves(schedule: Schedule, change_of: ChangeOf) -> list[tuple[Va
 
 
 def _freed_by(step: Step) -> set[Value]:
-    """The values that a step frees or donates; a loop takes over the values that it carries."""
+    """The values that a step frees or donates. A loop donates what it carries, except copies."""
     if isinstance(step, Repeat):
         carried = {start for _, start in step.carry}
         entered = (pair for i, pair in enumerate(step.enter) if i not in step.copied)
@@ -182,16 +183,16 @@ def resharding_notes(schedule: Schedule) -> list[str]:
             kinds.setdefault((c.kind, c.gather_size), []).append(c.temporary_bytes(a.bytes))
         parts = []
         for (kind, gather_size), temporary in kinds.items():
-            count_text = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
+            count = f"{len(temporary)} {'array' if len(temporary) == 1 else 'arrays'}"
             parts.append(
-                f"{count_text} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B aside at most"
+                f"{count} {_KIND_TEXTS[kind].format(gather_size)}, {max(temporary):,} B temporary at most"
             )
         if parts:
             verb = "lends to" if move.donates else "to"
             notes.append(f"resharding {move.source} {verb} {move.target}, x{times}: {'; '.join(parts)}")
         notes += [
-            f"  not contained: {a.variable.aval.str_short()} as ({spec_text(c.source.spec)}) ->"
-            f" ({spec_text(c.target.spec)}), {c.temporary_bytes(a.bytes):,} B aside"
+            f"  neither gathered nor sliced: {a.variable.aval.str_short()} as ({spec_text(c.source.spec)}) ->"
+            f" ({spec_text(c.target.spec)}), {c.temporary_bytes(a.bytes):,} B temporary"
             for c, a in replicated
             if c.kind == EXCHANGE
         ]
