@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [*sorted(MODULES), "able_in", "get", "make", "names"]
 
+# Old names of modules, and the modules that have their contents now.
 moved.keep_names(
     {
         "algos.a3c": "algos.a2c",

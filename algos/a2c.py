@@ -57,9 +57,10 @@ class A2C(Agent, driver=one_update, presets="A2C"):
 
     @fdg.fragment("actor", in_axes=(None, None, 0, 0))
     def act(self, parameters, statistics, observation, keys):
-        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`; no log-probability is needed.
+        """`observation [B, *obs]`, `keys [B]` -> `action [B, *action]`, and None.
 
-        If the network has a memory, the observations are an `algos.sequences.ObservedSequences`.
+        Learning needs no log-probability. If the network has a memory, the observations are an
+        `algos.sequences.ObservedSequences`.
         """
         policy, _ = self.policy_and_value(parameters, self.normalizers.seen(statistics, observation))
         return policy.sample(keys), None

@@ -203,9 +203,10 @@ class AlphaZero(Agent, presets="AlphaZero"):
     def targets(self, parameters: Any, value: jax.Array, time_step: TimeStep) -> jax.Array:
         """The value targets `[T, B]` float32, for the player of each move.
 
-        A target is the game's outcome, or the value of the last position if the game did not end in the
-        rollout. Since the player changes with each move, it is a lambda-return with a negative discount.
-        `value [T, B]` is the search's value of each position.
+        With `value_lambda` 1, a target is the game's outcome, or the value of the last position if the game
+        did not end in the rollout; below 1, values of the positions in between count too. A target is a
+        lambda-return with a negative discount, since the player changes with each move. `value [T, B]` is the
+        search's value of each position.
         """
         next_value = values_after(
             value, time_step, lambda final: self._evaluate_batch(parameters, features_and_mask(final)[0])[1]

@@ -64,7 +64,7 @@ class ReplayBuffer(NamedTuple):
     least_rows: int = 1
 
 
-# A factor of all stored priorities, also in checkpoints of earlier versions; only their ratios matter.
+# A factor of all stored priorities. Only their ratios matter, but old checkpoints contain this factor.
 _PRIORITY_UNIT = 1024.0
 
 

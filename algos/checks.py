@@ -39,7 +39,7 @@ from fdg.settings.user_results import check_same
 
 # --- settings ---
 
-# The metadata `holds` has one of these values if a field takes a user's functions or their `module:name`.
+# Values of a field's metadata `holds`: the field takes a user's functions, or their `module:name`.
 _KINDS_OF_FUNCTIONS = ("network", "bonus", "normalizer", "explorer", "transform")
 
 

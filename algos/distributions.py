@@ -22,7 +22,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 from fdg.settings.moved import moved
 
-# Names that moved to `algos.checks`.
+# Names that moved to `algos.checks`; in `old=new`, `new` is the name there.
 _CHECKS = "action_values recurrent_values gaussian value shape"
 _MOVED = " ".join(f"check_{name}" for name in _CHECKS.split())
 __getattr__ = moved(
@@ -157,7 +157,7 @@ class Normal:
     mean: jax.Array  # [..., D] float32
     log_std: jax.Array  # [..., D] float32
     shape: tuple[int, ...] | None = field(default=None, metadata={"static": True})
-    counts: jax.Array | None = None  # [..., D] bool: components that count; None: all
+    counts: jax.Array | None = None  # [..., D] bool: True for components that count; None: all count
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """Random actions `[..., *shape]` float32, unbounded.
@@ -331,8 +331,9 @@ def sizes(action_space: Discrete | MultiDiscrete) -> tuple[int, ...]:
 def dueling(head: jax.Array, choices: tuple[int, ...]) -> jax.Array:
     """Q `[..., sum(choices)]` from `head`, a value and advantages, `[..., 1 + sum(choices)]`.
 
-    Wang et al. 2016, arXiv 1511.06581, equation 9; several choices share the value, and each has its own
-    advantages: Tavakoli et al. 2018, arXiv 1711.08946, equation 1.
+    `choices` has the number of actions of each choice (see `sizes`). Wang et al. 2016, arXiv 1511.06581,
+    equation 9; several choices share the value, and each has its own advantages: Tavakoli et al. 2018, arXiv
+    1711.08946, equation 1.
 
     >>> dueling(jnp.array([10.0, 1.0, 3.0, 5.0]), (2, 1)).tolist()
     [9.0, 11.0, 10.0]

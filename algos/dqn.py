@@ -147,9 +147,10 @@ class TargetUpdates(Part):
 def gradient_steps(
     self: Any, state: Any, replay: Any, key: jax.Array
 ) -> tuple[Learned, Any, dict[str, jax.Array]]:
-    """Takes all gradient steps of an iteration, one after another.
+    """Takes all gradient steps of an iteration of `self`, the algorithm, one after another.
 
-    Returns the parameters with their optimiser state, the buffer's state, and the mean losses.
+    `replay` is the buffer's state. Returns the parameters with their optimiser state, the buffer's state, and
+    the mean losses.
     """
     buffer, keys = self.buffer, jax.random.split(key, self.updates_per_iteration)
     ready, beta = buffer.is_ready(replay), self.priorities.beta(state.iteration, self.num_iterations)

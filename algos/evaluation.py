@@ -24,10 +24,11 @@ def evaluate(
       max_steps: the length at which episodes are stopped if the environment has no time limit.
 
     Returns:
-      `return`, `return_std`, `length`: statistics over the episodes, scalars; `returns` `[B]` float32,
-      `lengths` `[B]` int32; `infos`: the environment's episode metrics by name, `[B]` float32, NaN for
-      episodes that were stopped after `max_steps`. In multi-agent environments, returns are means over
-      agents; with a wrapper that changes rewards, returns are those of the inner environment.
+      `return`, `return_std`, `length`: statistics over the episodes, scalars. For each of `B` episodes:
+      `returns` `[B]` float32, `lengths` `[B]` int32; `infos`: the environment's episode metrics by name,
+      `[B]` float32, NaN for episodes that were stopped after `max_steps`. In multi-agent environments,
+      returns are means over agents; with a wrapper that changes rewards, returns are those of the inner
+      environment.
     """
     info_names = getattr(env, "info", ())
     limit = env.max_episode_steps or max_steps

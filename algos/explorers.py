@@ -74,5 +74,5 @@ def _require(what: str, value: Any, is_valid: Callable[[Any], bool], kind: str) 
         raise FdgError(f"{what}={quoted(value)}: give {kind}")
 
 
-# Wide and slow, for tasks such as MountainCarContinuous, which are rewarded only after a long swing.
+# Large noise that changes slowly, for presets of tasks that reward only a long swing (MountainCarContinuous).
 SWINGING = correlated_noise(deviation=0.9, decay=0.98)

@@ -60,7 +60,7 @@ class State(NamedTuple):
     past: Any = None  # `algos.recurrent_ppo.Past [B]`, with burn-in
 
 
-# The fields of a state that learning changes.
+# The fields of a state that learning changes. The last is PPO's; A3C and RecurrentPPO use the first four.
 LEARNED = ("parameters", "optimizer_state", "observation_statistics", "return_statistics", "known")
 
 
