@@ -12,6 +12,7 @@ from fdg.kinds import make_fields_python
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """The linear layers of a block, by their names in the parameters."""
 
+# Keys of config.json: the context length, and that of training before RoPE scaling. Values of `layer_types`.
 _CONTEXT, _TRAINED = "max_position_embeddings", "original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -67,6 +68,7 @@ _FINITE = _Kind("a finite number", _is_number)
 _ABOVE_ONE = _Kind("a number above one", lambda value: _is_number(value) and value > 1)
 _FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
 
+# The kinds of `DecoderConfig`'s fields, which `_check` compares with values.
 _FIELDS = {
     "vocab_size": _COUNT, "hidden_size": _COUNT, "intermediate_size": _COUNT, "num_layers": _COUNT,
     "num_heads": _COUNT, "num_kv_heads": _COUNT, "head_dim": _COUNT, "rope_theta": _ABOVE_ONE,
@@ -75,11 +77,12 @@ _FIELDS = {
     "max_positions": _COUNT, "remat": _FLAG, "packed_rows": _COUNT, "lora_rank": _WHOLE,
     "lora_alpha": _FINITE, "initializer_range": _NUMBER,
 }  # fmt: skip
-_OPTIONAL = ("head_dim", "sliding_window", "packed_rows")
+_OPTIONAL = ("head_dim", "sliding_window", "packed_rows")  # fields that may be None
 _FACTORS = _Kind(
     "a list of numbers above zero",
     lambda value: isinstance(value, list | tuple) and all(_is_number(x) and x > 0 for x in value),
 )
+# The kinds of the entries of `rope_scaling`.
 _ROPE = {
     "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE, "beta_fast": _POSITIVE,
     "beta_slow": _POSITIVE, _TRAINED: _COUNT, "attention_factor": _POSITIVE,
@@ -374,7 +377,8 @@ class DecoderConfig:
         }
 
 
-_Value = Callable[..., Any]  # reads and checks a key: (key, field, default) -> value
+# (key, field, default) -> the key's value in config.json, checked like this field of `DecoderConfig`.
+_Value = Callable[..., Any]
 
 
 def _rope_of(config: Mapping[str, Any], value: _Value) -> tuple[float, tuple[tuple[str, Any], ...] | None]:
@@ -427,6 +431,7 @@ def _window_of(config: Mapping[str, Any], value: _Value) -> tuple[int | None, in
     return (window, first) if window is not None and first < layers else (None, 0)
 
 
+# Keys of config.json, and the fields of `DecoderConfig` with their values: required keys, then optional ones.
 _SIZE_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -447,7 +452,7 @@ _READ = {
     *_SIZE_KEYS, *_OTHER_KEYS, "model_type", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters",
     _TRAINED,
 }  # fmt: skip
-# Further keys that Transformers 5.24 reads for a family, with each family's defaults.
+# Defaults of Transformers 5.24: for all families, then for each, whose further keys these are.
 _DEFAULTS = {"hidden_act": "silu", _CONTEXT: 2048}
 _QWEN = {
     "num_key_value_heads": 32, _CONTEXT: 32_768, "use_sliding_window": False, "sliding_window": 4096,

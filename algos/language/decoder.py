@@ -64,7 +64,7 @@ class Decoder:
     def init(self, key: jax.Array) -> Weights:
         """Initial parameters: normal weights (std `initializer_range`), zero biases, ineffective adapters."""
         c = self.config
-        count = c.num_layers * 7 + 2
+        count = c.num_layers * 7 + 2  # the linear layers of the blocks, the embedding and the head
         keys = jax.random.split(key, count)
 
         def normal(key: jax.Array, *shape: int) -> jax.Array:

@@ -40,7 +40,7 @@ _BLOCK_NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_DIVISORS = "rope_freqs.weight"  # of rotary frequencies
+_DIVISORS = "rope_freqs.weight"  # the tensor with divisors of the rotary frequencies
 _LLAMA_3_SCALING = {  # `rope_scaling` in the config.json of Llama 3.1 to 3.3, without its factor
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -111,6 +111,7 @@ class _Header(NamedTuple):
         return value
 
 
+# GGUF's numbers of the types of values.
 _SCALARS = {
     0: np.uint8, 1: np.int8, 2: np.uint16, 3: np.int16, 4: np.uint32, 5: np.int32, 6: np.float32, 7: np.bool_,
     10: np.uint64, 11: np.int64, 12: np.float64,
@@ -236,6 +237,7 @@ def _open(file: str | os.PathLike[str]) -> _Header:
 
 
 def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.ndarray:
+    """The float32 numbers of a tensor's bytes, `[size]` uint8, by its quantisation `kind`."""
     from gguf.quants import dequantize
 
     try:
@@ -293,10 +295,10 @@ def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfi
 
 
 def _with_llama_3_scaling(config: DecoderConfig, divisors: np.ndarray, file: str) -> DecoderConfig:
-    """The config with Llama 3's scaling, if that has these divisors of the rotary frequencies `[h / 2]`.
+    """The config with Llama 3's scaling, whose divisors of the rotary frequencies must be these, `[h / 2]`.
 
-    The file has no other numbers of it: those of Llama 3.1 to 3.3 are tried, with the largest divisor as the
-    factor.
+    The divisors are all that the file says about the scaling: the other numbers are those of Llama 3.1 to
+    3.3, and the factor is the largest divisor. Raises an `FdgError` if the divisors are others.
     """
     factor = divisors.max(initial=0.0)
     if divisors.shape != (config.width // 2,) or not 1 <= factor < math.inf:

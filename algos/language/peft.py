@@ -26,6 +26,7 @@ from fdg.errors import FdgError
 from fdg.reading import read_json, refuse_run
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+# The beginning of the tensors' keys, and the endings of the keys of `a` and `b`.
 _PREFIX, _LETTERS = "base_model.model.", {".lora_A.weight": "a", ".lora_B.weight": "b"}
 _MAX_LAYERS = 4096
 _READ_KEYS = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
@@ -38,7 +39,8 @@ _IGNORED_KEYS = frozenset(
     " megatron_core loftq_config eva_config corda_config lora_ga_config runtime_config"
     " qalora_group_size".split()
 )
-_INITIALISATIONS = ("gaussian", "orthogonal", "eva")  # others change the base
+# Names as `init_lora_weights` that do not change the base's weights.
+_INITIALISATIONS = ("gaussian", "orthogonal", "eva")
 
 
 def read_config(directory: str | os.PathLike[str], config: DecoderConfig) -> DecoderConfig:

@@ -8,6 +8,7 @@ its kernel, along the axis that they share.
 
 from typing import Any
 
+# Pairs: a pattern of paths, and the mesh axes for these parameters' axes (a name: only for the largest axis).
 Rules = tuple[tuple[str, Any], ...]
 
 _FIRST, _SECOND = "(query|key|value|gate|up)", "(output|down)"  # the products of a pair

@@ -19,6 +19,7 @@ from fdg.reading import json_object, open_regular
 _MAX_HEADER_BYTES = 16 << 20  # of a safetensors file, where a tensor's entry takes about a hundred bytes
 _NAME_LENGTH = 120  # characters of a tensor's name in an error
 
+# The dtypes of safetensors by their names in headers: those that weights may have, then all others.
 _FLOATS = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
