@@ -24,7 +24,7 @@ from fdg.errors import FdgError, unknown_name
 _ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu, "elu": nn.elu}
 
 _Layers = TypeVar("_Layers", bound=Layers)
-_VECTOR_HIDDEN = (64, 64)
+_VECTOR_HIDDEN = (64, 64)  # default widths of dense layers, without images
 
 # Convolutions, each as (filters, size, stride).
 # For small images, those of MinAtar's agents (Young and Tian 2019, arXiv 1903.03176).
@@ -50,7 +50,7 @@ class Trunk(nn.Module):
 
     layers: Layers
     outputs: int
-    head_scale: float
+    head_scale: float  # of the head's initial weights
     dropout: float = 0.0
 
     @nn.compact
@@ -336,7 +336,7 @@ def _architecture(**settings: Any) -> Architecture:
 
 _SHIFT = 3.0  # c_shift, appended to the inputs before they are projected to the sphere
 _EXPANSION = 4  # ratio of a block's hidden width to its output width
-_KERNEL = "unit_kernel"
+_KERNEL = "unit_kernel"  # name of the parameter by which `project_kernels` finds kernels of `UnitDense`
 _MIN_SQUARED_LENGTH = 1e-16
 
 

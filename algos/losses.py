@@ -213,7 +213,7 @@ def values_after(
     Args:
       value: `[T, B]` float32 (with several agents `[T, B, A]`), of the observation before each step.
       time_step: `[T, B]`.
-      value_of: computes the values `[B, ...]` of one entry of `final` for each environment, `[B, ...]`.
+      value_of: maps entries of `final`, one for each environment `[B, ...]`, to their values `[B, ...]`.
       final: `[T, B, ...]`, the observation after each step, for a recurrent critic with its memory; None:
         `time_step.final_observation`.
     """

@@ -21,7 +21,7 @@ from fdg.settings.fields import hyperparameter, require
 class MultiAgentPPO(RecurrentPPO):
     """PPO with shared parameters, feed-forward or recurrent, for discrete and continuous actions.
 
-    `central_value` chooses the critic's input: an agent's own observation, or all agents' observations.
+    `central_value`: if True, the critic sees all agents' observations, else each agent's own one.
     `total_steps` counts steps of the environment, in each of which all agents act.
     """
 

@@ -340,6 +340,7 @@ def gru_unroll(
 
 @jax.custom_vjp
 def _recurrence(input_terms: _Gates, start: jax.Array, memory: jax.Array, kernels: _Gates, bias: jax.Array):
+    """`gru_unroll` from the terms of the inputs, `[T, N, H]` each; `kernels` and `bias` are those of `h`."""
     return _run_steps(input_terms, start, memory, kernels, bias).memory
 
 
@@ -438,7 +439,8 @@ class MemoryTrunk(nn.Module):
 
     `memory [B, ...]`, `inputs [T * B, F]` (or images, `[T * B, H, W, C]`, or several) and `start [T, B]` to
     outputs `[T, B, outputs]` and the memory after each step, `[T, B, ...]`. `extra [T * B, G]` are further
-    inputs of the layer after the memory, such as actions.
+    inputs of the layer after the memory, such as actions. If `memory_kind` is None, there is neither a memory
+    nor a layer after it, and no `extra`.
 
     With `num_agents`, each agent has a memory, and an axis `A` follows each axis `B`: `memory [B, A, ...]`,
     `inputs [T * B * A, F]`, outputs `[T, B, A, outputs]`.

@@ -31,7 +31,7 @@ class ActorAndCritics(Part):
 
     For actions of D components, the actor returns means and log standard deviations, `[N, 2 * D]`, or for TD3
     and its variants actions before tanh, `[N, D]`. The critics take observations and actions, and return two
-    values, each `[N]`; an ensemble returns `[E, N]` or `[E, N, K]`.
+    values, each `[N]`; an ensemble of E critics returns `[E, N]`, or with K outputs `[E, N, K]`.
     """
 
     actor_network: Network | None = dataclasses.field(default=None, metadata=NETWORK)
@@ -78,9 +78,9 @@ class ReturnGrid(Part):
 # - `_init_learned(actor_key, critics_key, observation [B, *obs], action [B, *action])`: the initial value of
 #   `State.learned`; of observation and action, only shapes and dtypes are used.
 # - `_policy(actor, observation [N, *obs])`: a distribution of actions.
-# - `_learn_from(learned, minibatch [N], keys)`: one gradient step; returns the new `learned`, the samples'
-#   errors (None without weights), and losses.
-# - `_keys_per_sample`: the random keys that a gradient step needs for each sample.
+# - `_learn_from(learned, minibatch [N], keys [k, N])`: one gradient step; returns the new `learned`, the
+#   samples' errors (None without weights), and losses.
+# - `_keys_per_sample`: k, the random keys that a gradient step needs for each sample.
 
 
 def buffer(self: Any) -> Any:
@@ -208,6 +208,7 @@ def split_off_error(self: Any, losses: dict[str, Any]) -> tuple[jax.Array | None
     return None if error is None else self.buffer.priority(error), losses
 
 
+# Methods, settings and properties that each class with `driver=off_policy` gets.
 MEMBERS = {
     "normalizers": Normalizers(),
     "networks": ActorAndCritics(),

@@ -122,7 +122,10 @@ class Arrays:
             raise self._error(name, "makes the pictures and texts larger than the file")
 
     def _checked_array(self, name: str, strings: bool = False) -> Any:
-        """An array of the file; checks that its data is in this file and its chunks are not too large."""
+        """An array of numbers, or with `strings` also of byte strings.
+
+        Raises an `FdgError` if its data is not in this file, or its chunks are too large.
+        """
         node, h5py = self._file, self._h5py
         for part in name.split("/"):
             if not isinstance(node, h5py.Group):

@@ -123,7 +123,10 @@ def find_action(stored: Any, space: Space) -> Stored | None:
 
 
 def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, name: str) -> Stored | None:
-    """How stored observations are converted to those of environment `name`; None for other spaces."""
+    """How stored observations are converted to those of environment `name`; None for other spaces.
+
+    `stored` and `stored_actions` are descriptions, `space` the environment's observation space.
+    """
     expected = description(space)
     if fits(stored, expected, False):
         return Stored(stored, _leaves_of(space))
@@ -132,6 +135,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
         return None
     _map_spaces(_widen_text, library_space, space)
     check_bounds = type(library_space).__name__ not in ("Box", "Dict", "Tuple")
+    # Pairs of functions that convert the library's space, and its observations.
     candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (gymnasium_parts.observation_space, gymnasium_parts.encode)
     ]

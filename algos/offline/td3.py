@@ -93,9 +93,11 @@ class ReplayWithNextAction(Replay):
     """A replay buffer that samples windows of two steps: a transition, and the next action."""
 
     def _minibatch_of_windows(self, windows: Step) -> TransitionWithNextAction:
+        """Transitions `[B, n]` of windows `[B, n, 2]`."""
         first_steps = jax.tree.map(lambda x: x[:, :, :1], windows)
         transition = jax.vmap(lambda window: summarize(window, self.discount))(first_steps)
         ended = windows.terminated | windows.truncated
+        # The first five fields are all but `weight`.
         return TransitionWithNextAction(*transition[:5], windows.action[:, :, 1], ~ended[:, :, 0])
 
 
