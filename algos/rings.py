@@ -31,10 +31,10 @@ def rollout(
     rings: int = 1,
     segment: Callable | None = None,
 ) -> tuple[Any, Any, Any, tuple[Any, Any, TimeStep]]:
-    """`algos.rollout.rollout_with_memory`, with the keys of all steps, `keys [T, 2, B]`.
+    """`algos.rollout.rollout_with_memory`, which calls this; `keys [T, 2, B]` are the keys of all steps.
 
-    `carry` is the environments' state, observation and `Recollection` before the first step. `segment`, or
-    None, is a function in which the environments' workers act and step:
+    `act` and `step` are as there. `carry` is the environments' state, observation and `Recollection` before
+    the first step. `segment`, or None, is a function in which the environments' workers act and step:
     `(act, keys [T, 2, B], env_state) -> (env_state, observation, (action, extras), TimeStep)`.
 
     Raises:

@@ -313,7 +313,7 @@ class MemoryNetworks:
     """
 
     networks: tuple[RecurrentNetwork, ...]
-    action: tuple[int, ...]  # shape
+    action: tuple[int, ...]  # shape of an action
     sequence_length: int
     burn_in: int
 

@@ -302,6 +302,9 @@ class ValueDecomposition(Agent):
 class VDN(ValueDecomposition, presets="VDN"):
     """VDN for discrete actions of several agents, feed-forward or recurrent (`memory`).
 
+    Sunehag et al. 2018, "Value-Decomposition Networks For Cooperative Multi-Agent Learning", arXiv
+    1706.05296.
+
     >>> import envs
     >>> VDN(env=envs.make("probe:agents")).steps_per_iteration
     256

@@ -19,7 +19,7 @@ import pytest
 from bench.harness import ROOT
 
 FOLDER = ROOT / "build" / "covered"
-LINES, SECONDS = "lines.sqlite", "seconds.json"
+LINES, SECONDS = "lines.sqlite", "seconds.json"  # files in `FOLDER`
 PACKAGES = ("algos", "fdg", "policies")
 
 _SETTINGS = """

@@ -95,6 +95,7 @@ _SHORT_ROLLOUTS: dict[str, Any] = {
     "normalize_observation": True,
     "normalize_reward": True,
 }
+# The field of each algorithm for lambda.
 _LAMBDA_FIELDS = {"A2C": "gae_lambda", "A3C": "gae_lambda", "IMPALA": "trace_lambda"}
 # Four workers of A3C make four updates, each with a quarter of the samples.
 _PENDULUM_STEP_SIZES = {"A2C": 2e-3, "A3C": 5e-4, "IMPALA": 1e-3}
@@ -146,6 +147,7 @@ NORMALIZING_OFF_POLICY = Entry(
     {"normalize_observation": True},
 )
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "DQN": {"CartPole-v1": _CARTPOLE_DQN, "sparse-control": _MOUNTAIN_CAR_DQN},
     "C51": {
@@ -197,7 +199,7 @@ PRESETS: dict[str, dict[str, Entry]] = {
     },
 }
 
-for _algorithm in ("PPO", "SAC"):  # the same task, from either source
+for _algorithm in ("PPO", "SAC"):  # the family: Pendulum in other libraries too
     PRESETS[_algorithm]["pendulum"] = PRESETS[_algorithm]["Pendulum-v1"]
 
 PRESETS["MuZero"] = {
@@ -314,6 +316,7 @@ _SWINGING: dict[str, Any] = {
     "normalize_observation": True,
     "explore": "algos.explorers:SWINGING",
 }
+# Further changes, by algorithm.
 _CHANGES: dict[str, dict[str, Any]] = {
     "SAC": {},
     "TD3": {},

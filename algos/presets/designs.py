@@ -28,6 +28,7 @@ _DQN: dict[str, Any] = {
     "layer_norm": True,
 }
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "codesign": Entry("chosen on seeds 500 to 579 of a small space; docs/codesign.md", _AT_ONCE),

@@ -82,6 +82,7 @@ def _checkpoint(source: str, learning_rate: float, **values: Any) -> dict[str, E
     return {"checkpoint": whole, "checkpoint-lora": whole.with_changes(_ADAPTERS_SOURCE, **adapters)}
 
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "SFT": {
         "text:*": _SFT,

@@ -10,11 +10,11 @@ _MUJOCO = _CONTROL["PPO"]["continuous-control"].with_changes(
     initial_log_std=-1.0,
 )
 
+_ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
+
 # PPO here lacks a fixed reward scale, a squashed Gaussian, and separate critic widths, which brax's PPO has.
 # PureJaxRL's choices replace them: rewards scaled by their running deviation, no entropy bonus, two layers of
 # 256. An iteration has as many steps as brax's: `batch_size * num_minibatches * unroll_length`.
-_ON_CPU = {"num_envs": 64, "num_steps": 256, "num_minibatches": 32}
-
 _ANT = Entry(
     "brax's notebooks/training.ipynb, with PureJaxRL's choices for what PPO here lacks; not tuned",
     {
@@ -84,6 +84,7 @@ def _suite_entries(task: str, entry: Entry) -> dict[str, Entry]:
     return {f"playground:{task}": entry, f"envpool:{task}-v1": entry}
 
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 # Playground repeats each action of PendulumSwingup four times: `playground:PendulumSwingup?action_repeat=4`.
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {

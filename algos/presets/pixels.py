@@ -133,7 +133,7 @@ _GRID = Entry(
 
 _ATOMS: dict[str, Any] = {"atoms": 51, "value_min": -10.0, "value_max": 10.0}
 
-# By class name of the algorithm, then by environment or family (`envs.families`).
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {
         "minatar": _MINATAR,

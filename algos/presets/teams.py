@@ -136,6 +136,7 @@ _QMIX = {
     "overcooked": _QL_OVERCOOKED,
 }
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "IPPO": {
         "mpe": _MPE_IPPO,

@@ -63,6 +63,7 @@ _JUMANJI = Entry(
     },
 )
 
+# By class name of the algorithm, then by key: a family, an environment, or a pattern (`algos.presets`).
 PRESETS: dict[str, dict[str, Entry]] = {
     "PPO": {"craftax": _CRAFTAX, "octax": _OCTAX, "jumanji": _JUMANJI},
     "PQN": {"craftax": _CRAFTAX_PQN},

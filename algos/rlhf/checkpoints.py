@@ -127,7 +127,7 @@ def with_checkpoint_tokenizer(
 
 
 def save(path: Path, network: Decoder, parameters: Any, tokenizer: Any) -> None:
-    """Writes a checkpoint with its tokenizer: see `weights.save` and `files_of`."""
+    """Writes a checkpoint with its tokenizer: see `weights.save` and `replacing_files`."""
     with replacing_files(path, tokenizer) as files:
         weights.save(path, network, parameters, settings=numbers_of(tokenizer), files=files)
 

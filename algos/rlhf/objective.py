@@ -24,6 +24,7 @@ _IN_VARIANTS = (
 )
 __getattr__ = moved(__name__, "algos.rlhf.variants", {name: name for name in _IN_VARIANTS.split()})
 
+# Values of settings; `Objective` and the functions below say what they mean.
 RatioLevel = Literal["token", "sequence", "sequence_token", "trajectory"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Estimator = Literal["k1", "k2", "k3"]

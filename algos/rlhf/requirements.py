@@ -11,7 +11,7 @@ from fdg.arguments import quoted
 from fdg.settings.fields import make_paths_absolute, require, require_positive, require_types
 from fdg.settings.parts import check_parts
 
-_SIZES = ("num_prompts", "num_minibatches", "micro_batch")
+_SIZES = ("num_prompts", "num_minibatches", "micro_batch")  # fields that `fitting_sizes` may change
 
 
 def divides(count: int, groups: int, num_minibatches: int) -> bool:

@@ -53,7 +53,8 @@ class RewardModel(PreferenceAgent, presets="RewardModel"):
     advice_without_rewards: ClassVar[str | None] = None
     answer: ClassVar[Any] = Elsewhere("GRPO(reward_model=FOLDER), with the FOLDER of run.export(FOLDER)")
 
-    # The initial policy responds. The trained model starts with the policy's weights, without the head.
+    # As in `algos.rlhf.speaker`: leaves of the state, each with the leaves of another run that may initialise
+    # it. The initial policy responds. The trained model starts with the policy's weights, without the head.
     weight_sources: ClassVar[dict[str, tuple[str, ...]]] = {
         ".respondent": (".respondent", ".parameters['adapters']", ".parameters"),
         ".parameters['network']['base']": (

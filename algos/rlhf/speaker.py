@@ -127,7 +127,7 @@ def held_out_numbers(env: Any, count: int) -> tuple[jax.Array, ...]:
 def _in_parts(function: Callable[[Any], Any], rows: Any) -> Any:
     """Applies a function to rows `[N, ...]`, at most `_RESPONSES_AT_ONCE` at a time."""
     parts, rest = divmod(jax.tree.leaves(rows)[0].shape[0], _RESPONSES_AT_ONCE)
-    if (parts, rest) <= (1, 0):
+    if (parts, rest) <= (1, 0):  # at most `_RESPONSES_AT_ONCE` rows
         return function(rows)
     size = _RESPONSES_AT_ONCE
     full_parts = jax.tree.map(lambda x: x[: parts * size].reshape(parts, size, *x.shape[1:]), rows)

@@ -1,7 +1,7 @@
 """Streams: generation that starts responses of later iterations early (`ahead`), and micro-batches.
 
 Shapes: `B` prompts of an iteration, `G` responses to each, `M` micro-batches of `b = B / M`
-prompts; `R` tokens of a response.
+prompts; `R` tokens of a response; `a` is `ahead`.
 """
 
 import dataclasses
@@ -143,7 +143,7 @@ def oldest(ahead: int, order: str, late: str, max_age: int | None) -> int:
 
 
 def metrics(agent: Any, before: Any, after: Any) -> dict[str, jax.Array]:
-    """Metrics of a stream over an iteration; empty without a stream."""
+    """Metrics of a stream, from its states before and after an iteration; empty without a stream."""
     if not agent.ahead:
         return {}
     first, last = before.clock, after.clock
@@ -171,13 +171,16 @@ def problems_and_keys(agent: Any, state: Any, count: int) -> tuple[Problem, jax.
 def next_micro_batch(
     agent: Any, state: Any, problem: Problem, keys: jax.Array, stream: StreamState
 ) -> tuple[Rollout, StreamState]:
-    """The next micro-batch of a stream, with rewards, and the stream's state after it."""
+    """The next micro-batch of a stream, with rewards, and the stream's state after it.
+
+    `problem [a + 1, M, b]` and `keys [a + 1, M, b, G]` are those of this iteration and the next `a`.
+    """
 
     @fdg.fragment(
         "actor", in_axes=(None, None, None, None, None, _STREAM_AXES), out_axes=(None, None, _STREAM_AXES)
     )
     def respond_ahead(parameters, version, first, problem, keys, stream):
-        """Generates `Recorded [b * G]` for problems `[(a + 1) * B]`, where `a` is `ahead`.
+        """Generates `Recorded [b * G]` for problems `[(a + 1) * B]`.
 
         `first` is the run's index of the first response. Also returns the age of each token `[b * G, R]` in
         iterations, and the stream's state.

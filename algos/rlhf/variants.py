@@ -30,6 +30,7 @@ Variant = Literal[
 ]
 Convention = Literal["paper", "trl", "verl", "tunix"]
 
+# The fields of `Objective` that each variant changes.
 VARIANTS: dict[str, Mapping[str, Any]] = {
     # Shao et al. 2024, arXiv 2402.03300, equations 3 and 4.
     "grpo": {},
@@ -86,7 +87,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     },
 }
 
-# Defaults of trl 1.16.0, verl 0.8 and google-tunix 0.1.7.
+# The fields that each convention changes: defaults of trl 1.16.0, verl 0.8 and google-tunix 0.1.7.
 CONVENTIONS: dict[str, Mapping[str, Any]] = {
     "paper": {},
     "trl": {"guard": 1e-4},

@@ -26,6 +26,7 @@ from tools.break_it.losses import lose_process
 from tools.break_it.processes import FOLDER, count_circumstances
 from tools.break_it.studies import kill_study
 
+# Each function makes a try by its number; it returns what went wrong, or None.
 CHECKS: dict[str, Callable[[int], str | None]] = {
     "flags": run_random_command,
     "kills": kill_run,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+# Metrics that are not compared.
 TIMES = ("wall_s", "steps_per_s", "tokens_per_s")
 
 

@@ -27,6 +27,7 @@ from tools.break_it.processes import FOLDER
 
 _DEFAULT_DEVICES = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009 - some versions lack it
 SECONDS = 120  # limit of CPU time for a command line
+# The function of each command; it takes arguments and returns the exit status.
 MAINS: Mapping[str, Callable[[list[str]], int]] = {
     "train": cli.train_main,
     "plan": cli.plan_main,

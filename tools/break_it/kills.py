@@ -160,7 +160,10 @@ _PATIENCE = 600.0  # seconds of wall time after which a process counts as hangin
 
 
 def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str = "kills") -> str | None:
-    """Kills a run at random moments and resumes it each time; returns what went wrong, or None."""
+    """Kills one of `runs` at random moments and resumes it each time; returns what went wrong, or None.
+
+    `check` is the name under which `record_circumstances` counts tries.
+    """
     kind = list(runs)[try_number % len(runs)]
     case, has_empty_cache = runs[kind], try_number % 6 > 3
     is_moved = bool(case.placements) and try_number % 3 == 2

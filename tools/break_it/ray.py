@@ -25,8 +25,10 @@ from fdg.training.run_directory import read_metrics, read_summary
 from tools.break_it.comparing import compare
 from tools.break_it.processes import descendants
 
+# Flags of the run that loses a part.
 FLAGS = "--algo tests.tiny:Pupil --num-envs 12 --seed 2 --total-steps 4800 --checkpoint-every 50"
 _PATIENCE = 400.0  # seconds after which a run counts as hanging
+# The program of a cluster's process; its arguments are the numbers of nodes and of CPUs of each.
 _CLUSTER = """
 import os, sys
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -125,6 +127,7 @@ def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
     return f"status {status}; {num_rows} iterations, largest relative difference {difference:.1e}{restarts}"
 
 
+# Flags of the run that loses workers, and how many it loses.
 WORKER_FLAGS = (
     "--env ray:gymnasium:CartPole-v1 --env-workers 2 --num-envs 5 --num-steps 16 --hidden 8"
     " --num-minibatches 1 --total-steps 24000 --eval-episodes 0"
