@@ -61,7 +61,7 @@ class Agent(HasPresets):
     action_spaces: ClassVar[tuple[type, ...]]
     several_agents: ClassVar[bool] = False
     values_novelty: ClassVar[bool] = False
-    preset_table: ClassVar[Any] = presets
+    preset_table: ClassVar[Any] = presets  # the module that finds presets
 
     _: dataclasses.KW_ONLY
     precision: Literal["float32", "bfloat16"] = hyperparameter(

@@ -96,7 +96,7 @@ class BatchRenorm(nn.Module):
 
 
 class _RenormMode(NamedTuple):
-    """How a call of `BatchRenorm` normalises: see there, and `NormedNetwork`."""
+    """The arguments of `BatchRenorm` after `x`: see there, and `NormedNetwork`."""
 
     in_training: bool
     renormalize: bool | jax.Array

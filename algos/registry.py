@@ -1,6 +1,6 @@
 """The public classes of this package, and the names of its algorithms.
 
-Modules of this package import each other through `option` and `public`, when they first use them.
+`option` imports modules that only some settings need, and `public` imports a class, on first use.
 """
 
 import importlib

@@ -1,9 +1,10 @@
 """Values that an algorithm is composed of: interfaces of its networks, optimisers, ..., and their settings.
 
-An algorithm imports only these interfaces; `registry.option` imports the module that implements a component
-on first use. Networks (`algos.networks`) return the parameters of distributions (`algos.distributions`).
-Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and bonuses (additional rewards:
-`algos.interfaces.Bonus`) are pure functions that take and return a state. A transform is a pure function.
+An algorithm has to import only these interfaces: `registry.option` imports the module that implements a
+component on first use. Networks (`algos.networks`) return the parameters of distributions
+(`algos.distributions`). Optimisers are optax's (`algos.optimizers`). Normalisers (`algos.normalize`) and
+bonuses (additional rewards: `algos.interfaces.Bonus`) are pure functions that take and return a state. A
+transform is a pure function.
 
 Shapes: `T` steps of a rollout, `B` environments, `N` rows.
 """

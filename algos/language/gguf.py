@@ -49,15 +49,16 @@ _LLAMA_3_SCALING = {  # `rope_scaling` in the config.json of Llama 3.1 to 3.3, w
 }
 
 
-# The pre-tokenizer's patterns by `tokenizer.ggml.pre`, from llama.cpp's `src/llama-vocab.cpp`. They are
-# applied before GPT-2's pattern; those of `_WITHOUT_GPT2_PATTERN` replace it. The key None is for older
-# files, which do not name their pre-tokenizer.
+# The pattern of Llama 3 and Qwen2, without the number of `digits` that form a piece.
 _WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA_3 = ("llama3", "llama-v3", "llama-bpe")
 _WITHOUT_GPT2_PATTERN = (*_LLAMA_3, "qwen2", "stablelm2")
+# The pre-tokenizer's patterns by `tokenizer.ggml.pre`, from llama.cpp's `src/llama-vocab.cpp`. They are
+# applied before GPT-2's pattern; those of `_WITHOUT_GPT2_PATTERN` replace it. The key None is for older
+# files, which do not name their pre-tokenizer.
 _PATTERNS: dict[str | None, tuple[str, ...]] = {
     **dict.fromkeys((None, "gpt-2", "mpt", "olmo"), ()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (r"\p{N}",)),
@@ -247,6 +248,7 @@ def _decode(kind: Any, row_bytes: int, where: str, content: np.ndarray) -> np.nd
 
 
 def _config(header: _Header, file: str, changes: dict[str, Any]) -> DecoderConfig:
+    """The config of a file, with changed fields; raises an `FdgError` if it is not supported."""
     tensors = header.tensors
     family = header.of_kind("general.architecture", str, file)
     if family not in _FAMILIES:

@@ -4,7 +4,8 @@
     python -m tools.break_it.ray actor     # one case
 
 A case trains on two nodes (two raylets on this machine), and kills a part of the run after its second
-checkpoint: an actor, a process or a node. Metrics and last checkpoint are compared with a run in one process.
+checkpoint: an actor, a process, a node, or nothing (`whole`). Metrics and last checkpoint are compared with a
+run in one process. The case `worker` kills environment workers of a run on one node.
 """
 
 import contextlib
@@ -98,7 +99,10 @@ def wait_or_kill(process: subprocess.Popen) -> int:
 
 
 def lose_part(case: str, folder: Path, undisturbed: Path) -> str:
-    """Runs on two nodes and loses a part ("whole": none; "named": an actor, no restart); returns a text."""
+    """Runs on two nodes and loses a part; returns a description of the result.
+
+    `case` is one of `LOST_PARTS`: "whole" loses none; "named" an actor, without restart.
+    """
     run, log = folder / case, folder / f"{case}.log"
     with start_cluster() as (address, raylets):
         launch = f"fdg.launch --ray --ray-address {address} --nodes 2 --restarts {int(case != 'named')}"
