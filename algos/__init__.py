@@ -75,6 +75,7 @@ moved.keep_names(
 )
 
 
+@checked
 def names(of: Literal["environments", "text"] | None = None) -> tuple[str, ...]:
     """The names of all algorithms, or of one kind: those for environments, or those for language models.
 

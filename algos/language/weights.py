@@ -130,7 +130,8 @@ def assemble(
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = _transpose(array) if transposed else array
-    head = tensors.get("lm_head.weight") if config.tie_embeddings and not scores else None
+    heads = [tensor for name, tensor in tensors.items() if _plain_name(name) == "lm_head.weight"]
+    head = heads[0] if heads and config.tie_embeddings and not scores else None
     if head and not np.array_equal(head.read(), parameters["embedding"]):
         raise FdgError(
             f"{where}: 'lm_head.weight' differs from the embedding, and config.json ties them: set its"
@@ -200,12 +201,13 @@ def _match_tensors(
         )
     expected = tensor_table(config, scores)
     matched: dict[str, tuple[tuple[str, ...], bool, StoredTensor]] = {}
+    plain_names = {name: _plain_name(name) for name in tensors}
     for name, tensor in tensors.items():
-        plain = _WRAPPERS.sub("", name)
+        plain = plain_names[name]
         key = plain if plain in expected else f"model.{plain}"  # a model saved without its head has no prefix
         if plain == "lm_head.weight" and config.tie_embeddings:
             key = "model.embed_tokens.weight"
-            if not {key, key.removeprefix("model.")}.isdisjoint(tensors):
+            if not {key, key.removeprefix("model.")}.isdisjoint(plain_names.values()):
                 continue
         if key not in expected:
             if _IGNORED.search(plain):
@@ -243,7 +245,11 @@ def _match_tensors(
     return matched
 
 
-# Prefixes in names of compiled, distributed and wrapped models.
+def _plain_name(name: str) -> str:
+    """A tensor's name without the prefixes of compiled, distributed and wrapped models."""
+    return _WRAPPERS.sub("", name)
+
+
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|pretrained_model)\.)+")
 # Tensors that are not read: buffers of old checkpoints, the head of a reward model's base, a value head.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|lm_head\.weight$|masked_bias$|^v_head\.")

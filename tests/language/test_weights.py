@@ -304,6 +304,9 @@ def test_checkpoints_of_other_tools(tmp_path):
     variants = {
         "tied head too": {**plain, "lm_head.weight": plain[embedding]},
         "tied head alone": {"lm_head.weight" if key == embedding else key: x for key, x in plain.items()},
+        "compiled module, tied head too": {
+            f"_orig_mod.{key}": x for key, x in {**plain, "lm_head.weight": plain[embedding]}.items()
+        },
         "compiled module": {f"module._orig_mod.{key}": x for key, x in plain.items()},
         "value head": {
             **{f"pretrained_model.{key}": x for key, x in plain.items()},
@@ -313,8 +316,9 @@ def test_checkpoints_of_other_tools(tmp_path):
     for tensors in variants.values():
         save_file(tensors, tmp_path / "model.safetensors")
         jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path)[1], parameters)
-    save_file({**plain, "lm_head.weight": 2 * plain[embedding]}, tmp_path / "model.safetensors")
-    assert_refused(tmp_path, "'lm_head.weight' differs from the embedding, and config.json", weights.load)
+    for head in ("lm_head.weight", "module.lm_head.weight"):
+        save_file({**plain, head: 2 * plain[embedding]}, tmp_path / "model.safetensors")
+        assert_refused(tmp_path, "'lm_head.weight' differs from the embedding, and config.json", weights.load)
     save_file(float8, tmp_path / "model.safetensors")
     found = weights.load(tmp_path)[1]["embedding"]
     np.testing.assert_array_equal(found, float8[embedding].astype(np.float32))
