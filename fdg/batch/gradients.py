@@ -78,7 +78,7 @@ class GradientBytes(NamedTuple):
 
 
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
-    """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
+    """The `GradientBytes` of a program whose inputs have the batch axes `axes`; zeros without a gradient."""
 
     @functools.cache
     def flow_bytes(flow: Flow) -> GradientBytes:
