@@ -56,15 +56,16 @@ def largest_cost(jaxpr: core.Jaxpr) -> int:
     return max(costs, default=0)
 
 
-_ELEMENTWISE_COST = 100
+_ELEMENTWISE_COST = 100  # per element, in `largest_cost`
 
-_MOVES = VIEWS.union(
+_MOVES = VIEWS.union(  # operations without FLOPs
     CLASSES["copy"],
     "gather scatter convert_element_type random_bits random_split random_fold_in random_seed".split(),
 )
 
 
 def _operation_flops(eqn: Any) -> int:
+    """`equation_flops` of an equation without bodies."""
     name = eqn.primitive.name
     if name in PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)
