@@ -177,7 +177,7 @@ def merge_same_devices(assignment: Mapping[str, Group], policy: Policy) -> dict[
 
 
 def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """Drops devices from a group until its number of rows divides the batch of every fragment.
+    """Drops devices from a group until its `num_batch_parts` divides the batch of every fragment.
 
     Raises `PlanError` if the user set the number of devices (`exact`) and devices would be dropped.
     """

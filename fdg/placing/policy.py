@@ -203,7 +203,7 @@ class Policy(Protocol):
 
 
 def check_policy(policy: Any) -> None:
-    """Checks that a value is a policy."""
+    """Raises `PlanError` unless a value is a policy."""
     if isinstance(policy, type):
         raise PlanError(
             f"{policy.__name__} is a class, but a policy is an instance: write {policy.__name__}()"
