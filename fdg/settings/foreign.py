@@ -201,6 +201,7 @@ def _equinox_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> A
         raise _no_key(network, error, "inference=True") from None
 
 
+# (network, field, key, *inputs) -> parameters; (network, field, parameters, *inputs) -> results.
 _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "linen": (_linen_init, _linen_apply),
     "nnx": (_nnx_init, _nnx_apply),
@@ -209,6 +210,7 @@ _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _name(network: Any) -> str:
+    """The name of a module's class, for errors."""
     network = network.module if isinstance(network, IdentityHashed) else network
     return getattr(getattr(network, "func", network), "__name__", None) or type(network).__name__
 

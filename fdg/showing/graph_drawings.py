@@ -53,7 +53,10 @@ def graph_mermaid(graph: FDG) -> str:
 def mermaid_nodes(
     fragments: Iterable[Fragment], drawn: Sequence[Fragment], node_ids: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Yields the lines of these fragments' nodes; a fragment that encloses others of `drawn` is a box."""
+    """Yields the lines of these fragments' nodes; a fragment that encloses others of `drawn` is a box.
+
+    `node_ids` has Mermaid's name of each fragment's node.
+    """
     for f in fragments:
         label = f'{node_ids[f.name]}["{escape(f.name)}<br/><i>{escape(f.role)}</i> x{calls(f)}"]'
         children = [child for child in drawn if child.parent == f.name]
