@@ -64,7 +64,8 @@ def calibrate(
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
-        raise FdgError(f"calibrate: the devices are of {len(kinds)} kinds: calibrate each kind by itself")
+        names = ", ".join(sorted(kinds))
+        raise FdgError(f"calibrate: the devices are of {len(kinds)} kinds ({names}): calibrate one at a time")
     start_time = time.perf_counter()
     first_device, is_cpu = devices[0], devices[0].platform == "cpu"
     num_copies = usable_cores() if is_cpu else 1

@@ -179,7 +179,7 @@ def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
             f" '{BATCH}' and '{MODEL}'"
         )
     if len(set(names)) < len(names):
-        raise PlanError(f"parameters: rule '{pattern}' splits two dimensions over one axis: {spec!r}")
+        raise PlanError(f"parameters: rule '{pattern}' names an axis twice, {spec!r}: name it once")
     return entries
 
 

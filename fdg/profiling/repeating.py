@@ -79,7 +79,7 @@ class Repeated:
 
     @property
     def seconds(self) -> float:
-        """Seconds of `times` calls."""
+        """Seconds of `times` calls, divided by the number of concurrent copies."""
         return self._times * self._seconds_per_call(self.samples) / self.num_copies
 
     def _choose_num_calls(self) -> None:

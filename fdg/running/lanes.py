@@ -75,7 +75,7 @@ class Promised(Future):
             except TimeoutError:
                 if self.done():  # the call raised TimeoutError itself, or has just ended
                     return self.result()
-            self._threads.check_host_calls()
+            self._threads.fail_if_late()
 
     def block_until_ready(self) -> "Promised":
         """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
@@ -193,7 +193,7 @@ class _LaneThreads:
             if error is None:
                 _join(self.threads, _JOIN_TIMEOUT_S)
 
-    def check_host_calls(self) -> None:
+    def fail_if_late(self) -> None:
         """Stops all lanes if a host function exceeds the limit."""
         function_name, seconds = host_calls.slowest() or ("", 0.0)
         if seconds > self._limit_s:

@@ -2,7 +2,7 @@
 
 A library is recognised by its base class, and imported only if a module of it is used. Linen and NNX modules
 get batches `[N, ...]`; Equinox modules get one sample and are vmapped. `init` returns the parameters as
-nested dictionaries.
+nested dictionaries; for Equinox, as one dictionary by path.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
     `init` returns the parameters that an NNX or Equinox instance has; a class is instantiated with a key of
-    the run. Equal modules give equal functions. Errors name the algorithm's field `field`.
+    the run. Equal modules give equal functions. Errors about a module's state name the algorithm's `field`.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
     return _BoundFunction(init, network, field), _BoundFunction(apply, network)
