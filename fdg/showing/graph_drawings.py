@@ -121,6 +121,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[Canvas, float, float]:
             source_x, source_width = left[edge.source], sizes[edge.source][0]
             target_x, target_width = left[edge.target], sizes[edge.target][0]
             is_forward = positions[edge.target] >= positions[edge.source]
+            # Where the edge leaves and enters, as fractions of the fragments' widths.
             start = source_x + source_width * (0.8 if is_forward and not below else 0.3 if below else 0.2)
             end = target_x + target_width * (0.2 if is_forward and not below else 0.7 if below else 0.8)
             edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}

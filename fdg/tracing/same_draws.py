@@ -13,7 +13,7 @@ from fdg.errors import FdgWarning, is_generated, whose_file
 from fdg.tracing.mistakes import line_text
 
 _DRAWS = ("random_bits", "random_gamma")  # primitives whose first operand is a key
-# What a value depends on: no input; only inputs that never change; other inputs.
+# What a value depends on: no input; only inputs that never change; other inputs. The largest one counts.
 _CONSTANT, _UNCHANGED, _NEW = range(3)
 
 
