@@ -25,7 +25,7 @@ class Collective:
 
 
 def unexplained(measured: Iterable[Collective], predicted: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The measured collectives that no prediction covers.
+    """The measured collectives that no prediction covers. Called by `Engine.unexplained`.
 
     A prediction covers collectives of its kind inside its innermost fragment, or between fragments if it has
     no fragment. A combined collective is covered if one of its parts is covered.

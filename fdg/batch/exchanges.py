@@ -124,7 +124,7 @@ def _walk_flow(
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:
     """Yields (entry, bytes) for each collective and each operation without a rule.
 
-    `trips` are the trips of the enclosing loops, outermost first.
+    `fragments` and `trips` are those of the enclosing fragments and loops, outermost first.
     """
     gathered: set[Any] = set()  # values that an earlier gather has replicated
 

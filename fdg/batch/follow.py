@@ -83,6 +83,8 @@ _MAX_CACHED = 10_000  # the maximum number of cached flows for one number of dev
 class _Follower:
     """Propagates axes for the number of devices `unit`.
 
+    In all methods, `depth` is the number of loops around the jaxpr or the equation.
+
     `unit` may be a smaller number of devices that divides the same axis lengths, so that one cached object
     serves many numbers of devices.
     """
@@ -99,7 +101,7 @@ class _Follower:
         depth: int,
         output_axes: tuple[Any, ...] | None = None,
     ) -> Flow:
-        """Propagates axes through one jaxpr; `depth` is the number of loops around it.
+        """Propagates axes through one jaxpr; `inputs` are the axis and level of each input.
 
         Outputs are resharded to `output_axes`, except where it is `AS_COMPUTED`. None stands for
         `AS_COMPUTED` for all outputs.

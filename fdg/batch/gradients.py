@@ -1,7 +1,7 @@
 """Finds the equations that compute a program's gradients and can run tile by tile over the batch.
 
 They form a set: no equation outside it reads batched values that it computes, and no equation inside it reads
-its sums over the batch.
+its sums over the batch, except to transpose them.
 
 For example, `loss = mean(square(x @ w - y))` with x [4096, 8] split along axis 0, and its gradient:
 
@@ -78,7 +78,7 @@ class GradientBytes(NamedTuple):
 
 
 def gradient_bytes(jaxpr: ClosedJaxpr, axes: Sequence[Axis]) -> GradientBytes:
-    """The `GradientBytes` of a program; zeros if it has no gradient over the batch."""
+    """The `GradientBytes` of a program whose inputs have the batch axes `axes`; zeros without a gradient."""
 
     @functools.cache
     def flow_bytes(flow: Flow) -> GradientBytes:

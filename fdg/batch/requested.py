@@ -32,7 +32,11 @@ def find_requested(
     unit: int,
     follow_again: FollowAgain,
 ) -> tuple[dict[Any, int], tuple[Axis, ...]]:
-    """Returns the replicated variables to compute split, with their axes, and `Flow.requested_axes`."""
+    """Returns the replicated variables to compute split, with their axes, and `Flow.requested_axes`.
+
+    `values` has the axis and level of each variable of the flow; `output_axes` has an axis or `AS_COMPUTED`
+    for each output. `follow_again` is called for the bodies of calls.
+    """
     requests = _Requests(values, unit, follow_again)
     for atom, axis in zip(flow.jaxpr.outvars, output_axes, strict=True):
         requests.add_reader(atom, None if axis is AS_COMPUTED else axis)

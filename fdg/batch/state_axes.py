@@ -9,7 +9,7 @@ from fdg import jaxprs
 from fdg.batch.follow import follow
 from fdg.fragment import boundary_p
 
-Axes: TypeAlias = tuple[int | None, ...]
+Axes: TypeAlias = tuple[int | None, ...]  # the batch axis of each leaf or input; None without a batch
 
 
 def state_axes(jaxpr: Any, num_leaves: int) -> Axes:

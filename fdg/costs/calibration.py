@@ -33,11 +33,12 @@ from fdg.profiling.work import Work, work_of
 from fdg.running.program import compile_lowered
 
 ROUNDS = 8  # the number of times that each benchmark is timed
-_SMALL_BYTES, _LARGE_BYTES = 2**18, 2**26  # of an array that fits into the cache, and of one that does not
+_SMALL_BYTES = 2**18  # size of an array that fits into the cache
+_LARGE_BYTES = 2**26  # bytes that the benchmark of memory reads and writes: more than fit into the cache
 # Total bytes that an operation reads and writes, in the benchmarks that find the size of the cache.
 _TEST_BYTES = tuple(2**k for k in range(21, 26))
 _NEGLIGIBLE_S = 1e-16  # seconds per FLOP or byte; a smaller fitted value counts as 0
-Report = Callable[[str], None]
+Report = Callable[[str], None]  # takes the name of what is measured next, to show progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,8 @@ def calibrate(
     """
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
-        raise FdgError(f"calibrate: the devices are of {len(kinds)} kinds: calibrate each kind by itself")
+        names = ", ".join(sorted(kinds))
+        raise FdgError(f"calibrate: the devices are of {len(kinds)} kinds ({names}): calibrate one at a time")
     start_time = time.perf_counter()
     first_device, is_cpu = devices[0], devices[0].platform == "cpu"
     num_copies = usable_cores() if is_cpu else 1
@@ -143,7 +145,7 @@ def _device_figures(num_copies: int, report: Report) -> dict[str, Figure]:
 
 
 def _benchmarks() -> dict[str, tuple[Callable, list[Any]]]:
-    """The functions to time and their arguments, by the rate that they measure."""
+    """The functions to time and their arguments, by the figure that they measure, or by `_addition_name`."""
     cached_size, uncached_size = _SMALL_BYTES // 4, _LARGE_BYTES // 8
     x, uncached_x = jnp.ones((cached_size,), jnp.float32), jnp.ones((uncached_size,), jnp.float32)
     rows = jnp.ones((4096, 16), jnp.float32)
@@ -207,14 +209,16 @@ def _time_functions(functions: Mapping[str, tuple[Callable, list[Any]]], num_cop
 
 
 def _spread(samples: Sequence[float]) -> float:
+    """The relative difference between the median and the minimum."""
     return statistics.median(samples) / min(samples) - 1
 
 
 def _figure(value: float, timing: Times) -> Figure:
+    """A measured figure; `timing` is the timing from which it was computed."""
     return Figure(value, round(timing.spread, 3), MEASURED)
 
 
-_PRODUCT_SHAPES = [
+_PRODUCT_SHAPES = [  # (m, k, n) of the timed products [m, k] @ [k, n]
     *((m, k, n) for m in (32, 256, 2048) for k, n in ((4, 64), (64, 64), (64, 4), (256, 256))),
     (512, 512, 512),
 ]

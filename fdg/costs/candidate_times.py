@@ -18,14 +18,15 @@ from fdg.profiling.measuring import Iterations
 from fdg.tracing.trace import trace
 
 _ROUND_SECONDS = 0.5  # the approximate duration of a timing round, which has several iterations
-_NUM_ROUNDS = 3
+_NUM_ROUNDS = 3  # timing rounds of each candidate
 _MAX_TIMED = 3  # the number of candidates that are timed
 
 
 def choose_by_timing(choice: Choice, devices: Sequence[jax.Device], num_seeds: int | None = None) -> Choice:
     """Times the three candidates with the best predictions, and returns a `Choice` of the fastest.
 
-    `choice` is the result of `policies.auto` for the devices `devices`. All processes must call this.
+    `choice` is the result of `policies.auto` for the devices `devices`; `num_seeds` is as in `place`. Raises
+    `FdgError` if none of them can be compiled. All processes must call this.
     """
     start_time = time.perf_counter()
     feasible = feasible_rows(choice.rows)

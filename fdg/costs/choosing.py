@@ -28,6 +28,7 @@ _MAX_LAG = 2  # in iterations; enough for groups in a chain (generate, judge, tr
 TIE = 1.05  # predictions within this ratio are a tie
 GraphOf = Callable[[tuple[tuple[str, Any], ...]], tuple[Any, FDG]]  # changed fields -> algorithm, graph
 DevicesOf = Callable[[int], Sequence[Any] | int]  # a number of devices -> what `place` takes as `devices`
+# `Row.refused` of a candidate that could be feasible, but is not predicted.
 _SKIPPED = "skipped: others of its kind are faster, or all are far slower than the best"
 
 
@@ -151,10 +152,12 @@ class Choice:
 
 
 def _size(row: Row) -> str:
+    """The number of devices as text."""
     return f"{row.candidate.devices} device{'s' if row.candidate.devices != 1 else ''}"
 
 
 def _cells(row: Row, has_measured: bool) -> tuple[str, ...]:
+    """The cells of a row of `Choice.table`."""
     assert row.prediction is not None
     idle = max(row.prediction.idle.values(), default=0.0)
     times = [duration(row.prediction.seconds)]
@@ -177,7 +180,7 @@ def choose(
     devices_of: DevicesOf = int,
     more_candidates: Callable[[Sequence[Row]], Sequence[Candidate]] | None = None,
 ) -> Choice:
-    """Predicts the candidates and takes the fastest feasible and allowed one (ties: `break_ties`).
+    """Predicts the candidates on a cluster; takes the fastest feasible and allowed one (ties: `break_ties`).
 
     Of candidates with equal placements, only the first is predicted. `graph_of` maps changed fields to the
     algorithm and its graph; `devices_of` maps a number of devices to those for `place`. `more_candidates`
@@ -291,6 +294,7 @@ def lags(graph: FDG, policy: Any) -> list[Any]:
 
 
 def _staleness_and_lag(policy: Any) -> tuple[int, int]:
+    """A policy's staleness and lag; 0 for a field that it lacks."""
     return getattr(policy, "staleness", 0), getattr(policy, "lag", 0)
 
 
@@ -325,7 +329,7 @@ def _cached_plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
 
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
-    """Checks that the estimated memory of a plan (`Plan.memory`) fits into its devices."""
+    """Raises `PlanError` if a plan's estimated memory (`Plan.memory`) does not fit into its devices."""
     capacity = cluster.kind.rate("memory_bytes")
     for group, needed in plan.memory:
         if needed > capacity:

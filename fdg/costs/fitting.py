@@ -25,7 +25,7 @@ _LARGE_ERROR = 0.2  # relative errors above this count less than quadratically (
 _PRIOR_WEIGHT = 0.2
 _MAX_LOG_RATIO = 2.5  # the bound of log(parameter / prior value)
 _FRACTION_FIELDS = ("divided", "shared")  # fields of `Overheads` that are at most 1
-_SIGNIFICANT_DIGITS = 3
+_SIGNIFICANT_DIGITS = 3  # of fitted parameters
 
 
 class JobSample(NamedTuple):
@@ -61,7 +61,7 @@ def fit_overheads(samples: Sequence[JobSample], prior_weight: float = _PRIOR_WEI
     """Fits `shares_after_fusion` and `overheads` to samples of one platform.
 
     `samples` are jobs of one machine or several, each with its machine's rates. The prior values are those of
-    the platform. Parameters whose prior value is zero stay zero.
+    the platform (`prior_weight`: see `_PRIOR_WEIGHT`). Parameters whose prior value is zero stay zero.
     """
     from scipy.optimize import least_squares  # imported here, since it is slow
 
@@ -92,7 +92,7 @@ def fit_overheads(samples: Sequence[JobSample], prior_weight: float = _PRIOR_WEI
         return np.concatenate([soft, prior_weight * (logs - prior_logs)])
 
     upper_bounds = prior_logs + _MAX_LOG_RATIO
-    upper_bounds[[i for i, name in enumerate(classes + fields) if name in _FRACTION_FIELDS]] = 0.0
+    upper_bounds[[i for i, name in enumerate(classes + fields) if name in _FRACTION_FIELDS]] = 0.0  # log(1)
     initial = np.minimum(prior_logs, upper_bounds - 1e-3)
     solution = least_squares(
         residuals, initial, bounds=(prior_logs - _MAX_LOG_RATIO, upper_bounds), diff_step=0.03, max_nfev=20

@@ -28,9 +28,9 @@ class Rate(NamedTuple):
     # for CPUs without a calibration: measured on a core of a server of 2026 (`bench/machines/intel-xeon-*`),
     # except those of float64, linear algebra and host calls, which are assumed; None if they lack the figure
     core: float | None = None
-    # for kinds that lack the figure; None for the rate of their memory, or for products, of another product
+    # for kinds that lack the figure; None to use the rate of memory (for products: that of another product)
     default: float | None = None
-    gpu: float | None = None  # the default of GPUs and of TPUs, if it is another one
+    gpu: float | None = None  # the defaults of GPUs and TPUs, where they differ from `default`
     tpu: float | None = None
 
     @property
@@ -81,9 +81,9 @@ def _in_unit(*units: str) -> frozenset[str]:
     return frozenset(name for name, rate in RATES.items() if rate.unit in units)
 
 
-SHARES, SIZES = _in_unit("share", "speedup"), _in_unit("B")
+SHARES, SIZES = _in_unit("share", "speedup"), _in_unit("B")  # figures from 0 to 1; figures in bytes
 TIMES = _in_unit("s")  # the smaller, the better
-PLATFORMS = ("cpu", "gpu", "tpu")
+PLATFORMS = ("cpu", "gpu", "tpu")  # JAX's names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +154,7 @@ class DeviceKind:
         return rates[min(wider)] if wider else rates[max(rates)] * max(rates) / num_bytes
 
 
+# Bytes of an element, for the dtypes that figures or programs name.
 _DTYPE_BYTES = {"float8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8}
 BY_BYTES = (  # the classes of operations whose rates are bytes per second
     "elementwise", "transcendental", "special", "reduction", "random", "sort", "movement", "copy",
@@ -162,13 +163,17 @@ BY_BYTES = (  # the classes of operations whose rates are bytes per second
 
 
 def _check_number(where: str, value: Any, noun: str = "a number", may_be_zero: bool = True) -> None:
-    """Raises `FdgError` if a value is not a finite number, is negative, or is zero although it may not be."""
+    """Raises `FdgError` if a value is not a finite number, is negative, or is zero although it may not be.
+
+    The message begins with `where`, and asks for a `noun`.
+    """
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number or value < (0 if may_be_zero else 1e-30):
         raise FdgError(f"{where} = {value!r}: give {noun} {'of at least' if may_be_zero else 'above'} 0")
 
 
 def _check_share(where: str, value: float) -> None:
+    """Raises `FdgError` for a share above 1, which may be a percentage."""
     if value > 1:
         fix = f"for {value:g}% write {value / 100:g}"
         raise FdgError(f"{where} = {value!r}: give a share, from 0 to 1; {fix}")

@@ -26,7 +26,7 @@ from fdg.running.host_devices import environment_of_a_child
 
 ROUNDS = 50  # each program is timed once per round
 _LARGE_BYTES = 2**22  # per device, in the all-reduce that measures bandwidth
-_AXIS = "device"
+_AXIS = "device"  # the axis of the mesh
 _TIMEOUT_S = 120  # until the children are killed
 Report = Callable[[str], None]  # takes the name of what is measured next, to show progress
 
@@ -81,15 +81,13 @@ def between_devices(devices: Sequence[jax.Device], name: str, report: Report) ->
         latency = max(0.0, (median_extra[counts[1]] - median_extra[2]) / extra_messages)
     overhead = max(1e-7, median_extra[2] - 2 * latency)
     transfer = min(samples[2, "much"]) - min(samples[2, "little"])
+    # In an all-reduce, each of n devices sends 2 (n - 1) / n times its bytes, so once on two devices.
     bandwidth = _LARGE_BYTES / max(transfer, 1e-9)
     return Link(name, *(Figure(value, spread, MEASURED) for value in (latency, bandwidth, overhead)))
 
 
 def _work_then_all_reduce(devices: Sequence[jax.Device], size: str) -> Repeated:
-    """A program with work on each device, then an all-reduce; `size` is "little", "much", or "" for none.
-
-    In an all-reduce, each of `n` devices sends 2 (n - 1) / n times its bytes.
-    """
+    """A program with work on each device, then an all-reduce; `size` is "little", "much", or "" for none."""
     mesh = make_mesh(devices, _AXIS)
     sharded, replicated = PartitionSpec(_AXIS), PartitionSpec()
 

@@ -28,8 +28,9 @@ from fdg.running import program_cache
 VERSION = 4  # of the format of calibration files
 MEASURED = "measured here"  # `Figure.source` of measured figures
 MAX_NOISE = 0.25  # the largest `Calibration.noise` of a reliable calibration
-FIX = "run python -m fdg.calibrate, which takes three minutes"
+FIX = "run python -m fdg.calibrate, which takes three minutes"  # the fix in errors and notes
 
+# Rates of a CPU, and links within and between its processes, for machines without a calibration.
 _ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
 UNCALIBRATED_CPU = DeviceKind(
     "cpu",
@@ -120,7 +121,7 @@ def path_of(device_kind: str) -> Path | None:
 
 
 def read(path: Path) -> Calibration:
-    """Reads a calibration, of this machine or another."""
+    """Reads a calibration, of this machine or another; raises `FdgError` if it cannot be used."""
     if not os.path.lexists(path):
         raise FdgError(f"there is no calibration {path}: {FIX}")
     try:
@@ -175,7 +176,7 @@ def link_from_json(stored: Mapping[str, Any]) -> Link:
 
 
 def check_machine(calibration: Calibration, path: Path) -> None:
-    """Checks that this machine made the calibration."""
+    """Raises `FdgError` unless this machine made the calibration."""
     this_machine = fingerprint(calibration.machine.get("device_kind", ""))
     for name, value in this_machine.items():
         recorded = calibration.machine.get(name)
@@ -229,7 +230,7 @@ def cluster_for(devices: int | Sequence[jax.Device]) -> Cluster:
 
 
 def host_cluster(device_kind: str, platform_name: str, devices_per_host: int, hosts: int = 1) -> Cluster:
-    """A cluster of devices of this kind, with this machine's calibration if it has one."""
+    """A cluster of devices of this kind, with this machine's calibration, else rough or published rates."""
     cores, calibration = usable_cores() if platform_name == "cpu" else None, usable_calibration(device_kind)
     if calibration is not None:
         kind, links, cores = calibration.kind, (calibration.inside, calibration.between), calibration.cores

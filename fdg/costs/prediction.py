@@ -249,7 +249,10 @@ def _simulated_times(
     costs: Mapping[Step, Cost],
     loop_trips: Mapping[int, int],
 ) -> dict[tuple[str, str], float]:
-    """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("part", name)."""
+    """Simulated seconds per iteration by key: ("seconds", ""), ("busy", group), ("part", name).
+
+    `loop_trips` has the simulated number of trips of each long loop (`ScheduleTasks`, `lengths`).
+    """
     simulation = Simulation(model.pool_cores)
     dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
     tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)

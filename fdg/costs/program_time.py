@@ -87,6 +87,7 @@ def seconds_without_fusion(work: Work, kind: DeviceKind) -> tuple[Mapping[str, f
     parallel_bytes = kind.rate("parallel_bytes")
     for product, count in work.products.items():
         name = "convolution" if product.convolution else "product"
+        # Products of small matrices with many FLOPs are divided among several cores, too.
         is_parallel = product.bytes >= parallel_bytes or product.flops >= 8 * parallel_bytes
         (parallel if is_parallel else sequential)[name] += count * product_seconds(product, kind)
     for operation, count in work.operations.items():

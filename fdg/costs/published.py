@@ -13,7 +13,7 @@ from fdg.costs.hardware import DeviceKind, Figure, Link
 from fdg.errors import unknown_name
 
 REACHED = {"product": 0.7, "memory": 0.85, "bandwidth": 0.8}  # the fractions of the peaks that are reached
-_SPREAD = 0.3
+_SPREAD = 0.3  # of the figures below
 
 
 def _kind(
@@ -29,6 +29,7 @@ def _kind(
     return DeviceKind(name, platform, figures)
 
 
+# Sources, with the device's name in place of {}.
 _SHEET = "NVIDIA's data sheet of the {}, dense; float32 without TF32, which is off by default"
 _CLOUD = "Google Cloud's page 'TPU {}'; float32 products as six passes of bfloat16 (precision highest: XLA)"
 
@@ -97,6 +98,7 @@ def _link(
     )
 
 
+# The end of the source of links whose latencies are NCCL's.
 _NCCL = "; latencies from NCCL's cost model (src/graph/tuning.cc: base 6.6 us, NVLink 0.6, network 5.0)"
 LINKS: Mapping[str, Link] = MappingProxyType(
     {

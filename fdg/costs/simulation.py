@@ -62,7 +62,7 @@ class Simulation:
         dependencies: Sequence[int] = (),
         cores: float = 0.0,
     ) -> int:
-        """Adds a task after the earlier tasks of its resources; returns its index."""
+        """Adds a task (see `Task`) after the earlier tasks of its resources; returns its index."""
         index = len(self.tasks)
         all_dependencies = dict.fromkeys(task for task in dependencies if task >= 0)
         for resource in resources:

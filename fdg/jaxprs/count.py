@@ -30,7 +30,7 @@ def equation_flops(eqn: core.JaxprEqn) -> int:
 
 
 def equation_count(jaxpr: core.Jaxpr) -> int:
-    """The number of equations that one execution runs.
+    """The number of equations that one execution runs. Called by `placing.agents_per_device`.
 
     Loops count each trip. A `cond` counts all branches, because it runs all of them when it is vmapped over
     agents.
@@ -43,7 +43,7 @@ def equation_count(jaxpr: core.Jaxpr) -> int:
 
 
 def largest_cost(jaxpr: core.Jaxpr) -> int:
-    """The cost of the most expensive single equation, in floating-point operations.
+    """The cost of the most expensive single equation, in FLOPs. Called by `running.host_devices`.
 
     Counted like `flops_of`, but equations other than products count 100 per element: a tanh takes about as
     long as fifty multiply-adds.
@@ -56,15 +56,16 @@ def largest_cost(jaxpr: core.Jaxpr) -> int:
     return max(costs, default=0)
 
 
-_ELEMENTWISE_COST = 100
+_ELEMENTWISE_COST = 100  # per element, in `largest_cost`
 
-_MOVES = VIEWS.union(
+_MOVES = VIEWS.union(  # operations without FLOPs
     CLASSES["copy"],
     "gather scatter convert_element_type random_bits random_split random_fold_in random_seed".split(),
 )
 
 
 def _operation_flops(eqn: Any) -> int:
+    """`equation_flops` of an equation without bodies."""
     name = eqn.primitive.name
     if name in PRODUCTS:
         return getattr(product_of(eqn), "flops", 0)

@@ -118,7 +118,7 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
     return [v for v in atoms if not is_literal(v)]
 
 
-_SAME_VALUE = frozenset(
+_SAME_VALUE = frozenset(  # primitives that return their operands
     "fragment_boundary copy copy_p optimization_barrier stop_gradient sharding_constraint name".split()
 )
 
@@ -232,7 +232,7 @@ def _max_trips(
 ) -> int:
     """The maximum trips of a while loop: N if its condition is `i < N` and i counts from 0; else 1.
 
-    If several such conditions are joined by `and`, N is the smallest.
+    If several such conditions are joined by `and`, N is the smallest. `initial` are the carried operands.
     """
     producer: dict[Any, core.JaxprEqn] = {v: eqn for eqn in test.eqns for v in eqn.outvars}
     adds: dict[Any, core.JaxprEqn] = {
@@ -259,6 +259,7 @@ def _max_trips(
 
 @functools.lru_cache(maxsize=4096)
 def _call_body(jaxpr: core.Jaxpr) -> tuple[Body, ...]:
+    """The only body of a call."""
     return (Body(jaxpr, 1, True, tuple(range(len(jaxpr.invars))), tuple(range(len(jaxpr.outvars)))),)
 
 
@@ -316,7 +317,7 @@ def with_new_bodies(eqn: core.JaxprEqn, new: Sequence[core.Jaxpr]) -> core.Jaxpr
     return eqn if all(a is b for a, b in zip(closed, old, strict=True)) else with_bodies(eqn, closed)
 
 
-_EXPANSIONS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=1024)
+_EXPANSIONS: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=1024)  # results of `_expand`
 
 
 def _expand(eqn: core.JaxprEqn) -> ClosedJaxpr:

@@ -63,7 +63,7 @@ def rewrite(closed: Any, rule: Rule) -> Any:
 
 
 def rewrite_blocks(closed: Any, rule: BlockRule, context: Any = None, traces: bool = True) -> Any:
-    """Applies a rule to a whole jaxpr, and to inner jaxprs if the rule calls `inside`."""
+    """Applies a rule to a whole jaxpr, and to inner jaxprs if the rule calls `inside`; see `Rewriter`."""
     return with_jaxpr(closed, Rewriter(rule, traces)(open_jaxpr(closed), context))
 
 
@@ -210,6 +210,7 @@ def all_branches(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
 
 
 def _select(index: jax.Array, *branches: jax.Array) -> jax.Array:
+    """The result of one branch; the index is clamped, as in `lax.switch`."""
     first, last = (index.dtype.type(i) for i in (0, len(branches) - 1))  # with x64, `clamp(0, ...)` is int64
     return jax.lax.select_n(jax.lax.clamp(first, index, last), *branches)
 

@@ -82,6 +82,7 @@ def join_flags(address: str, count: int, index: int) -> list[str]:
 
 
 def _start(words: Sequence[str], environment: Mapping[str, str], forwards_errors: bool) -> subprocess.Popen:
+    """Starts `python -m fdg.train WORDS`; `forwards_errors` makes its standard error a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "fdg.train", *words],
         env=environment,

@@ -21,11 +21,11 @@ from fdg.processes import lines, ports
 
 _FOLLOW_SECONDS = 1.0  # the duration of one request for a host's output
 _SILENT_SECONDS = 40.0  # a host that does not answer for this time counts as lost
-_RESERVE_SECONDS = 15.0  # time limit of a reservation; Ray may not know yet that a node is lost
+_RESERVE_SECONDS = 15.0  # time limit of a reservation, which may wait in vain for a node that is lost
 _RETRY_SECONDS = 150.0  # time limit of a restart to find nodes
 _STOPPED_SECONDS = 10.0  # time limit for killed actors to end
-_NODE_LOST = "its node was lost"
-_ACCELERATORS = ("GPU", "TPU")
+_NODE_LOST = "its node was lost"  # `Process.how`
+_ACCELERATORS = ("GPU", "TPU")  # Ray's names
 
 
 @dataclasses.dataclass
@@ -250,6 +250,7 @@ class OnRay:
         return {"CPU": self._cpus, **({kind: min(amounts[kind])} if amounts[kind] else {})}
 
     def _usable_nodes(self) -> list[Mapping[str, Any]]:
+        """The nodes with room for a process, whether or not others use them now."""
         needed = self._process_resources().items()
         nodes = [(node, node["Resources"]) for node in self._alive_nodes()]
         return [node for node, has in nodes if all(has.get(name, 0) >= amount for name, amount in needed)]

@@ -105,6 +105,7 @@ class Host:
 
 
 def _free_port(host: str) -> int:
+    """As `processes.ports.free_port`, which this file cannot import."""
     for port in random.SystemRandom().sample(_PORTS, 100):
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port

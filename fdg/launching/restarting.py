@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 STOP_SECONDS = 20.0  # time limit for the other processes to end after a process has failed
-LOST_SECONDS = 5.0  # the same after a process was killed or stopped, which the others must detect
+LOST_SECONDS = 5.0  # the same if that process was killed or stopped; the others have to detect it
 
 REFUSED = 2  # exit status of an invalid request: a restart cannot help
+# Exit statuses of a process that the user ended.
 _ENDED_BY_USER = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))
 
 

@@ -89,9 +89,9 @@ def constrain(
     border. `axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
     `output_axes`, or left as they are if it is None.
 
-    If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes are
-    constrained, and `whole_dimensions`; parameters are gathered over the batch axis before operations that
-    combine them with a batch. XLA chooses the other shardings, and adds collectives for them.
+    If parameters are sharded, `specs` are the specs of the first inputs. Then only batch axes and
+    `whole_dimensions` are constrained, and parameters are gathered over the batch axis before operations
+    that combine them with a batch. XLA chooses the other shardings, and adds collectives for them.
     """
     if specs is not None:
         jaxpr = keep_nan(jaxpr)
@@ -128,7 +128,7 @@ class _ProgramRewriter:
         self._cache: IdentityCache[_Rewritten] = IdentityCache()
 
     def rewrite(self, flow: Flow, specs: tuple[Spec | None, ...], sliced: tuple[int, ...] = ()) -> _Rewritten:
-        """Rewrites a jaxpr; `sliced` are the replicated outputs that a reader may slice."""
+        """Rewrites a jaxpr; `specs` are of its inputs. Readers may slice the replicated outputs `sliced`."""
         return self._cache(flow, (specs, sliced), lambda: _JaxprRewriter(self, flow, specs, sliced).rewrite())
 
     def constraint(self, atom: Any, axis: Axis, replicated: Collection[int] = ()) -> Any:

@@ -22,7 +22,7 @@ from fdg.lowering.hoisting import HoistRule, hoist
 # The maximum bytes of all draws of a loop; above it, drawing in each trip is faster than storing them.
 MAX_BYTES = 64 << 20
 
-_DRAWS = frozenset(
+_DRAWS = frozenset(  # primitives
     "random_bits random_split random_fold_in random_gamma random_seed threefry2x32 random_clone".split()
 )
 

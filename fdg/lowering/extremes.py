@@ -22,7 +22,7 @@ from fdg import jaxprs
 from fdg.jax_internals import ClosedJaxpr
 from fdg.placing.layout import BATCH
 
-_IS_MAX = {
+_IS_MAX = {  # operation -> True for max, False for min
     **dict.fromkeys(("max", "reduce_max", "scatter-max", "pmax"), True),
     **dict.fromkeys(("min", "reduce_min", "scatter-min", "pmin"), False),
 }
@@ -72,6 +72,7 @@ def extreme_over_devices(name: str, x: jax.Array) -> jax.Array:
 
 
 def _reduce_as_ints(eqn: Any, *operands: Any) -> Any:
+    """The results of a max or min reduction, computed on integers."""
     is_max, dtype = _IS_MAX[_operation_name(eqn)], eqn.outvars[0].aval.dtype
     ints: list[Any] = [_as_ints(x, is_max) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in operands]
     results: Any

@@ -166,6 +166,7 @@ def _runs_per_trip(eqn: Any) -> bool:
     return bool(eqn.effects) or eqn.primitive.name in _FIXED
 
 
+# Primitives that always stay in their loop.
 _FIXED = frozenset("pure_callback io_callback debug_callback debug_print ffi_call custom_vmap_call".split())
 
 

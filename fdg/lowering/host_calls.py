@@ -33,7 +33,7 @@ from fdg.fragment import FragmentMark
 _os: Any = os  # `_exit` is replaced while a guarded function runs
 CALLBACKS_WITH_RESULTS = ("io_callback", "pure_callback")
 _ALL_CALLBACKS = (*CALLBACKS_WITH_RESULTS, "debug_callback")
-BETWEEN = "code between fragments"
+BETWEEN = "code between fragments"  # in place of a fragment's name in errors
 
 LastWords = Callable[[str, int], object]  # called with (error line, status) before `os._exit(status)`
 
@@ -106,7 +106,7 @@ class Guarded:
         return results
 
     def _check(self, results: Sequence[np.ndarray]) -> None:
-        """Compares the results' shapes and dtypes with the declared ones."""
+        """Raises `HostError` if the results' shapes or dtypes differ from the declared ones."""
         assert self.expected is not None
         if len(results) != len(self.expected):
             raise HostError(f"{self.label} returned {len(results)} arrays, expected {len(self.expected)}")
@@ -177,4 +177,4 @@ class _Exits:
 
 
 _exits = _Exits()
-slowest = _exits.slowest
+slowest = _exits.slowest  # the guarded call that has been running for longest, in this process

@@ -40,7 +40,10 @@ _ZERO_BITS = 7  # a popcount is at most 64, so shifting it right by 7 gives 0
 def order_collectives(
     jaxpr: ClosedJaxpr, axes: Sequence[Axis], devices: int, output_axes: Sequence[Axis] | None = None
 ) -> ClosedJaxpr:
-    """Makes each collective depend on the loops before it that contain collectives."""
+    """Makes each collective depend on the loops before it that contain collectives.
+
+    `axes`, `devices` and `output_axes` are as in `batch.follow.follow`.
+    """
     # Remove dead code first: XLA could not remove code on which a collective depends.
     flow = prune(follow(jaxpr, axes, devices, output_axes))
     return (
@@ -92,12 +95,14 @@ def _steps(flow: Flow) -> Iterator[EquationFlow]:
 
 
 def _has_collectives(step: EquationFlow) -> bool:
+    """Whether an equation needs a collective, itself or in its bodies."""
     return bool(step.gathered or step.reduced or step.agrees_on_predicate) or any(
         map(_has_inner_collectives, step.bodies)
     )
 
 
 def _has_inner_collectives(flow: Flow) -> bool:
+    """Whether a jaxpr needs a collective, at any depth."""
     return bool(flow.gathered) or any(map(_has_collectives, flow.equations))
 
 

@@ -134,7 +134,10 @@ def _agents_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def with_sharding_constraints(jaxpr: ClosedJaxpr, plan: Plan, devices: Sequence[jax.Device]) -> ClosedJaxpr:
-    """Adds sharding constraints to the results of a program, such as `init`, of a plan with one group."""
+    """Adds the constraints that prevent wrong results (`constrain_whole`) to a program such as `init`.
+
+    XLA chooses the shardings. With several groups, the program is only rewritten by `keep_nan`.
+    """
     if len(plan.groups) > 1:
         return keep_nan(jaxpr)
     # JAX accepts only the mesh of the state's shardings.

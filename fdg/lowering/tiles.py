@@ -131,7 +131,7 @@ def tiled_function(body_flow: Flow, devices: int, tiles: int) -> Callable[..., l
 
 @functools.lru_cache(maxsize=1024)
 def traced_per_device(body_flow: Flow, devices: int, tiles: int) -> core.Jaxpr:
-    """Traces `tiled_function` with the shapes of one device's part; its collectives are `psum`s."""
+    """Traces `tiled_function` on one device's part, for `profiling.work`; its collectives are `psum`s."""
     parts = []
     for variable, (axis, _) in zip(body_flow.jaxpr.invars, body_flow.inputs, strict=True):
         shape = [n // devices if i == axis else n for i, n in enumerate(variable.aval.shape)]

@@ -40,6 +40,7 @@ def transpose_weight_gradients(closed: ClosedJaxpr) -> ClosedJaxpr:
 def _transpose_products(jaxpr: Any, context: None, inside: jaxprs.Inside) -> Iterator[Any]:
     """The equations of a jaxpr; a product that only a transpose reads is computed transposed."""
     reads = Counter(jaxprs.variables([*jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.invars)]))
+    # product -> its first operand, its second operand, and the result that is computed for it
     products = {eqn.outvars[0]: (*eqn.invars, eqn.outvars[0]) for eqn in jaxpr.eqns if _contracts_rows(eqn)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "transpose" and reads[eqn.invars[0]] == 1 and eqn.invars[0] in products:

@@ -23,6 +23,8 @@ from fdg.settings.fields import largest_divisor
 from fdg.tracing.graph import FDG, Fragment
 from fdg.tracing.trace import WHOLE_ITERATION
 
+_MIN_LIKENESS = 0.86  # of a misspelt role to the intended one, from 0 to 1
+
 
 def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], count: int) -> None:
     """Checks that a policy's placement fits the graph and `count` devices; raises `PlanError` otherwise."""
@@ -113,7 +115,7 @@ def _nearest_role(role: str, roles: Collection[str]) -> str | None:
         return 1.0 if is_variant else ratio
 
     best = max(sorted(roles), key=likeness)
-    return best if likeness(best) > 0.86 else None
+    return best if likeness(best) > _MIN_LIKENESS else None
 
 
 def assign(graph: FDG, placement: Mapping[str, Group]) -> dict[str, Group]:
@@ -177,7 +179,7 @@ def merge_same_devices(assignment: Mapping[str, Group], policy: Policy) -> dict[
 
 
 def fit_to_batches(group: Group, fragments: Sequence[Fragment], policy: Policy) -> Group:
-    """Drops devices from a group until its number of rows divides the batch of every fragment.
+    """Drops devices from a group until its `num_batch_parts` divides the batch of every fragment.
 
     Raises `PlanError` if the user set the number of devices (`exact`) and devices would be dropped.
     """

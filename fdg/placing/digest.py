@@ -29,7 +29,7 @@ from fdg.fragment import FragmentMark
 from fdg.identity_cache import IdentityCache
 from fdg.placing.plans import Plan
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # memory addresses in the texts of objects
 
 
 def digests(plan: Plan) -> dict[str, str]:

@@ -27,10 +27,11 @@ from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, d
 
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not inlined, unlike calls
 _FUSED_CLASSES = frozenset({"elementwise", "transcendental", "special"})
+# XLA fuses these into their readers, like elementwise operations.
 _REARRANGING = frozenset("transpose slice rev pad concatenate stack unstack tile dynamic_slice split".split())
 _IN_PLACE = _CONTROL | PUTS | {"dynamic_update_slice"}  # these may reuse an operand's buffer
 _HASH_ARRAYS = 4  # the number of uint32 arrays that threefry needs for one array of random bits
-_MAX_CACHED = 10_000
+_MAX_CACHED = 10_000  # the maximum number of cached peaks
 
 
 class _Operation(NamedTuple):
@@ -38,7 +39,7 @@ class _Operation(NamedTuple):
 
     operands: tuple[Any, ...]  # without literals
     results: tuple[tuple[Any, int], ...]  # (variable, bytes on a device)
-    is_fusible: bool  # True if it is elementwise and can be fused into its reader
+    is_fusible: bool  # True if XLA can fuse it into its reader: it is elementwise, a view, or rearranges
     is_in_place: bool  # True if its results may overwrite its operands
     inner_bytes: int  # temporary bytes that it needs while it runs, besides operands and results
 
@@ -52,8 +53,9 @@ def program_bytes(
 ) -> int:
     """The peak bytes of one device while a program runs.
 
-    `axes` are the batch axes of the first inputs; further inputs are replicated. `layouts` are the layouts of
-    sharded inputs by position; outputs at these positions have the same layouts.
+    `axes` are the batch axes of the first inputs; further inputs are replicated. `donated` are the positions
+    of donated inputs. `layouts` are the layouts of sharded inputs by position; outputs at these positions
+    have the same layouts.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
     flow = follow(body, axes, devices) if devices > 1 else None
@@ -77,6 +79,7 @@ def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: It
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
+    # (shape, number of parts) of each sharded parameter
     parts_by_shape = frozenset((layout.shape, layout.num_parts) for layout in layouts)
     return _PeakEstimator(devices, parts_by_shape).peak(jaxpr, flow)
 
@@ -91,7 +94,7 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
 class _PeakEstimator:
-    """Computes peak bytes of jaxprs on one device; `parts_by_shape`: (shape, number of parts) of arrays."""
+    """Computes peak bytes of jaxprs on one device; `parts_by_shape`: see `_temporaries`."""
 
     def __init__(self, devices: int, parts_by_shape: frozenset[tuple[tuple[int, ...], int]]):
         self.devices, self.parts_by_shape = devices, dict(parts_by_shape)

@@ -14,7 +14,7 @@ from fdg.placing.layout import moved_bytes
 from fdg.placing.scheduling.schedule import Move
 from fdg.tracing.graph import Edge
 
-BETWEEN = "(between fragments)"
+BETWEEN = "(between fragments)"  # in place of a fragment's name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,8 +55,9 @@ from fdg.settings.fields import largest_divisor
 from fdg.tracing.graph import FDG
 from fdg.tracing.trace import side_by_side, trace, vmapped_agents, with_declarations
 
-MAX_DEVICES = 2**20
+MAX_DEVICES = 2**20  # the largest number that `place` accepts as `devices`
 MAX_STALENESS = 200  # in iterations; each stores one more copy of the parameters
+# Caches for plans of the same graph, whose policies differ.
 _OPENED_CACHE: IdentityCache[Opened] = IdentityCache(max_entries=16)
 _DELAYED_CACHE: IdentityCache[tuple[FDG, Delay]] = IdentityCache(max_entries=16)
 _predict_exchanges = functools.lru_cache(maxsize=256)(predict_exchanges)
@@ -206,7 +207,10 @@ def _with_sharded_leaves(plan: Plan, undelayed: FDG) -> Plan:
 
 
 def _check_effects(schedule: Schedule, plan: Plan, devices: Sequence[Any]) -> None:
-    """Checks that host calls have one device, side effects one process, and mutable arrays one program."""
+    """Raises `PlanError` if a schedule cannot run its effects.
+
+    A host call needs one device, all side effects need one process, and a mutable array needs one program.
+    """
     calls = [call for call, _ in schedule.calls()]
     if any(jaxprs.is_mutable(v.variable) for call in calls for v in (*call.inputs, *call.outputs)):
         raise PlanError(

@@ -179,7 +179,7 @@ def _checked_sharding(pattern: str, spec: Any) -> str | tuple[Any, ...]:
             f" '{BATCH}' and '{MODEL}'"
         )
     if len(set(names)) < len(names):
-        raise PlanError(f"parameters: rule '{pattern}' splits two dimensions over one axis: {spec!r}")
+        raise PlanError(f"parameters: rule '{pattern}' names an axis twice, {spec!r}: name it once")
     return entries
 
 
@@ -203,7 +203,7 @@ class Policy(Protocol):
 
 
 def check_policy(policy: Any) -> None:
-    """Checks that a value is a policy."""
+    """Raises `PlanError` unless a value is a policy."""
     if isinstance(policy, type):
         raise PlanError(
             f"{policy.__name__} is a class, but a policy is an instance: write {policy.__name__}()"

@@ -23,7 +23,7 @@ import numpy as np
 from fdg.placing.layout import Layout, Spec
 from fdg.placing.policy import Group
 
-STAYS, GATHER, SLICE, EXCHANGE = "stays", "all-gather", "slice", "exchange"
+STAYS, GATHER, SLICE, EXCHANGE = "stays", "all-gather", "slice", "exchange"  # kinds of `Change`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ from fdg.processes import peers, ports
 
 HEARTBEAT_SECONDS = 45  # the timeout of JAX's service, in case `peers` does not notice a lost process
 
-_FLAGS = ("coordinator_address", "num_processes", "process_id")
-_peers: peers.Peers | None = None
+_FLAGS = ("coordinator_address", "num_processes", "process_id")  # given together, or not at all
+_peers: peers.Peers | None = None  # None in a run of a single process
 
 
 def initialize(
@@ -80,7 +80,7 @@ def initialize(
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Checks the flags of a multi-process run."""
+    """Raises `FdgError` if the flags of a multi-process run are incomplete, invalid or contradictory."""
     present = [name for name in _FLAGS if flags.get(name) is not None]
     as_option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
     if present and flags.get("distributed"):
@@ -119,7 +119,7 @@ def exchange(value: Any) -> list[Any]:
 
 
 def check_alike(digests: Mapping[str, str]) -> None:
-    """Checks that all processes run the same programs; otherwise they would deadlock. All must call it.
+    """Raises `FdgError` unless all processes run the same programs, or they would deadlock. All must call it.
 
     `digests` are digests of the parts of this process's programs, by the part's name in errors.
     """

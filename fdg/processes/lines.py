@@ -22,12 +22,12 @@ BEAT_SECONDS = 5.0  # seconds between heartbeats
 SILENT_BEATS = 4
 SILENT_SECONDS = SILENT_BEATS * BEAT_SECONDS
 HANDSHAKE_SECONDS = 10.0  # time limit of authentication
-KEY_VARIABLE = "FDG_AUTHKEY"
+KEY_VARIABLE = "FDG_AUTHKEY"  # the environment variable with the secret of a run
 
 HELLO, BEAT, DATA, END = b"h", b"b", b"d", b"e"  # kinds of messages, as their first bytes
 _PART = b"p"  # data that continue in the next message
 _MAX_MESSAGE_BYTES = 1 << 22  # longer data are sent in parts
-_MAX_HELLO_BYTES = 10_000
+_MAX_HELLO_BYTES = 10_000  # of the first message
 
 
 def key_of_run(port: int) -> bytes:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-_NON_EPHEMERAL_PORTS = range(20_000, 32_000)
+_NON_EPHEMERAL_PORTS = range(20_000, 32_000)  # below the range of outgoing connections
 
 
 def is_local(host: str) -> bool:
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def forward_to(upstream: Sequence[Any]) -> int:
-    """Opens a port on this machine that forwards connections to the address `upstream`; returns its number.
+    """Opens a port on this machine that forwards connections to `upstream` (host, port); returns its number.
 
     A connection to the port stays open when `upstream` closes.
     """

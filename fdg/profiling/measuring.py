@@ -169,7 +169,7 @@ def make_profile(
     benchmarks: Mapping[str, Repeated],
     rates: Mapping[str, Rates | None],
 ) -> Profile:
-    """Combines the measurements of all rounds into a `Profile`."""
+    """Combines the measurements of all rounds: `benchmarks` by fragment, `rates` by group."""
     rows = []
     for placed in fragments:
         fragment, group_rates = placed.fragment, rates[placed.group.name]

@@ -16,7 +16,8 @@ from fdg.jaxprs.count import Product
 from fdg.lowering.mesh import make_mesh
 from fdg.profiling.repeating import Repeated, compile_all
 
-LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}  # for `jnp.einsum`
+# How operands are stored -> subscripts of `jnp.einsum`.
+LAYOUTS = {"x @ w": "bmk,bkn->bmn", "x @ w.T": "bmk,bnk->bmn", "x.T @ w": "bkm,bkn->bmn"}
 _MIN_BYTES, _MAX_BYTES = 2**14, 2**26  # sizes of the arrays with which memory is measured
 _AXIS = "device"
 

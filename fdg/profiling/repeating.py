@@ -17,7 +17,7 @@ from fdg import keys
 from fdg.processes import distributed
 from fdg.running.program import compile_in_parallel
 
-ROUND_S = 0.015  # minimum seconds of a round
+ROUND_S = 0.015  # approximate seconds of a round
 _MAX_CALLS = 1_000_000  # per round
 
 
@@ -79,7 +79,7 @@ class Repeated:
 
     @property
     def seconds(self) -> float:
-        """Seconds of `times` calls."""
+        """Seconds of `times` calls, divided by the number of concurrent copies."""
         return self._times * self._seconds_per_call(self.samples) / self.num_copies
 
     def _choose_num_calls(self) -> None:
@@ -141,7 +141,10 @@ def timed_rounds(programs: Mapping[Any, Repeated], count: int, num_copies: int =
 
 
 def _repeat_function(function: Callable, feedback: dict[int, int]) -> Callable:
-    """A function of the number of calls and the arguments; returns the last call's results."""
+    """A function of the number of calls and the arguments, which returns the last call's results.
+
+    They are a dict of the results that are fed back, by the argument's position, and a list of the others.
+    """
 
     def run(calls: jax.Array, arguments: list[Any]) -> Any:
         carried = {j: arguments[j] for j in feedback.values()}

@@ -21,7 +21,7 @@ from fdg.running.hlo import fragment_path
 from fdg.running.leaves import copied
 from fdg.showing.bars import track
 
-PERFETTO = "trace.json.gz"
+PERFETTO = "trace.json.gz"  # the name of the file for Perfetto
 # The duration of these operations includes their bodies.
 _ENCLOSING_OPERATION = re.compile(r"(while|call|conditional)([.\d]|$)")
 

@@ -16,8 +16,8 @@ from fdg.profiling.tracing import trace_iteration
 from fdg.profiling.work import Work
 from fdg.showing.bars import timeline_svg, timeline_trace
 
-DIRECTORY = "profile"
-TIMELINE, TRACE = "timeline.svg", "timeline.json"
+DIRECTORY = "profile"  # a folder in the run directory
+TIMELINE, TRACE = "timeline.svg", "timeline.json"  # files in the run directory
 _ITERATIONS = 6  # of a timeline: a few that start from idle devices, and some in steady state
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fdg.batch.collective import Collective
 
-KINDS = (
+KINDS = (  # the names of collectives in HLO
     "all-reduce",
     "all-gather",
     "all-to-all",
@@ -39,7 +39,7 @@ def computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _collectives_of(program: dict[str, list[str]], name: str, calls: int) -> Iterator[Collective]:
-    """Yields the collectives of a computation that runs `calls` times, and of its callees."""
+    """Yields the collectives of a computation of `program` that runs `calls` times, and of its callees."""
     for line in program.get(name, [""])[1:]:
         instruction = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
         if not instruction:

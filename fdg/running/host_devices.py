@@ -21,11 +21,11 @@ from fdg.cores import usable_cores
 from fdg.errors import FdgError
 from fdg.tracing.graph import FDG
 
-THREADS_PER_DEVICE = 2
+THREADS_PER_DEVICE = 2  # for programs whose collectives have no fixed order
 MAX_HOST_DEVICES = 1024
 _ONE_THREAD_FLOPS = 12_000_000  # an operation with fewer FLOPs gains nothing from a second thread
 
-_THREADS_VARIABLE = "PJRT_NPROC"
+_THREADS_VARIABLE = "PJRT_NPROC"  # sets the size of the thread pool
 _set_variables: dict[str, str] = {}  # environment variables that this module has set
 _command_counts: list[int] = []  # the numbers of devices that a command has configured, in order
 

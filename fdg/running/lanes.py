@@ -38,12 +38,12 @@ from fdg.placing.scheduling.schedule import Call, Repeat, Schedule, ScheduleWalk
 from fdg.running.program import is_here, spans_processes
 
 Action: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # maps input arrays to output arrays
-_QueuedCall: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]
+_QueuedCall: TypeAlias = tuple[Action, Sequence[Any], "list[Promised]"]  # (call, arrays, results)
 
 COLLECTIVE_LANE = "between processes"  # the lane of transfers between processes
 
 LIMIT = "FDG_HOST_TIMEOUT"  # environment variable: the limit in seconds for one call of a host function
-_DEFAULT_LIMIT_S = 1800.0
+_DEFAULT_LIMIT_S = 1800.0  # without the variable `LIMIT`
 _CHECK_INTERVAL_S = 1.0  # seconds between checks of the running calls
 _JOIN_TIMEOUT_S = 2.0  # how long to wait for threads whose results are not needed
 
@@ -75,7 +75,7 @@ class Promised(Future):
             except TimeoutError:
                 if self.done():  # the call raised TimeoutError itself, or has just ended
                     return self.result()
-            self._threads.check_host_calls()
+            self._threads.fail_if_late()
 
     def block_until_ready(self) -> "Promised":
         """Waits until the array is computed, as `jax.Array.block_until_ready` does."""
@@ -193,7 +193,7 @@ class _LaneThreads:
             if error is None:
                 _join(self.threads, _JOIN_TIMEOUT_S)
 
-    def check_host_calls(self) -> None:
+    def fail_if_late(self) -> None:
         """Stops all lanes if a host function exceeds the limit."""
         function_name, seconds = host_calls.slowest() or ("", 0.0)
         if seconds > self._limit_s:
@@ -292,7 +292,7 @@ def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-_all_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_all_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # joined when Python exits
 
 
 @atexit.register

@@ -17,7 +17,7 @@ import numpy as np
 from fdg import jaxprs, keys
 
 ROWS = 1024  # the maximum number of rows of a buffer
-_MIN_ROWS = 16
+_MIN_ROWS = 16  # even if rows are large
 _MAX_BYTES = 4 * 2**20  # of all buffers together, since the host copies invalid rows too
 
 Chunk = tuple[Sequence[Any], int]  # a buffer [rows, ...] per metric, and the number of valid rows
@@ -48,7 +48,7 @@ class PendingMetrics:
         self._result: Any = None
 
     def is_ready(self) -> bool:
-        """Whether the iterations have run; False if no metric of this process tells."""
+        """Whether the iterations have run; always False if this process has no metrics."""
         buffers = [buffer for chunk, _ in self._chunks for buffer in chunk if buffer is not None]
         return bool(buffers) and all(buffer.is_ready() for buffer in buffers)
 

@@ -28,7 +28,8 @@ class Program:
       devices: the devices that run the program.
       calls_per_iteration: runs in one training iteration. It is 1 for "train", whose call runs many
         iterations, but whose collectives and cost are per iteration.
-      arguments: shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
+      function: the jitted function.
+      arguments: shapes, dtypes and shardings of its arguments (`jax.ShapeDtypeStruct`).
       exchanges: True if the program is a transfer by collectives.
       roams: True if the arguments of this one-device program may come from any device (they are uncommitted).
         JAX copies an uncommitted argument from another device within the C++ call, in 15 us;

@@ -185,8 +185,8 @@ class StepBuilder:
         """Builds the transfer of values from one group to another; `pairs` are (source, target) values.
 
         It uses device-to-device copies within a process, a collective between processes, or, if both groups
-        are on the same devices, the resharding in `changes`. Returns None in a process without devices
-        of the groups.
+        are on the same devices, the resharding in `changes`. `donates` is as in `Move`, and `times` as in
+        `build`. Returns None in a process without devices of the groups.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]

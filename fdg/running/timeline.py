@@ -185,7 +185,7 @@ class Timeline:
             run.is_finished.set()
 
 
-_timelines: weakref.WeakSet[Timeline] = weakref.WeakSet()
+_timelines: weakref.WeakSet[Timeline] = weakref.WeakSet()  # ended when Python exits
 
 
 @atexit.register

@@ -27,7 +27,7 @@ class Transfer(abc.ABC):
     Attributes:
       layouts: the layouts of each array (at the source, at the target).
       programs: the compiled `functions` by name, set by the caller that compiles them.
-      bytes: bytes that a call copies to the devices of this process; 0 before the first call.
+      bytes: bytes that a call copies to the devices of this process; 0 until they are known.
     """
 
     def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):

@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "tpu": {},
     }
 )
-PRESET, NONE = "preset", "none"
+PRESET, NONE = "preset", "none"  # words of --xla-options
 _choice: dict[str, Any] = {}  # the options that the user named, or {PRESET: True} or {NONE: True}
 
 

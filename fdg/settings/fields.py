@@ -124,7 +124,7 @@ def structural(algorithm_class: Any) -> dict[str, str]:
 
 
 def require_types(algorithm: Any, exempt: Collection[str] = ()) -> None:
-    """Checks the fields, except the fields `exempt`, against their annotations.
+    """Requires that the fields, except the fields `exempt`, match their annotations.
 
     NumPy's numbers become Python's; a float may be traced. Integers are at most `MAX_INT`, and
     `total_steps` is at most `MAX_STEPS`.
@@ -145,7 +145,7 @@ def require_types(algorithm: Any, exempt: Collection[str] = ()) -> None:
 
 
 def require_type(algorithm: Any, name: str, value: Any, kind: Any = None) -> None:
-    """Checks a value of one field like `require_types`; `kind` replaces the field's annotation."""
+    """Requires that a value of one field matches its annotation, or `kind` if it is given."""
     cls: Any = type(algorithm)
     kind = kind or _annotations(cls)[name]
     fix = "" if _matches(value, kind) else _conversion_fix(name, value, kind) or _anneal_fix(cls, name, value)
@@ -186,7 +186,7 @@ def _matches_plain(value: Any, kind: Any) -> bool | None:
     return True if isinstance(kind, type) and kind not in _SIMPLE_TYPES else None
 
 
-_SIMPLE_TYPES = (bool, int, float, str, type(None))
+_SIMPLE_TYPES = (bool, int, float, str, type(None))  # those that `kinds.matches` checks
 
 
 def _expected(kind: Any) -> str:

@@ -2,7 +2,7 @@
 
 A library is recognised by its base class, and imported only if a module of it is used. Linen and NNX modules
 get batches `[N, ...]`; Equinox modules get one sample and are vmapped. `init` returns the parameters as
-nested dictionaries.
+nested dictionaries; for Equinox, as one dictionary by path.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def functions(network: Any, field: str) -> tuple[Callable[..., Any], Callable[..
     """`init` and `apply` of a module, a module class or a `functools.partial` of a class.
 
     `init` returns the parameters that an NNX or Equinox instance has; a class is instantiated with a key of
-    the run. Equal modules give equal functions. Errors name the algorithm's field `field`.
+    the run. Equal modules give equal functions. Errors about a module's state name the algorithm's `field`.
     """
     init, apply = _FUNCTIONS[library_of(network) or "equinox"]
     return _BoundFunction(init, network, field), _BoundFunction(apply, network)
@@ -201,6 +201,7 @@ def _equinox_apply(network: Any, field: str, parameters: Any, *inputs: Any) -> A
         raise _no_key(network, error, "inference=True") from None
 
 
+# (network, field, key, *inputs) -> parameters; (network, field, parameters, *inputs) -> results.
 _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "linen": (_linen_init, _linen_apply),
     "nnx": (_nnx_init, _nnx_apply),
@@ -209,6 +210,7 @@ _FUNCTIONS: dict[Library, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _name(network: Any) -> str:
+    """The name of a module's class, for errors."""
     network = network.module if isinstance(network, IdentityHashed) else network
     return getattr(getattr(network, "func", network), "__name__", None) or type(network).__name__
 

@@ -20,7 +20,7 @@ def moved(old: str, new: str, names: Mapping[str, str] | str | None = None) -> C
         names = {old_name or target.rpartition(":")[2]: target for old_name, target in pairs}
 
     def get_attribute(name: str) -> Any:
-        target = name if names is None else names.get(name, "_")
+        target = name if names is None else names.get(name, "_")  # "_" for a name that did not move
         other_module, _, new_name = target.rpartition(":")
         module = other_module or new
         value = None if new_name.startswith("_") else getattr(importlib.import_module(module), new_name, None)

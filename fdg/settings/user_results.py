@@ -10,7 +10,7 @@ from fdg.errors import FdgError, structure_of
 
 
 def check_same(what: str, before: Any, after: Any, how: str = "", dtypes: bool = True) -> None:
-    """Checks that `after`, a result of a user's function, has the structure, shapes and dtypes of `before`.
+    """Raises `FdgError` unless `after`, a user's result, has the structure, shapes and dtypes of `before`.
 
     With `dtypes=False`, dtypes may differ. `what` begins the message. `how` ends it if the structure differs,
     and says what to give ("": the structure of `before`).

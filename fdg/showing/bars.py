@@ -69,7 +69,10 @@ def timeline_trace(bars: Sequence[Bar]) -> dict[str, Any]:
 def track(
     process: int, thread: int, title: str, spans: Iterable[tuple[str, float, float, Mapping[str, Any]]]
 ) -> Iterator[dict[str, Any]]:
-    """The events of one track. A span is (name, start, duration, arguments); times are in microseconds."""
+    """The events of one track, given its numbers of process and thread, and its title.
+
+    A span is (name, start, duration, arguments); times are in microseconds.
+    """
     ids = {"pid": process, "tid": thread}
     yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": title}}
     for name, start, duration, arguments in spans:

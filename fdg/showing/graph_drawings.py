@@ -53,7 +53,10 @@ def graph_mermaid(graph: FDG) -> str:
 def mermaid_nodes(
     fragments: Iterable[Fragment], drawn: Sequence[Fragment], node_ids: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """Yields the lines of these fragments' nodes; a fragment that encloses others of `drawn` is a box."""
+    """Yields the lines of these fragments' nodes; a fragment that encloses others of `drawn` is a box.
+
+    `node_ids` has Mermaid's name of each fragment's node.
+    """
     for f in fragments:
         label = f'{node_ids[f.name]}["{escape(f.name)}<br/><i>{escape(f.role)}</i> x{calls(f)}"]'
         children = [child for child in drawn if child.parent == f.name]
@@ -118,6 +121,7 @@ def _row(graph: FDG, parent: str | None) -> tuple[Canvas, float, float]:
             source_x, source_width = left[edge.source], sizes[edge.source][0]
             target_x, target_width = left[edge.target], sizes[edge.target][0]
             is_forward = positions[edge.target] >= positions[edge.source]
+            # Where the edge leaves and enters, as fractions of the fragments' widths.
             start = source_x + source_width * (0.8 if is_forward and not below else 0.3 if below else 0.2)
             end = target_x + target_width * (0.2 if is_forward and not below else 0.7 if below else 0.8)
             edge_y = {f.name: (top + sizes[f.name][1] if below else top) for f in members}

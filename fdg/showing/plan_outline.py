@@ -255,5 +255,5 @@ def notes(plan: Plan) -> list[str]:
 
 
 def amount_text(movement: Movement, sign: str) -> str:
-    """The bytes of a crossing, and the number of crossings per iteration."""
+    """The bytes of a crossing, then `sign` and the number of crossings per iteration."""
     return f"{quantity(movement.bytes_per_crossing, 'B')} {sign}{movement.crossings_per_iteration}"

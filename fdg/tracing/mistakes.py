@@ -46,13 +46,13 @@ _BY_TYPE: Mapping[type[Exception], tuple[str, str]] = {
     ),
 }
 
-_NOT_AN_ARRAY = (
+_NOT_AN_ARRAY = (  # the mistake, and an alternative
     "JAX was given a value that is not an array",
     "keep strings, functions and objects elsewhere: in fields of the class, or in globals",
 )
-# Errors that JAX raises as a plain TypeError, by words of their message.
+# Errors that JAX raises as a plain TypeError, by words of their message; comments name the user's code.
 _BY_WORDS: Mapping[str, tuple[str, str]] = {
-    "concrete values of integer type": _BY_TYPE[jax.errors.ConcretizationTypeError],  # of a shape
+    "concrete values of integer type": _BY_TYPE[jax.errors.ConcretizationTypeError],  # in a shape
     "Only integer scalar arrays can be converted": _BY_TYPE[jax.errors.TracerIntegerConversionError],  # range
     "Error interpreting argument to": _NOT_AN_ARRAY,
     "is not a valid JAX": _NOT_AN_ARRAY,
@@ -109,7 +109,7 @@ def _space_text(error: Exception) -> str:
 
 
 def check_arrays(what: str, tree: Any, name: str = "state") -> None:
-    """Checks that all leaves of a pytree, which messages call `name`, are arrays.
+    """Raises `GraphError` unless all leaves of a pytree, which messages call `name`, are arrays.
 
     `what` is the name of the function that returned it, such as `Mine.init`.
     """

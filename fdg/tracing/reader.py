@@ -30,8 +30,8 @@ class Scope:
     body: Any = None  # jaxprs.Body
 
     def __post_init__(self):
-        self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
-        self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}
+        self.producer = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}  # of each computed variable
+        self.position = {v: i for i, v in enumerate(self.jaxpr.invars)}  # of each input
         self.inner: dict[int, list[Scope]] = {}  # the scopes of an equation's bodies, by the equation's id
         self.fragment_index_of: dict[int, int] = {}  # of a called fragment, by the equation's id
 
@@ -65,7 +65,7 @@ class Reader:
         self.top = Scope(jaxpr, 1)
         self.num_state = num_state
         self.fragment_calls: list[FragmentCall] = []
-        self.value_numbers: dict[tuple[int, core.Var], int] = {}
+        self.value_numbers: dict[tuple[int, core.Var], int] = {}  # by the id of the scope, and the variable
         self._find_fragments(self.top)
 
     def read(self) -> tuple[tuple[Fragment, ...], tuple[Edge, ...]]:

@@ -12,8 +12,8 @@ from fdg import jaxprs, keys
 from fdg.errors import FdgWarning, is_generated, whose_file
 from fdg.tracing.mistakes import line_text
 
-_DRAWS = ("random_bits", "random_gamma")
-# What a value depends on: no input; only inputs that never change; other inputs.
+_DRAWS = ("random_bits", "random_gamma")  # primitives whose first operand is a key
+# What a value depends on: no input; only inputs that never change; other inputs. The largest one counts.
 _CONSTANT, _UNCHANGED, _NEW = range(3)
 
 
@@ -88,7 +88,7 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
         inner = jaxprs.bodies(eqn)
         results = [max(dependencies, default=_CONSTANT)] * len(eqn.outvars)
         for body in inner:
-            outputs, inner_draws = _follow_loop(body, tuple(dependencies[i] for i in body.operands))
+            outputs, inner_draws = _follow_body(body, tuple(dependencies[i] for i in body.operands))
             draws += [draw._replace(calls=(eqn, *draw.calls)) for draw in inner_draws]
             if len(inner) == 1:
                 results = [outputs[i] for i in body.results]
@@ -96,8 +96,8 @@ def _follow(jaxpr: core.Jaxpr, inputs: tuple[int, ...]) -> tuple[tuple[int, ...]
     return tuple(dependency_of(v) for v in jaxpr.outvars), tuple(draws)
 
 
-def _follow_loop(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
-    """`_follow` for a loop's body, at the fixed point of its carry."""
+def _follow_body(body: jaxprs.Body, inputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[_Draw, ...]]:
+    """`_follow` for an equation's body; if it is a loop's, at the fixed point of its carry."""
     while True:
         outputs, draws = _follow(body.jaxpr, inputs)
         next_inputs = list(inputs)

@@ -186,7 +186,7 @@ def vmapped_agents(graph: FDG, state: Any) -> FDG:
     return dataclasses.replace(vmapped, parameter_rules=graph.parameter_rules)
 
 
-_VMAPPED_GRAPHS: IdentityCache[FDG] = IdentityCache(max_entries=16)
+_VMAPPED_GRAPHS: IdentityCache[FDG] = IdentityCache(max_entries=16)  # results of `vmapped_agents`
 
 
 def read_graph(name: str, jaxpr: Any, state: Any, metrics: Any) -> FDG:
@@ -263,7 +263,7 @@ def _describe_part(before: Any, after: Any, where: str) -> str:
 
 
 def _check_fixed_point(name: str, before: Any, after: Any) -> None:
-    """Checks that an iteration keeps the structure, shapes and dtypes of the state."""
+    """Raises `GraphError` unless an iteration keeps the structure, shapes and dtypes of the state."""
     if jax.tree.structure(before) != jax.tree.structure(after):  # type: ignore[operator]
         raise GraphError(
             f"{name}.iterate returns a state of another structure than init: "
@@ -290,7 +290,7 @@ def _weakness_message(name: str, state: Any, before: list[bool], after: list[boo
 
 
 def _check_metrics(name: str, metrics: Any) -> None:
-    """Checks that metrics are a flat dict from strings to scalars."""
+    """Raises `GraphError` unless metrics are a flat dict from strings to scalars."""
     if not isinstance(metrics, dict):
         raise GraphError(f"{name}.iterate returns metrics of type {kind_of(metrics)}: return a flat dict")
     for key, value in metrics.items():

@@ -22,7 +22,7 @@ from fdg.tracing.mistakes import is_array
 _MAX_VISITED = 1000  # maximum number of visited objects, and of items of a container
 _MAX_COPIED_BYTES = 1 << 20  # arrays up to this size are compared by value
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
-_GLOBAL_GENERATORS = {
+_GLOBAL_GENERATORS = {  # the global random generator of each package
     "random": getattr(random.getstate, "__self__", None),
     "numpy.random": getattr(np.random.get_state, "__self__", None),
 }

@@ -133,7 +133,7 @@ def test_sockets_between_two_processes(monkeypatch):
 
 def test_devices_of_two_kinds_are_refused():
     both = [types.SimpleNamespace(device_kind=kind, platform="gpu") for kind in ("A100", "H100")]
-    with pytest.raises(FdgError, match="devices are of 2 kinds: calibrate each kind by itself"):
+    with pytest.raises(FdgError, match=r"devices are of 2 kinds \(A100, H100\): calibrate one at a time"):
         calibration.calibrate(both)
 
 

@@ -49,8 +49,8 @@ def test_parameter_rules(given, rules):
         ([("a", "rows")], "splits over 'rows'"),
         ([("a", "batch+")], "splits over ''"),
         ([("a", (None, 2))], "splits over '2'"),
-        ([("a", ("batch", ("model", "batch")))], "two dimensions over one axis"),
-        ([("a", "model+model")], "two dimensions over one axis"),
+        ([("a", ("batch", ("model", "batch")))], "names an axis twice"),
+        ([("a", "model+model")], "names an axis twice"),
     ],
 )
 def test_invalid_parameter_rules(given, words):

@@ -8,7 +8,7 @@ file's `RULES`, and add a row to `tests/batch/operations.py`, which compares rul
 from fdg.batch.rules import declared, elementwise, lookup, products, random, reduce, shape
 from fdg.batch.rules.result import Rule
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     **elementwise.RULES,
     **shape.RULES,
     **reduce.RULES,

@@ -1,4 +1,4 @@
-"""The rule of functions declared as rowwise (`fdg.rowwise`)."""
+"""The batch rule (`result.Rule`) of functions declared as rowwise (`fdg.rowwise`)."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from fdg.batch.rules.result import Axis, Rule, RuleResult
 
 
 def _rowwise(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Chooses the declared split that fits most operands; operands that are split otherwise are gathered."""
+    """Chooses the declared split that fits most operands; operands that are split otherwise are gathered.
+
+    A declared split is a pair: the axis of each operand, and the axis of each result.
+    """
     if has_batch_dependent_draws(jaxprs.open_jaxpr(eqn.params["jaxpr"])):
         return None
 

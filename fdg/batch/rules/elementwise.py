@@ -1,4 +1,4 @@
-"""Batch-axis rules of elementwise operations."""
+"""Batch rules (`result.Rule`) of elementwise operations."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from fdg.jaxprs.classes import CLASSES
 
 # `random` replaces the rule of `random_gamma`, which is among the special functions.
 _ELEMENTWISE = CLASSES["elementwise"] | CLASSES["transcendental"] | CLASSES["special"]
-_OTHERS = "copy name pvary reduce_precision stop_gradient tie".split()
+_OTHERS = "copy name pvary reduce_precision stop_gradient tie".split()  # they keep all axes, too
 
 # XLA expands these into while loops, which its partitioner would run with communication in each trip. So each
 # device runs them on its own rows.
@@ -15,7 +15,7 @@ _LOOPS = "igamma igammac igamma_grad_a polygamma regularized_incomplete_beta zet
 
 
 def widen(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """A narrower type adds a last axis, and a wider type removes the last axis."""
+    """A cast to a narrower type adds a last axis, to a wider type removes it; other axes are kept."""
     rank = len(shape_of(eqn.outvars[0]))
     return None if operands[0] is not None and operands[0] >= rank else every_result(eqn, operands[0])
 
@@ -25,7 +25,7 @@ def _pass_through(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None if any(d is not None for d in eqn.params.get("devices", ())) else RuleResult(tuple(operands))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     **dict.fromkeys((*_ELEMENTWISE, *_OTHERS), same),
     **dict.fromkeys(_LOOPS, locally(same)),
     "bitcast_convert_type": widen,

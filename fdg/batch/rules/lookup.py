@@ -1,4 +1,4 @@
-"""Rules of `gather` and `scatter`."""
+"""Batch rules (`result.Rule`) of `gather` and `scatter`."""
 
 from typing import Any
 
@@ -32,7 +32,10 @@ def _gather(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _scatter(eqn: Any, operands: list[Axis]) -> RuleResult | None:
-    """Rows of a split batch that are added to a replicated table are reduced over devices."""
+    """Rows of a split batch that are added to a replicated table are reduced over devices.
+
+    Operand 0 is the table, operand 1 the indices, operand 2 the updates. None if no rule fits.
+    """
     dims = eqn.params["dimension_numbers"]
     shape, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
     index_axes = [d for d in range(len(updates)) if d not in dims.update_window_dims]
@@ -58,7 +61,7 @@ def _scatter(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     "gather": _gather,
     **dict.fromkeys("scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(), _scatter),
 }

@@ -1,4 +1,4 @@
-"""Rules of matrix products, convolutions and batched linear algebra."""
+"""Batch rules (`result.Rule`) of matrix products, convolutions and batched linear algebra."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ Role = tuple[str, int]
 
 
 def _dot_general(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """Batch axes and free axes are kept; contracted axes are reduced over devices."""
     contracting, batch = eqn.params["dimension_numbers"]
     ranks = [len(shape_of(v)) for v in eqn.invars]
 
@@ -44,6 +45,7 @@ def _product(eqn: Any, left: Role | None, right: Role | None) -> RuleResult | No
 
 def _convolution(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     """Batches and output features are kept, and input features are contracted, as in a matrix product."""
+    # The first two positions are of batch and features; for the kernel, of output and input features.
     lhs, rhs, out = eqn.params["dimension_numbers"]
     features, batches = eqn.params["feature_group_count"], eqn.params["batch_group_count"]
     groups = max(features, batches)
@@ -74,7 +76,7 @@ def _triangular_solve(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return RuleResult((free,)) if operands == [None, free] else _matrices(eqn, operands)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
     **dict.fromkeys(CLASSES["linear algebra"] - {"fft"}, locally(_matrices)),

@@ -1,4 +1,4 @@
-"""Rules of random draws.
+"""Batch rules (`result.Rule`) of random draws.
 
 A threefry draw depends only on its own key. Draws of other generators may depend on all keys of the batch:
 `keys.draws_depend_on_batch` finds them.
@@ -19,7 +19,7 @@ def _gamma(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 def can_create_split(eqn: Any, axis: Axis) -> bool:
     """Whether each device can compute its part of a result, split along `axis`, from replicated values.
 
-    `batch.requested` asks this for a result of which a fragment's border requests a split.
+    `batch.requested` calls this for a result that all its readers split along `axis`.
     """
     name = eqn.primitive.name
     if keys.draws_depend_on_batch(eqn):
@@ -36,7 +36,7 @@ def has_batch_dependent_draws(jaxpr: Any) -> bool:
     return any(map(keys.draws_depend_on_batch, jaxprs.walk(jaxpr.eqns)))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     **dict.fromkeys("random_clone random_fold_in threefry2x32".split(), same),
     # The axes of the keys are the leading axes of the result.
     **dict.fromkeys("random_bits random_split random_unwrap random_seed".split(), same),

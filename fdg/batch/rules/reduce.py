@@ -1,4 +1,4 @@
-"""Batch rules of reductions, sorts, cumulative operations, windows and FFTs."""
+"""Batch rules (`result.Rule`) of reductions, sorts, cumulative operations, windows and FFTs."""
 
 from typing import Any
 
@@ -36,6 +36,7 @@ _EXTREMES = ("reduce_max", "reduce_min")
 
 
 def _reduce(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """A split axis is kept, or reduced over devices."""
     (axis,), reduced_axes = operands, eqn.params["axes"]
     if axis is None or axis in reduced_axes:
         return every_result(eqn, None, reduced=True) if has_all_reduce(eqn) else None
@@ -70,7 +71,7 @@ def _fourier(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return None if operands[0] in range(rank)[-len(eqn.params["fft_lengths"]) :] else same(eqn, operands)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     **dict.fromkeys(("reduce_sum", "reduce_prod", *_EXTREMES, *_BITWISE), _reduce),
     **dict.fromkeys(("argmax", "argmin"), removing("axes")),  # XLA has no all-reduce for them
     "reduce": locally(_reduce_by_function),

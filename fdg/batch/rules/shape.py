@@ -1,4 +1,4 @@
-"""Rules of operations that move elements: reshapes, slices, concatenation."""
+"""Batch rules (`result.Rule`) of operations that move elements: reshapes, slices, concatenation."""
 
 from typing import Any
 
@@ -25,6 +25,7 @@ def _transpose(eqn: Any, operands: list[Axis]) -> RuleResult | None:
 
 
 def _stack(eqn: Any, operands: list[Axis]) -> RuleResult | None:
+    """The new axis moves the axes at and behind its position."""
     result, new_axis = same(eqn, operands), eqn.params["axis"]
     return result and result._replace(axes=tuple(a + (new_axis <= a) for a in result.axes if a is not None))
 
@@ -56,7 +57,7 @@ def _unless_cut(eqn: Any, operands: list[Axis]) -> RuleResult | None:
     return same(eqn, operands)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {  # by the name of the primitive
     **dict.fromkeys("slice dynamic_slice dynamic_update_slice pad".split(), _unless_cut),
     "split": except_axes("axis"),
     "concatenate": except_axes("dimension"),

@@ -96,7 +96,7 @@ def _callee(eqn: core.JaxprEqn) -> str:
 
 
 def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: Any, num_devices: int) -> None:
-    """Checks that a group with host calls has one device, because a host call needs the whole batch."""
+    """Raises `PlanError` if a group with host calls has several devices; a call needs the whole batch."""
     call = next(host_calls_and_effects(equations), None)
     if call is None or len(group) == 1:
         return
@@ -113,7 +113,7 @@ def check_one_device(equations: Sequence[core.JaxprEqn], group: Group, policy: A
 
 
 def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
-    """Checks that a program of several agents has no host calls."""
+    """Raises `PlanError` if a program of several agents has host calls."""
     if agents == 1:
         return
     for call in host_calls_and_effects(equations):

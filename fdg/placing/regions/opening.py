@@ -39,7 +39,7 @@ class _RegionBuilder:
         self.token: core.Var | None = None
 
     def emit(self, function: Callable, *operands: Any, row: Any = None) -> core.Var:
-        """Appends one operation that applies a function with one result; returns the result's variable."""
+        """Appends an operation that applies a function; returns its result. `row`: see `Operation.row`."""
         (eqn,), (result,) = jaxprs.traced(jax.jit(function), operands)
         self.items.append(Operation(eqn, row=row))
         return result

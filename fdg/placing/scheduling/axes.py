@@ -17,7 +17,7 @@ from fdg.placing.scheduling.placement import Placement
 Axes = dict[Any, int | None]  # the batch axis of each variable; None if it is replicated
 
 # For each set of groups, the smallest number of devices that divides the same axis lengths as the least
-# common multiple of the groups' numbers of devices (`batch.lengths`).
+# common multiple of the groups' `num_batch_parts` (`batch.lengths`).
 EquivalentDevices = Mapping[frozenset[str], int]
 
 

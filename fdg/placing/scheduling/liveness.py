@@ -59,7 +59,7 @@ def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable
 
 
 def with_names(steps: Sequence[Step], counts: collections.Counter[str] | None = None) -> tuple[Step, ...]:
-    """Gives each program a unique name; programs in loops are named first.
+    """Gives each program a unique name; programs in loops are named first. `counts` has the names so far.
 
     actors: act step fold_in     "act+step": its outermost fragments
     learners: split reshape      "before learn": its group's next fragment; "after learn" if the group has

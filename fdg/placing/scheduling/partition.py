@@ -33,7 +33,7 @@ def partition(
 ) -> Schedule:
     """Places every operation of an opened iteration and groups them into programs.
 
-    `axes` are the batch axes of the state's leaves. `sizes` are the numbers of devices of the groups, in the
+    `axes` are the batch axes of the state's leaves. `sizes` are the groups' `num_batch_parts`, in the
     policy's order; the first group runs operations that no rule assigns. Without `platforms`, all groups are
     on the same platform. The fragments `newer` read newer parameters than earlier fragments
     (`staleness.lag`), so no program has fragments of both kinds.

@@ -214,7 +214,7 @@ class Placement:
                 self.carry_groups[variable] = holders_of[variable] = {holder}
 
 
-_EXACT_OPERATIONS = frozenset(
+_EXACT_OPERATIONS = frozenset(  # on floats, in addition to moves
     "select_n max min clamp neg abs sign floor ceil round sort reduce_max reduce_min cummax cummin".split()
 )
 

@@ -119,7 +119,7 @@ class Repeat:
 
 
 Step: TypeAlias = Call | Move | Repeat
-Fact = TypeVar("Fact")
+Fact = TypeVar("Fact")  # see `ScheduleWalk`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def defs(step: Step) -> tuple[Value, ...]:
 
 
 def all_steps(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[Step, int]]:
-    """All steps, including those in loops, each with its number of runs."""
+    """All steps, including those in loops, each with its number of runs, if `steps` run `times` times."""
     for step in steps:
         yield step, times
         if isinstance(step, Repeat):

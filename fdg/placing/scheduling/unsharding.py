@@ -23,6 +23,7 @@ from fdg.placing.policy import Group
 from fdg.placing.resharding import EXCHANGE, GATHER, SLICE, STAYS, Change, change, common_mesh
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Step, Value, defs, uses
 
+# (value on the source, its copy on the target) -> resharding; None if the groups are on different devices
 ChangeOf = Callable[[Value, Value], Change | None]
 
 
@@ -199,7 +200,7 @@ def resharding_notes(schedule: Schedule) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-_KIND_TEXTS = {
+_KIND_TEXTS = {  # by `Change.kind`; `{}` is `Change.gather_size`
     STAYS: "as they are",
     GATHER: "gathered among {} neighbours",
     SLICE: "cut, which moves nothing",

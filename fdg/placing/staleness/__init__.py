@@ -43,6 +43,8 @@ __all__ = [
 def delay(graph: FDG, assignment: Mapping[str, str], ages: Ages, policy: Any) -> tuple[FDG, Delay]:
     """Rewrites a graph so that groups with actors use parameters from some iterations ago.
 
+    `assignment` maps each fragment to its group. Returns the new graph, and what it delays.
+
     A group is delayed if it has a fragment of the role `actor`. For such a group, a leaf of the state is
     delayed if both are true:
 

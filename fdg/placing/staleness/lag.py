@@ -90,7 +90,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
     return cut, Ages(ages, lag, trips, frozenset(names[num_before : num_before + num_inside]))
 
 
-_CUT_GRAPHS: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)
+_CUT_GRAPHS: IdentityCache[tuple[FDG, int, int]] = IdentityCache(max_entries=32)  # of `_cut_graph`
 
 
 def _actor_scans(equations: Iterable[core.JaxprEqn], actors: set[str]) -> Iterator[core.JaxprEqn]:

@@ -16,7 +16,7 @@ Reader: TypeAlias = str | None  # the innermost fragment that reads; None for th
 Version: TypeAlias = frozenset[tuple[int, int]]
 ReadersByValue: TypeAlias = Mapping[Versioned, set[Reader]]  # the readers of each value
 
-NEWEST: Version = frozenset()
+NEWEST: Version = frozenset()  # no leaf has an older value
 
 
 class Readers:
@@ -103,7 +103,7 @@ class Readers:
         """The delayed leaves (a group reads an older version of each) that the values may come from."""
         return sorted(self._delayed_leaves.intersection(frozenset().union(*map(self.origins, values))))
 
-    # --- unsupported delays ---
+    # --- unsupported delays: each check raises `PlanError` if it fails ---
 
     def check_one_version(self, fragment: str, need: ReadersByValue) -> None:
         """Checks the readers of results that are either new values or unchanged inputs of a fragment.
