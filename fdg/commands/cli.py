@@ -23,6 +23,7 @@ from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
+# `Command.positionals` of commands that take one run, and of those that take several.
 RUN: Mapping[str, Any] = {"run": {"metavar": "RUN_DIR", "help": "a run directory"}}
 RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": "run directories"}}
 _SLOW_S = 5.0  # time after which a slow step prints a notice

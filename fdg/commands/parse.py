@@ -23,6 +23,7 @@ from fdg.training import settings
 from fdg.training.settings import AUTO, Names, Processes, Settings
 
 _NAMES = ("algo", "env", "policy")
+# Flag that does not fit an automatic policy -> the error.
 _AUTO_REFUSALS = {
     "staleness": "--policy {policy} chooses the staleness: use --max-staleness {value}, or"
     " name a policy, such as --policy single_learner_coarse",
@@ -177,7 +178,7 @@ class CommandLine:
     def _make_devices(self, stored: Mapping[str, Any], may_choose: bool) -> int | None:
         """Configures host devices, one per core if fdg may choose their number (`may_choose`).
 
-        Returns the number to choose from; None if the number is fixed.
+        Returns the largest number that fdg may choose; None if the number is fixed.
         """
         flags = self.flags
         keep_programs(flags.get("program_cache"))
