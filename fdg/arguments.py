@@ -190,7 +190,7 @@ class UnknownAttributeError(NoAttributeError):
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
     """Checks that a class or function accepts these arguments: all are known, and no required one is missing.
 
-    `args` do not include `self`; messages call an argument `what`. A class must pass `fdg.kinds.check_decorated`.
+    `args` do not include `self`; messages call an argument `what`. A class must pass `kinds.check_decorated`.
     """
     dataclass_fields(cls)
     function, args = (cls.__init__, (None, *args)) if isinstance(cls, type) else (cls, tuple(args))  # type: ignore[misc]

@@ -21,7 +21,7 @@ from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
 from fdg.jaxprs.classes import PRODUCTS
 from fdg.rowwise import rowwise_p, trace_rows
 
-# Primitives whose gradient is not that of their body.
+# Primitives whose gradient may differ from that of their body.
 _CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
 

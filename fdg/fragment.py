@@ -244,13 +244,13 @@ class FragmentFunction:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self)}>"
 
 
-_num_traces = 0  # part of the key of each fragment's cached trace
+_num_forgotten = 0  # calls of `forget_traces`; part of the key of each fragment's cached trace
 
 
 def forget_traces() -> None:
     """Makes later calls of fragments trace their functions again, with changed attributes and globals."""
-    global _num_traces
-    _num_traces += 1
+    global _num_forgotten
+    _num_forgotten += 1
 
 
 def unseen_by_cache(value: Any) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ def unseen_by_cache(value: Any) -> tuple[int, ...]:
 
     It changes at every `forget_traces`, and if `value` has other objects in uncompared fields.
     """
-    return _num_traces, *_uncompared(value)
+    return _num_forgotten, *_uncompared(value)
 
 
 def _uncompared(value: Any) -> tuple[int, ...]:
@@ -319,6 +319,7 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
 
 
 def _remade(instance: Any, numbers: Mapping[str, Any]) -> Any:
+    """The dataclass made again with changed fields, so that `__post_init__` runs."""
     try:
         return dataclasses.replace(instance, **numbers)
     except jax.errors.JAXTypeError:

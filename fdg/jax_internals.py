@@ -20,7 +20,7 @@ CLOSED_JAXPR_IS_JAXPR: bool = _types[0] is _types[1]
 
 
 def internal(module: str, name: str, purpose: str) -> Any:
-    """A value from `jax._src` that has no public name."""
+    """A value from `jax._src` without a public name; `purpose` completes "which fdg needs to" in errors."""
     try:
         return getattr(importlib.import_module(f"jax._src.{module}"), name)
     except (ImportError, AttributeError):
