@@ -21,7 +21,8 @@ JSON_BYTES = 8 << 20
 
 _MAX_DEPTH = 64  # maximum nesting of objects and arrays
 _INTEGER_LIMIT = 2**63  # integers must be smaller, to fit int64
-# Parts of numbers that may be out of range, with each digit as 0: a regular expression is four times as slow.
+# `_AS_ZEROS` replaces each digit by 0. A number that may be out of range then contains one of `_MAYBE_LARGE`.
+# (A regular expression takes four times as long.)
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _MAYBE_LARGE = (b"0" * 19, b"e000", b"e+000")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

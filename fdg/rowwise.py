@@ -21,7 +21,7 @@ from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]
 Splits = tuple[tuple[Axes, Axes], ...]
-"""Alternative splits: the split axis of each operand (None: replicated) and result. `vmap` adds a split."""
+"""Alternative splits: the split axes of operands (None: replicated), then of results. `vmap` adds a split."""
 
 rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True

@@ -296,7 +296,7 @@ class Checkpoints:
             os.rename(temporary, final)
             with contextlib.suppress(OSError):  # without this file, removal goes undetected
                 files.write(self._newest_file, f"{iteration}\n".encode())
-            # Later ones are unusable: the run would have resumed from a usable one.
+            # Checkpoints of later iterations do not count: the run would have resumed from a usable one.
             for older in [i for i in self.iterations() if i <= iteration][:-KEEP]:
                 if not os.path.lexists(self._directory / f"{older}.keep"):
                     os.rename(self._directory / str(older), self._directory / f"{older}.removed")

@@ -295,7 +295,8 @@ def read_curves(
     label_of = _make_labels(list(dict.fromkeys(key for keys in run_keys for key in keys)))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {}  # their fields of `Curves`, from `x` to `runs`
+    # The agents of each curve, as the values of the fields of `Curves` from `x` to `runs`.
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {}
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         # Lists have one value per agent; `metric_columns` reads them by the name of their mean.
@@ -483,7 +484,7 @@ def _draw_threshold(axes: Any, value: float, label: str) -> None:
 
 
 def finish_figure(figure: Any, panels: Sequence[Any], x: str) -> None:
-    """Adds a grid, units of the x axis, and one legend below all panels."""
+    """Adds a grid, and one legend below all panels; steps (`x="env_steps"`) get SI prefixes, as in 1M."""
     from matplotlib.ticker import EngFormatter
 
     lines: dict[str, Any] = {}

@@ -50,7 +50,8 @@ class Deployed:
     def _act(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
         """An action for an observation, or actions for a batch of observations.
 
-        `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
+        `start` is as in `Acting.__call__`. `call` maps `(arrays, mask, memory, starts [N])` to the arrays of
+        the action and the next memory.
         """
         arrays, mask, single = self._observation_arrays(observation)
         count, starts = len(arrays[0]), np.asarray(False if start is None else start)
@@ -314,7 +315,7 @@ class Acting(Deployed):
         is_greedy = self.greedy if greedy is None else bool(greedy)
 
         def call(*arguments: Any) -> Any:
-            variant = is_greedy, arguments[1] is None
+            variant = is_greedy, arguments[1] is None  # the second argument is the mask
             if variant not in self._programs:
                 self._programs[variant] = self._jit_act(is_greedy, arguments)
             return self._programs[variant](*arguments, self._key, np.uint32(self._calls))

@@ -37,7 +37,7 @@ class Job(Settings):
     steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
-    max_host_devices: int | None = None  # limit of a choice of their number; None: there is no choice
+    max_host_devices: int | None = None  # fdg may choose up to this many; None: the number is fixed
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
