@@ -25,6 +25,7 @@ from fdg.training.settings import check_config
 CHECKPOINTS = "checkpoints"
 DATA = "data"
 BEST = "best_checkpoint"  # exists only in runs with `--eval-every`
+# What every finished run has. A folder with one of them cannot be the directory of a new run.
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 RESULTS = ("summary.json", "sweep.json")  # written at the end of a run, and read by other code
 # All files and folders that a run may write into its directory.
@@ -207,7 +208,7 @@ class RunDirectory:
 
 
 class NullRunDirectory(RunDirectory):
-    """The run directory in processes other than 0: its methods do nothing."""
+    """The run directory in processes other than 0: the methods that all processes call do nothing."""
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Does nothing."""
