@@ -307,4 +307,5 @@ ref-model
 deepspeed fsdp fsdp-config distributed-backend strategy
     --policy says how a run is distributed over devices, --devices N over how many
 """)
+# Alias of a flag -> fdg's name.
 _FDG_NAMES = {alias: fdg_name for fdg_name, aliases in ALIASES.items() for alias in aliases}

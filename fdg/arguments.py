@@ -26,7 +26,7 @@ from fdg.kinds import TOO_LARGE, as_int, dataclass_fields, describe_alternatives
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_SIMPLE_TYPES = {bool, int, float, str, types.NoneType}
+_SIMPLE_TYPES = {bool, int, float, str, types.NoneType}  # the types that `check_options` checks
 _UNIONS = (typing.Union, types.UnionType)
 _SELF_NAMES = ("self", "cls", "_cls")  # names of the first parameter of methods and of `__new__`
 _MAX_QUOTED = 60  # characters of a value in an error message
@@ -351,6 +351,8 @@ def check_at_least(least: int, **values: Any) -> None:
 
 def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None:
     """Raises an error for a user's object that lacks some of these attributes and methods.
+
+    The message calls the object `what` and ends with `fix`.
 
     >>> check_members("source", 3, ("real", "begin", "tick"), "give an fdg.Source")
     Traceback (most recent call last):

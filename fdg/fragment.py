@@ -45,7 +45,7 @@ ad.deflinear2(
 
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
-_PREFIX = "fdg"
+_PREFIX = "fdg"  # the beginning of the name of a fragment's jit
 _MAX_ROWS = 2**40  # the largest batch; planning tries all of its divisors up to the square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
@@ -182,7 +182,8 @@ class FragmentFunction:
                 )
 
         # `receiver` is (), or (instance,) for a method; `scalars` are the instance's fields that are arrays.
-        def body(receiver, version, scalars, args, kwargs):
+        # `unseen` (`unseen_by_cache`) is only part of the key in JAX's cache.
+        def body(receiver, unseen, scalars, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
                 problem = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
@@ -371,6 +372,7 @@ def _why_unhashable(instance: Any) -> str:
     return "give it a __hash__"
 
 
+# Unhashable type -> what to write instead.
 _HASHABLE_FIXES: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 

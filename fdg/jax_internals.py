@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
-_types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)
+_types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)  # `Any`: for a type checker these are never the same
 CLOSED_JAXPR_IS_JAXPR: bool = _types[0] is _types[1]
 """True from JAX 0.11 on, where a jaxpr holds its own constants and `ClosedJaxpr` is an alias."""
 

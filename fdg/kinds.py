@@ -150,7 +150,7 @@ def parse_quantity(word: str) -> float | None:
 # `_QUANTITY`: a number and its unit. `_PREFIXED_UNIT`: a prefix (k, M, Gi, ...) and a unit (B, bit, FLOPs).
 _QUANTITY = re.compile(r"([-+]?[\d.][\d., _']*(?:[eE][-+]?\d+)?)\s*([a-zA-Zµ%/]*)")
 _PREFIXED_UNIT = re.compile(r"([kKmMgGtTpP]?)(i?)(B|b|[bB]ytes?|[bB]its?|[bB]ps|FLOPs?|FLOPS|)(?:/s)?")
-_BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")
+_BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")  # the units of bits
 _SCALES = {  # unit or suffix in lower case -> factor
     **dict.fromkeys(("s", "sec", "seconds"), 1.0),
     **dict.fromkeys(("us", "µs"), 1e-6),
@@ -308,7 +308,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """The inverse of `to_json`, for a value of an annotation.
+    """The inverse of `to_json`, for a value of an annotation (NaN matches none).
 
     Raises:
       ValueError: the value does not match the annotation; the message has the expected values.

@@ -19,7 +19,7 @@ from fdg.errors import GraphError
 from fdg.fragment import leaf_axes
 from fdg.jax_internals import ClosedJaxpr
 
-Axes = tuple[int | None, ...]
+Axes = tuple[int | None, ...]  # one per array
 Splits = tuple[tuple[Axes, Axes], ...]
 """Alternative splits: the split axes of operands (None: replicated), then of results. `vmap` adds a split."""
 

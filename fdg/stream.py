@@ -19,6 +19,7 @@ from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
 from fdg.keys import zeros
 
+# Values of the fields `order` and `late` of `Stream`.
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
@@ -48,6 +49,8 @@ class Source(Protocol):
 
     def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
         """The states and caches of slots that start the responses `index [F]` of the run.
+
+        `key` is the random key of the run, the same in every call: fold the index into it.
 
         Leaves may be smaller than the slots' leaves along axes other than the first; they are written at the
         start of these axes. The rest of a state is as in `idle`; the rest of a cache is undefined.

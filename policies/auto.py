@@ -27,7 +27,7 @@ from policies.multi_learner import MultiLearner
 from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
 
-POLICIES: tuple[type, ...] = (
+POLICIES: tuple[type, ...] = (  # the policies that `auto` tries by default
     GPUOnly,
     MultiLearner,
     SingleLearnerCoarse,

@@ -47,6 +47,7 @@ _LINK_FIELDS: Mapping[str, tuple[str, float]] = {
     "bandwidth": ("B/s one way, per device within a host or per host between hosts", 3.8e11),
     "call": ("s that a collective takes in addition to its messages", 6.6e-6),
 }
+# Keys of the file whose values are whole numbers, and all keys.
 _WHOLE_NUMBERS = ("hosts", "devices_per_host", "cores")
 _SETTINGS = (*_WHOLE_NUMBERS, *_NUMBER_FIELDS, "kind", "inside", "between", "kinds", "links", "devices")
 

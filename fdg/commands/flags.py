@@ -26,7 +26,7 @@ from fdg.kinds import (
 )
 from fdg.training.settings import GROUPS, Settings
 
-_ONE_VALUE = "give one value, and start a run for each further value"
+_ONE_VALUE = "give one value, and start a run for each further value"  # the default fix for several values
 
 
 @dataclasses.dataclass(frozen=True)

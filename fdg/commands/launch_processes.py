@@ -45,7 +45,7 @@ FLAGS = (
         "maximum number of restarts from the last checkpoint, without the processes or nodes that were lost",
     ),
 )
-_RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")
+_RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")  # flags that need --ray
 _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
 # Flags of `fdg.train` that a user must not give, since the launcher sets them for each process.

@@ -34,7 +34,7 @@ from fdg.kinds import matches
 from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
 
-_SETTINGS = tuple(
+_SETTINGS = tuple(  # the keys of a study file
     "algorithms environments total_steps seeds first_seed random_episodes settings variants".split()
 )
 _SET_BY_STUDY = {  # flags that a study sets itself, and what to write instead

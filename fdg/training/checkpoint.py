@@ -4,6 +4,7 @@
       120/                  the state after iteration 120
         arrays/             written by Orbax: arrays and JSON, no code
         manifest.json       the run's id and the checksum of every other file; written last
+      120.keep              an empty file: 120 stays when newer checkpoints are written
       140.writing/          incomplete: being written, or left by a killed process
       160.damaged/          an unreadable checkpoint that a new 160 replaced
     .checkpoints            the newest iteration, to detect that its checkpoint was removed

@@ -91,10 +91,11 @@ def draw_run(
 ) -> None:
     """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `x_label` the label of the x axis. `points` names the points
-    of a sweep, which have equally many agents. With two to seven points, each point has its own mean; else
-    there is one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the
-    label counts them. The plot is 7 inches wide.
+    `rows` are those of `metrics.jsonl`, and `picture` is the file to write. `solved` is a return to mark with
+    a line, and `x_label` the label of the x axis. `points` names the points of a sweep, which have equally
+    many agents. With two to seven points, each point has its own mean; else there is one mean over all
+    agents. Agents at the positions `failed` are left out, unless all failed; the label counts them. The plot
+    is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN

@@ -23,7 +23,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.running.xla_options import jit
 
-_DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
+_DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")  # dtypes that a description may name
 _MASK = ("action_mask",)  # the path of the action mask in a library's observation
 
 
@@ -257,7 +257,9 @@ def act_natively(
 ) -> tuple[Sequence[Any], Any]:
     """The arrays of actions and the next memory, for observations in the format of the library.
 
-    `memory` is a pair: the memory of the environment's wrappers, and the memory of the actor.
+    `arrays` are the observation's, `[N, ...]` each; `mask` is its action mask or None; `start` is `[N]` bool,
+    and `keys` are `[N]` random keys. `memory` is a pair: the memory of the environment's wrappers, and the
+    memory of the actor.
     """
     wrapper_memory, memory = memory
     wrapper_memory, observation = native.apply_wrappers(wrapper_memory, start, native.encode(arrays, mask))

@@ -34,7 +34,7 @@ from fdg.training.onnx import Output, to_onnx
 
 FORMATS = ("jax", "onnx")
 _DESCRIPTION_PREFIX = "a policy of fdg"  # beginning of the entry "what" of a description
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # on which an exported program runs
 
 
 def export(

@@ -22,7 +22,7 @@ from fdg.training.settings import Settings, changes, check_settings, flatten_con
 from fdg.training.summary import git_commit, versions
 from fdg.training.sweep import Sweep, agent_count, unwrap_sweep
 
-_SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
+_SESSION_ENTRIES = ("command", "versions", "git_commit")  # what `config.json` records at each resume
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_
 from fdg.training.statistics import estimate_text
 from fdg.training.sweep import Sweep
 
+# Files of a packed run.
 CARD = "README.md"
 VIDEO = "video.gif"
 CURVE = "learning_curve.png"

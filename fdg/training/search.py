@@ -7,7 +7,7 @@ faster, and a trial may itself be a sweep. Bad trials are pruned by asynchronous
     OUT/config.json     the configuration, with the search space
     OUT/study.journal   Optuna's storage, from which a search is resumed
     OUT/trials/0000     one run directory per trial
-    OUT/search.json     the results
+    OUT/search.json     the results; search.png plots them
 """
 
 import dataclasses

@@ -106,7 +106,7 @@ def point_text(point: Mapping[str, float]) -> str:
 
 
 def _split_words(text: str, command: str, example: str) -> list[tuple[str, str]]:
-    """Splits a text into words `NAME=VALUES`: pairs (name, values)."""
+    """Splits a text into words `NAME=VALUES`: pairs (name, values). Errors name the `command`."""
     pairs = []
     for word in text.split():
         name, equals, values = word.partition("=")
@@ -187,7 +187,7 @@ def _parse_grid_range(name: str, text: str) -> list[float]:
     return [float(f"{value:.8g}") for value in spaced(low, high, count)]
 
 
-_RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
+_RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")  # a range of a space
 
 
 @dataclasses.dataclass(frozen=True)
