@@ -39,7 +39,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
         command_line = CommandLine(argv)
         command_line.join()
-        if not distributed.is_first():  # redirects the file descriptor, since gloo writes to it directly
+        if not distributed.is_first():  # only process 0 prints; gloo writes to the file descriptor directly
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         job, start = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."

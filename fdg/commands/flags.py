@@ -116,7 +116,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
             raise FdgError(f"{word!r} contains a null character: remove it")
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            if name == "--" or value == "--":  # argparse would interpret it
+            if name == "--" or value == "--":  # argparse takes it for the end of the flags
                 raise FdgError(f"'{word}': '--' is neither a flag nor a value: see --help")
             words.append(name.replace("_", "-") + equals + value)
         elif words and re.fullmatch(r"--[\w-]+", words[-1]) and _NEGATIVE_NUMBER.fullmatch(word):

@@ -334,7 +334,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
             outcome = carry_out(job, start, quiet=True)
         except FdgError as error:
             if isinstance(error, UnwritableError) or isinstance(error.__cause__, OSError):
-                raise  # it would stop every other cell too
+                raise  # the same error would stop every other cell
             if isinstance(error, RunError) and run.is_dir():  # other errors are found again before training
                 files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)

@@ -31,7 +31,7 @@ class Job(Settings):
 
     algorithm: Any  # the algorithm, built from presets and flags
     policy: Any  # the distribution policy
-    # entries of `config.json` that describe both: `algo`, `env`, `policy`, `hyperparameters`, ...
+    # entries of `config.json` of algorithm and policy: `algo`, `env`, `policy`, `hyperparameters`, ...
     described: Mapping[str, Any]
     num_iterations: int  # iterations of the whole run
     steps_per_iteration: int  # steps of one agent per iteration
