@@ -99,7 +99,7 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-# Imported on first use: these modules import `algos` and `envs`, which import this package.
+# Public name -> its module, imported on first use, since it imports `algos` and `envs`, which import fdg.
 _LAZY_NAMES = {
     "Run": "fdg.training.run",
     "Sweep": "fdg.training.sweep",
@@ -136,6 +136,7 @@ def __getattr__(name: str) -> Any:
     raise no_attribute(__name__, name, __all__, _SUGGESTIONS.get(name))
 
 
+# Frozen class -> the word for its instances in error messages.
 _NOUNS = {FDG: "graph", Edge: "edge", Plan: "plan", SteppedPlan: "plan", Profile: "profile", Stream: "stream"}
 for _cls, _noun in _NOUNS.items():
     explain_frozen(_cls, _noun)

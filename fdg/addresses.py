@@ -4,9 +4,9 @@ from fdg.errors import FdgError
 
 
 def split_address(address: str, label: str | None = None, example: str = "10.0.0.1:1234") -> tuple[str, int]:
-    """Splits HOST:PORT into host and port.
+    """Splits HOST:PORT into the host (without brackets) and the port, from 1 to 65535.
 
-    `label` is the beginning of the error message, by default the address.
+    The error message begins with `label`, by default the address, and ends with `example`.
 
     >>> split_address("localhost:1234"), split_address("[::1]:80")
     (('localhost', 1234), ('::1', 80))

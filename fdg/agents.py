@@ -143,7 +143,7 @@ def agents(algorithm: Any, n: int) -> Agents:
 
 
 def checked_name(algorithm: Any) -> str:
-    """Checks that a value is an algorithm, and returns its name."""
+    """Returns the name of an algorithm; raises `GraphError` for any other value."""
     if isinstance(algorithm, type):
         raise GraphError(
             f"{algorithm.__name__} is a class, but an algorithm is an instance:"
@@ -229,7 +229,7 @@ def mapped(function: Callable[..., list[Any]], agents: int, agents_per_vmap: int
             return [x[None] for x in function(*(x[0] for x in arrays))]
 
     else:
-        map_chunk = jax.vmap(function, axis_size=agents_per_vmap)  # there may be no arrays to tell it
+        map_chunk = jax.vmap(function, axis_size=agents_per_vmap)  # the size, since there may be no arguments
     if agents_per_vmap == agents:
         return map_chunk
 

@@ -106,7 +106,7 @@ def not_a_policy(name: object) -> str | None:
     return f"{name!r} is a network, which follows from the observation here: leave it out"
 
 
-# The fixes for methods of other libraries' models.
+# Method of other libraries' models -> the fix.
 METHOD_FIXES: Mapping[str, str] = {
     **dict.fromkeys(("learn", "update", "train", "fit"), "to train, write fdg.fit(algorithm, total_steps=N)"),
     **dict.fromkeys(
@@ -130,7 +130,7 @@ def _nearest_fix(algo: str) -> str:
     return f"fdg does not have it: the nearest is --algo {algo}"
 
 
-# Algorithms that are settings of another algorithm in fdg, or that have a replacement.
+# Normalised name of an algorithm that fdg lacks -> (fdg's algorithm, settings of it), or the fix as text.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("dqn", {"double": True}), "ddqn double-dqn dqn-double"),
     **_same_fix(("dqn", {"dueling": True}), "dueling-dqn dueling dqn-dueling"),
@@ -188,6 +188,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]] | str] = {
     **_same_fix(("reward_model", {}), "rm reward"),
 }
 
+# Stable-Baselines3's names of policy networks.
 _NETWORKS = re.compile(r"(Mlp|Cnn|MultiInput)(Lstm|LnLstm|Ln)?Policy", re.IGNORECASE)
 
 
@@ -306,4 +307,5 @@ ref-model
 deepspeed fsdp fsdp-config distributed-backend strategy
     --policy says how a run is distributed over devices, --devices N over how many
 """)
+# Alias of a flag -> fdg's name.
 _FDG_NAMES = {alias: fdg_name for fdg_name, aliases in ALIASES.items() for alias in aliases}

@@ -26,7 +26,7 @@ from fdg.kinds import TOO_LARGE, as_int, dataclass_fields, describe_alternatives
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_SIMPLE_TYPES = {bool, int, float, str, types.NoneType}
+_SIMPLE_TYPES = {bool, int, float, str, types.NoneType}  # the types that `check_options` checks
 _UNIONS = (typing.Union, types.UnionType)
 _SELF_NAMES = ("self", "cls", "_cls")  # names of the first parameter of methods and of `__new__`
 _MAX_QUOTED = 60  # characters of a value in an error message
@@ -190,7 +190,7 @@ class UnknownAttributeError(NoAttributeError):
 def check_call(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = "argument") -> None:
     """Checks that a class or function accepts these arguments: all are known, and no required one is missing.
 
-    `args` do not include `self`; messages call an argument `what`. A class must pass `check_decorated`.
+    `args` do not include `self`; messages call an argument `what`. A class must pass `kinds.check_decorated`.
     """
     dataclass_fields(cls)
     function, args = (cls.__init__, (None, *args)) if isinstance(cls, type) else (cls, tuple(args))  # type: ignore[misc]
@@ -240,11 +240,12 @@ def check_order(function: Callable, names: Sequence[str], what: str) -> None:
         raise _signature_error(signature, names, what, ", in this order")
 
 
-def _signature_error(signature: inspect.Signature, names: Sequence[str], what: str, order: str) -> FdgError:
+def _signature_error(signature: inspect.Signature, names: Sequence[str], what: str, end: str) -> FdgError:
+    """The error for a function `what` that cannot take arguments of these names; `end` ends the message."""
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in signature.parameters.values()):
-        order = " by position, so remove the *"
+        end = " by position, so remove the *"
     takes, called = str(signature).partition(" -> ")[0], ", ".join(names)
-    return FdgError(f"{what} takes {takes}, but is called with ({called}): let it take these{order}")
+    return FdgError(f"{what} takes {takes}, but is called with ({called}): let it take these{end}")
 
 
 def _canonical_name(name: str) -> str:
@@ -265,7 +266,10 @@ def _bind(
     name: str = "",
     what: str = "argument",
 ) -> Mapping[str, Any]:
-    """The arguments of a call by name; raises an `FdgError` if the function does not accept them."""
+    """The arguments of a call by name; raises an `FdgError` if the function does not accept them.
+
+    Messages call the function `name` (by default its own name), and an argument `what`.
+    """
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -348,6 +352,8 @@ def check_at_least(least: int, **values: Any) -> None:
 def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None:
     """Raises an error for a user's object that lacks some of these attributes and methods.
 
+    The message calls the object `what` and ends with `fix`.
+
     >>> check_members("source", 3, ("real", "begin", "tick"), "give an fdg.Source")
     Traceback (most recent call last):
     fdg.errors.FdgError: source=3 has no begin or tick: give an fdg.Source
@@ -376,6 +382,7 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
+    """The annotations that `check_options` checks, by option."""
     hints: dict[str, Any] = {}
     by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):

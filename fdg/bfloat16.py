@@ -21,6 +21,7 @@ from fdg.jax_internals import HIGH_LEVEL_PRIMITIVES
 from fdg.jaxprs.classes import PRODUCTS
 from fdg.rowwise import rowwise_p, trace_rows
 
+# Primitives whose gradient may differ from that of their body.
 _CUSTOM_GRADIENTS = ("custom_jvp_call", "custom_vjp_call", *HIGH_LEVEL_PRIMITIVES)
 
 
@@ -115,7 +116,7 @@ def _product(eqn: Any) -> Callable[..., jax.Array]:
         return bind(_to_bfloat16(left), _to_bfloat16(right))
 
     def forward(left: Any, right: Any) -> tuple[jax.Array, Any]:
-        # An operand is a residual only if the other operand is differentiated.
+        # An operand is a residual only if the other operand is differentiated (`perturbed`).
         rounded_left, rounded_right = _to_bfloat16(left.value), _to_bfloat16(right.value)
         return bind(rounded_left, rounded_right), (
             rounded_left if right.perturbed else None,

@@ -5,6 +5,7 @@ import math
 import os
 from pathlib import Path
 
+# Set by `set_core_sharing`.
 _sharing_processes = 1
 _min_cores: int | None = None
 

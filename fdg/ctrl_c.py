@@ -23,7 +23,7 @@ from fdg.process_exit import is_command
 STATUS = 130  # exit status after Ctrl-C
 GRACE_SECONDS = 1.5  # in which training may finish a call and save a checkpoint
 
-_hint = "nothing was begun"
+_hint = "nothing was begun"  # how to resume; printed after `interrupted: `
 _grace_s: float | None = 0.0  # seconds; None: a signal handler ends the process
 _notify_peers: Callable[[str], None] | None = None
 _installed = False

@@ -41,6 +41,7 @@ class Engine:
     """A compiled algorithm. `state = init(seed)`, then `state, metrics = run(state, iterations)`.
 
     Attributes:
+      algorithm: the algorithm; `Agents` if it was compiled for several agents.
       plan: the placement of fragments and the transfers between devices; `print` it. With sharded parameters,
         `compile` (or the first `run`) fills in its collectives.
       programs: the XLA programs.
@@ -82,6 +83,7 @@ class Engine:
         self._init = self._jit_init(self._init_leaves)
         self._returned = ReturnedArrays()
         self._iterations = 0  # iterations of this engine that led to the returned state
+        # The new state and the metrics to come of the last call, if Ctrl-C interrupted it; else None.
         self._interrupted: tuple[Any, PendingMetrics] | None = None
 
     @checked_names

@@ -207,11 +207,11 @@ def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
     If the user has no frame in it, returns the innermost frame of any other code, such as a library or
     `algos`, but not of JAX, Flax, Optax, Chex, `fdg` or `envs`. None if there is no such frame either.
     """
-    fdg_folders = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
+    excluded_folders = _folders("jax", "jaxlib", "flax", "optax", "chex", "fdg", "envs")
     outside = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(fdg_folders)
+        if not frame.f_code.co_filename.startswith(excluded_folders)
         and not is_generated(frame.f_code.co_filename, frame.f_code.co_name)
         and not ("__file__" in frame.f_globals and frame.f_code.co_filename.startswith("<"))
     ]

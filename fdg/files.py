@@ -1,8 +1,8 @@
 """Writes into untrusted folders: follows no symlink, and opens no FIFO or device.
 
 A run directory contains only regular files and real directories; the run directory itself may be a symlink.
-`fdg.reading` is the counterpart for reading. `writing` and the checks after it are for output files
-that a user names, which may be links or devices; the checks come before the work for them.
+`fdg.reading` is the counterpart for reading. `writing` and the functions after it are for output files that a
+user names, which may be links or devices; call the checks before the work that makes such a file.
 """
 
 import contextlib

@@ -45,7 +45,7 @@ ad.deflinear2(
 
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
-_PREFIX = "fdg"
+_PREFIX = "fdg"  # the beginning of the name of a fragment's jit
 _MAX_ROWS = 2**40  # the largest batch; planning tries all of its divisors up to the square root
 
 ROLES = ("environment", "actor", "buffer", "learner", "gradient", "update", "reward", "reference", "critic")
@@ -182,7 +182,8 @@ class FragmentFunction:
                 )
 
         # `receiver` is (), or (instance,) for a method; `scalars` are the instance's fields that are arrays.
-        def body(receiver, version, scalars, args, kwargs):
+        # `unseen` (`unseen_by_cache`) is only part of the key in JAX's cache.
+        def body(receiver, unseen, scalars, args, kwargs):
             axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             if isinstance(axes, tuple) and len(axes) != len(args):
                 problem = f"in_axes={in_axes} names {len(axes)} arguments but it was called with {len(args)}"
@@ -244,13 +245,13 @@ class FragmentFunction:
         return f"<fragment {self.mark.role}: {self.mark.name}{inspect.signature(self)}>"
 
 
-_num_traces = 0  # part of the key of each fragment's cached trace
+_num_forgotten = 0  # calls of `forget_traces`; part of the key of each fragment's cached trace
 
 
 def forget_traces() -> None:
     """Makes later calls of fragments trace their functions again, with changed attributes and globals."""
-    global _num_traces
-    _num_traces += 1
+    global _num_forgotten
+    _num_forgotten += 1
 
 
 def unseen_by_cache(value: Any) -> tuple[int, ...]:
@@ -258,7 +259,7 @@ def unseen_by_cache(value: Any) -> tuple[int, ...]:
 
     It changes at every `forget_traces`, and if `value` has other objects in uncompared fields.
     """
-    return _num_traces, *_uncompared(value)
+    return _num_forgotten, *_uncompared(value)
 
 
 def _uncompared(value: Any) -> tuple[int, ...]:
@@ -319,6 +320,7 @@ def with_numbers(instance: Any, numbers: Mapping[str, Any]) -> Any:
 
 
 def _remade(instance: Any, numbers: Mapping[str, Any]) -> Any:
+    """The dataclass made again with changed fields, so that `__post_init__` runs."""
     try:
         return dataclasses.replace(instance, **numbers)
     except jax.errors.JAXTypeError:
@@ -370,6 +372,7 @@ def _why_unhashable(instance: Any) -> str:
     return "give it a __hash__"
 
 
+# Unhashable type -> what to write instead.
 _HASHABLE_FIXES: dict[type, str] = {list: "a tuple", set: "a frozenset", dict: "a tuple of pairs"}
 
 

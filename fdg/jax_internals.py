@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 else:
     ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
-_types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)
+_types: tuple[Any, Any] = (ClosedJaxpr, core.Jaxpr)  # `Any`: for a type checker these are never the same
 CLOSED_JAXPR_IS_JAXPR: bool = _types[0] is _types[1]
 """True from JAX 0.11 on, where a jaxpr holds its own constants and `ClosedJaxpr` is an alias."""
 
 
 def internal(module: str, name: str, purpose: str) -> Any:
-    """A value from `jax._src` that has no public name."""
+    """A value from `jax._src` without a public name; `purpose` completes "which fdg needs to" in errors."""
     try:
         return getattr(importlib.import_module(f"jax._src.{module}"), name)
     except (ImportError, AttributeError):

@@ -19,6 +19,7 @@ _INDEPENDENT_DRAWS = {
 `rbg` draws the bits of a whole batch from its first key.
 """
 
+# Primitives that take or make typed keys, and whose results may depend on the batch.
 _DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "random_fold_in", "random_seed"})
 _GENERATORS = frozenset({"rng_bit_generator", "rng_uniform"})  # XLA's own generators
 

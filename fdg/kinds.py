@@ -1,4 +1,4 @@
-"""Checks values against type annotations, describes these, and converts values to and from text and JSON."""
+"""Checks values against type annotations, describes annotations, and reads and writes text and JSON."""
 
 import contextlib
 import dataclasses
@@ -147,10 +147,11 @@ def parse_quantity(word: str) -> float | None:
         return None
 
 
+# `_QUANTITY`: a number and its unit. `_PREFIXED_UNIT`: a prefix (k, M, Gi, ...) and a unit (B, bit, FLOPs).
 _QUANTITY = re.compile(r"([-+]?[\d.][\d., _']*(?:[eE][-+]?\d+)?)\s*([a-zA-Zµ%/]*)")
 _PREFIXED_UNIT = re.compile(r"([kKmMgGtTpP]?)(i?)(B|b|[bB]ytes?|[bB]its?|[bB]ps|FLOPs?|FLOPS|)(?:/s)?")
-_BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")
-_SCALES = {
+_BITS = ("b", "bit", "bits", "Bit", "Bits", "bps", "Bps")  # the units of bits
+_SCALES = {  # unit or suffix in lower case -> factor
     **dict.fromkeys(("s", "sec", "seconds"), 1.0),
     **dict.fromkeys(("us", "µs"), 1e-6),
     **dict.fromkeys(("million", "mio"), 1e6),
@@ -307,7 +308,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """The inverse of `to_json`, for a value of an annotation.
+    """The inverse of `to_json`, for a value of an annotation (NaN matches none).
 
     Raises:
       ValueError: the value does not match the annotation; the message has the expected values.
@@ -448,6 +449,7 @@ def _is_number(value: Any) -> bool:
     return is_floating and not math.isnan(float(value))
 
 
+# Class -> whether a value matches it, for classes with another rule than `isinstance`.
 _TESTS: dict[Any, Callable[[Any], bool]] = {
     Any: lambda value: True,
     types.NoneType: lambda value: value is None,

@@ -1,4 +1,4 @@
-"""`python -m fdg.launch --num-processes N`: runs `fdg.train` as several processes on this machine."""
+"""`python -m fdg.launch`: runs `fdg.train` in several processes, on this machine or on a Ray cluster."""
 
 from fdg.commands.launch_processes import main
 from fdg.process_exit import exit_with

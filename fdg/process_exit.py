@@ -24,7 +24,7 @@ from fdg.hidden_modules import shadowing_file
 LAUNCHER_PIPE = "FDG_TIED"  # environment variable of a process whose standard input is its launcher's pipe
 CLOSED_PIPE = 141  # exit status of a process that SIGPIPE has ended
 
-_status: int | None = None
+_status: int | None = None  # the exit status, set by `exit_with`
 
 
 def is_command() -> bool:

@@ -53,7 +53,7 @@ def submodules(package: str) -> Callable[[str], Any]:
 class _UncallableModule(types.ModuleType):
     """A module that raises an error with the right call when it is called."""
 
-    instead = ""
+    instead = ""  # the call to write, such as `algos.PPO(...)`
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise FdgError(f"{self.__name__} is a module: write {self.instead}")

@@ -19,9 +19,9 @@ from fdg.errors import GraphError
 from fdg.fragment import leaf_axes
 from fdg.jax_internals import ClosedJaxpr
 
-Axes = tuple[int | None, ...]
+Axes = tuple[int | None, ...]  # one per array
 Splits = tuple[tuple[Axes, Axes], ...]
-"""Alternative splits: the split axis of each operand (None: replicated) and result. `vmap` adds a split."""
+"""Alternative splits: the split axes of operands (None: replicated), then of results. `vmap` adds a split."""
 
 rowwise_p = core.Primitive("rowwise")
 rowwise_p.multiple_results = True

@@ -19,6 +19,7 @@ from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
 from fdg.keys import zeros
 
+# Values of the fields `order` and `late` of `Stream`.
 Order = Literal["prompt", "finished"]
 Late = Literal["wait", "mask"]
 
@@ -48,6 +49,8 @@ class Source(Protocol):
 
     def begin(self, parameters: Any, key: jax.Array, index: jax.Array, now: Now) -> tuple[Any, Any]:
         """The states and caches of slots that start the responses `index [F]` of the run.
+
+        `key` is the random key of the run, the same in every call: fold the index into it.
 
         Leaves may be smaller than the slots' leaves along axes other than the first; they are written at the
         start of these axes. The rest of a state is as in `idle`; the rest of a cache is undefined.
@@ -108,7 +111,7 @@ class Stream:
         are too old.
       group: responses per unit.
       prefills: responses that start at once; None: an eighth of the slots, or all slots if `ahead` is 0 and
-        there are as many slots as responses.
+        there are as many slots as responses in a micro-batch.
 
     Raises:
       FdgError: (construction) a number is out of range.
@@ -224,6 +227,7 @@ class Stream:
         version = jnp.asarray(version, jnp.int32)
         if self._is_lockstep and self.prefills in (None, self.slots):
             return self._take_all(parameters, version, state)
+        # Responses with an index below `limit` may start.
         limit = ((state.clock.micro_batch + 1) * self.units + self.ahead * self.batch) * self.group
         carry = state.clock, state.kept, self._caches(parameters, state), state.rows
 
@@ -336,7 +340,10 @@ class Stream:
         )
 
     def _start_responses(self, parameters: Any, version: Any, limit: Any, key: Any, carry: Any) -> Any:
-        """Writes the rows of the first free slots, and starts the next responses in these slots."""
+        """Writes the rows of the first free slots, and starts the next responses in these slots.
+
+        `carry` is `(clock, kept, cache, rows)`; `limit` is the index at which responses may not start yet.
+        """
         clock, kept, cache, rows = carry
         offsets, remaining = jnp.arange(self.prefill_batch, dtype=jnp.int32), limit - clock.next
         is_started = offsets < remaining
@@ -395,8 +402,8 @@ class Stream:
         ready = jnp.sum(is_finished, dtype=jnp.int32) >= self.units
         if self.late == "mask" or not self.ahead:
             return ready
-        # Row i concerns the units to be taken by iteration `iteration + i`. Those that this micro-batch does
-        # not take must fit into the following ones.
+        # Row i has the units that must be taken by iteration `iteration + i`. The units among them that this
+        # micro-batch does not take must fit into the following micro-batches.
         iteration, part = jnp.divmod(clock.micro_batch, self.micro_batches)
         iterations_ahead = jnp.arange(self.ahead, dtype=jnp.int32)
         is_due = (clock.unit >= 0)[None] & (

@@ -27,7 +27,7 @@ from policies.multi_learner import MultiLearner
 from policies.single_learner_coarse import SingleLearnerCoarse
 from policies.single_learner_fine import SingleLearnerFine
 
-POLICIES: tuple[type, ...] = (
+POLICIES: tuple[type, ...] = (  # the policies that `auto` tries by default
     GPUOnly,
     MultiLearner,
     SingleLearnerCoarse,
@@ -135,7 +135,7 @@ def auto(
     allowed, target = Auto(max_staleness, ",".join(may_change)), _checked_devices(devices)
     cluster = target if isinstance(target, Cluster) else cluster_for(target)
     original, (algorithm, num_seeds) = algorithm, split_agents(algorithm, num_seeds)
-    graphs: dict[Any, tuple[Any, FDG]] = {}
+    graphs: dict[Any, tuple[Any, FDG]] = {}  # the changed algorithm and its graph, by `Candidate.variant`
     if graph is not None:
         graphs[()] = algorithm, dataclasses.replace(graph, agents=None)
 

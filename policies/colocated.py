@@ -9,7 +9,7 @@ from fdg.placing.policy import Group
 from policies.groups import divide
 from policies.parameters import ShardsParameters, device_count, generation_group
 
-LEARNING_ROLES = ("reference", "critic", "learner", "buffer")
+LEARNING_ROLES = ("reference", "critic", "learner", "buffer")  # roles of the devices that train
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class Colocated(ShardsParameters):
             )
 
     def place(self, devices: Sequence[str]) -> Mapping[str, Group]:
-        """One group; or two on the same devices, with different sharding of parameters."""
+        """One group, or two on the same devices with different sharding; one more for `rewards`, if set."""
         all_devices = self.with_sharding(Group("all", tuple(range(len(devices)))))
         learning, generation = all_devices, all_devices
         if self.generation_parallel is not None and len(devices) > 1:

@@ -1,4 +1,4 @@
-"""Divides devices into the groups of a policy."""
+"""Divides devices into the groups of a policy. `devices` are their platforms, such as "cpu" or "gpu"."""
 
 from collections.abc import Sequence
 from typing import Any

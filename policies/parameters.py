@@ -32,7 +32,7 @@ def group_size(default: int | None, text: str) -> Any:
 
 
 def device_count(default: int | None, text: str, least: int | None = None, **options: Any) -> Any:
-    """A field for any other number of devices; `ShardsParameters` checks that it is at least `least`."""
+    """Like `group_size`, for any other number of devices; `ShardsParameters` checks it against `least`."""
     return dataclasses.field(default=default, metadata={"help": text, "least": least}, **options)
 
 

@@ -30,8 +30,6 @@ FLAGS = (
     Flag("disturbed", bool, False, "save the figures even if other programs used the machine"),
     Flag("show", bool, False, "print the stored calibration, and measure nothing"),
 )
-
-
 _ABOUT = "Measures this machine's rates in about three minutes. Run nothing else on it during this time."
 
 
@@ -85,6 +83,7 @@ def calibration_table(calibration: Calibration) -> str:
     """The figures of a calibration, and the parameters that were fitted to reference jobs, as tables."""
     rows = []
     figures = dict(calibration.kind.figures)
+    # `inside`: the link between devices of a process; `between`: the link between processes.
     for place, link in (("inside", calibration.inside), ("between", calibration.between)):
         figures.update({f"{place}: {name}": getattr(link, name) for name in ("latency", "bandwidth", "call")})
     for name, figure in figures.items():

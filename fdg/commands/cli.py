@@ -23,6 +23,7 @@ from fdg.processes.peers import LostError
 from fdg.running.program_cache import remove_corrupt_entry
 from fdg.shadowing import shadowed_package, unimportable_folder
 
+# `Command.positionals` of commands that take one run, and of those that take several.
 RUN: Mapping[str, Any] = {"run": {"metavar": "RUN_DIR", "help": "a run directory"}}
 RUNS: Mapping[str, Any] = {"runs": {"nargs": "+", "metavar": "RUN_DIR", "help": "run directories"}}
 _SLOW_S = 5.0  # time after which a slow step prints a notice
@@ -38,7 +39,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
         command_line = CommandLine(argv)
         command_line.join()
-        if not distributed.is_first():  # redirects the file descriptor, since gloo writes to it directly
+        if not distributed.is_first():  # only process 0 prints; gloo writes to the file descriptor directly
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         job, start = command_line.job(
             "python -m fdg.train", "Trains an algorithm on an environment, under a distribution policy."

@@ -39,7 +39,10 @@ class HalvedRate:
 def sensitivity(
     choose: Callable[[Cluster], Choice], cluster: Cluster, agents: int | None = None
 ) -> tuple[HalvedRate, ...]:
-    """Chooses a plan for `agents` again with each rate halved. The first entry has the original rates."""
+    """Chooses a plan again with each rate halved. The first entry has the original rates.
+
+    `choose` maps a cluster to its choice; `agents` is the number of agents (None: no axis of agents).
+    """
     original = choose(cluster)
     plan = fdg.place(original.graph, original.policy, original.devices, agents)
     results = [HalvedRate("", original.seconds, _describe(original), original.seconds)]
@@ -51,7 +54,7 @@ def sensitivity(
     return tuple(results)
 
 
-_LINKS = ("inside", "between")
+_LINKS = ("inside", "between")  # the links of a `Cluster`: between devices of a host, and between hosts
 
 
 def _rates(cluster: Cluster) -> dict[str, float]:

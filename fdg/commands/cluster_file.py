@@ -33,7 +33,7 @@ from fdg.placing.place import MAX_DEVICES
 from fdg.reading import read_toml
 
 THIS_MACHINE = "this machine"
-# By key: the field of `Cluster`, the meaning and unit of the number, and an example.
+# Key in the file -> (field of `Cluster`, meaning and unit of the number, an example).
 _NUMBER_FIELDS: Mapping[str, tuple[str, str, float]] = {
     "price": ("price", "per device and hour, in any currency", 2.5),
     "straggling": ("straggling", "relative standard deviation of devices' times for equal work", 0.02),
@@ -41,11 +41,13 @@ _NUMBER_FIELDS: Mapping[str, tuple[str, str, float]] = {
     "restart_seconds": ("restart", "s from a failure until the last checkpoint is loaded", 300),
     "storage_bytes_per_second": ("storage", "B/s to the checkpoint storage, of all hosts together", 1e9),
 }
+# Key in a table [links.NAME] -> (meaning and unit of the number, an example).
 _LINK_FIELDS: Mapping[str, tuple[str, float]] = {
     "latency": ("s until the first byte of a message arrives", 6e-7),
     "bandwidth": ("B/s one way, per device within a host or per host between hosts", 3.8e11),
     "call": ("s that a collective takes in addition to its messages", 6.6e-6),
 }
+# Keys of the file whose values are whole numbers, and all keys.
 _WHOLE_NUMBERS = ("hosts", "devices_per_host", "cores")
 _SETTINGS = (*_WHOLE_NUMBERS, *_NUMBER_FIELDS, "kind", "inside", "between", "kinds", "links", "devices")
 
@@ -199,7 +201,11 @@ def _read_figures(
     references: Sequence[Mapping[str, Figure]],
     required: Sequence[str] = (),
 ) -> dict[str, Figure]:
-    """The figures of a table [kinds.NAME] or [links.NAME]; warns if one is far from those of `references`."""
+    """The figures of a table [kinds.NAME] or [links.NAME]; warns if one is far from those of `references`.
+
+    Messages call the table `where`, and each of its keys an `entry`. `units` has the meaning and an example
+    of each key.
+    """
     if (bad_name := next((name for name in settings if name not in units), None)) is not None:
         raise unknown_name(f"{entry} of {where}", bad_name, units)
     if (missing := next((name for name in required if name not in settings), None)) is not None:
@@ -215,6 +221,7 @@ def _read_figures(
 
 
 def _read_link(place: str, name: Any, links: Mapping[str, Mapping[str, Any]], default: Link | None) -> Link:
+    """The link `name` from the file's `links` or the published ones; None: `default`."""
     if name is None:
         if default is None:
             raise FdgError(f"'{place}' is missing: give {place} = 'NVLink 4', or a link of docs/scale.md")

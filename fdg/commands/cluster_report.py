@@ -118,14 +118,17 @@ def simulate(failures: FailureModel, interval: float, work: float, seed: int = 0
 
 
 def best_interval(failures: FailureModel, intervals: Sequence[float], work: float) -> tuple[float, float]:
-    """The interval with the highest mean goodput of eight simulations, and that goodput."""
+    """The one of `intervals` with the highest mean goodput in eight simulations, and this goodput.
+
+    `intervals` and `work` are in seconds of work.
+    """
     goodput = {i: float(np.mean([simulate(failures, i, work, seed) for seed in range(8)])) for i in intervals}
     best = max(goodput, key=goodput.__getitem__)
     return best, goodput[best]
 
 
 _WORK_RATIO = 200.0  # work of a simulated job, in mean times between failures
-_MAX_INTERVALS = 1e9  # of a simulated job; floats could not add more
+_MAX_INTERVALS = 1e9  # checkpoints of a simulated job; sums of more intervals would lose precision
 
 
 @dataclasses.dataclass(frozen=True)

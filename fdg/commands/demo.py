@@ -65,7 +65,7 @@ def _demo(flags: dict[str, Any]) -> None:
 
 
 def _draw(returns: dict[int, Any], steps_per_iteration: int, path: Path) -> None:
-    """Plots one curve per number of devices; the second is thinner and on top of the first."""
+    """Plots `returns` (`[iterations]`, by number of devices); the second, thinner one is on top."""
     import numpy as np
 
     from fdg.training import curves

@@ -96,7 +96,11 @@ def record_of(
     flags: Mapping[str, Any],
     base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The entries of `config.json` that are not settings; `follows` has settings derived from flags."""
+    """The entries of `config.json` that are not settings.
+
+    `program` and `argv` are the command line, and `base` the starting configuration. `follows` has settings
+    derived from flags.
+    """
     record: dict[str, Any] = {
         "command": shlex.join([*program.split(), *argv]),
         "preset": {} if preset is None else {name: to_json(value) for name, value in preset.values.items()},

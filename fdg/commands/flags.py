@@ -26,7 +26,7 @@ from fdg.kinds import (
 )
 from fdg.training.settings import GROUPS, Settings
 
-_ONE_VALUE = "give one value, and start a run for each further value"
+_ONE_VALUE = "give one value, and start a run for each further value"  # the default fix for several values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
             raise FdgError(f"{word!r} contains a null character: remove it")
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            if name == "--" or value == "--":  # argparse would interpret it
+            if name == "--" or value == "--":  # argparse takes it for the end of the flags
                 raise FdgError(f"'{word}': '--' is neither a flag nor a value: see --help")
             words.append(name.replace("_", "-") + equals + value)
         elif words and re.fullmatch(r"--[\w-]+", words[-1]) and _NEGATIVE_NUMBER.fullmatch(word):

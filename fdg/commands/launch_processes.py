@@ -45,9 +45,10 @@ FLAGS = (
         "maximum number of restarts from the last checkpoint, without the processes or nodes that were lost",
     ),
 )
-_RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")
+_RAY_FLAGS = ("nodes", "ray_address", "cpus_per_node")  # flags that need --ray
 _USAGE = "%(prog)s [flags] -- [flags of fdg.train]"
 
+# Flags of `fdg.train` that a user must not give, since the launcher sets them for each process.
 _PROCESS_FLAGS = ("--coordinator-address", "--process-id", "--distributed")
 
 
@@ -149,7 +150,8 @@ class _TrainWords:
         if config is None:
             words = self._words if self._out is None else [*self._words, "--out", str(self._out)]
             return words if count == initial else [*words, *_devices_flag(self._devices, initial, count)]
-        # The number at the first start: the file may be older, or from a restart with fewer processes.
+        # The number of the first start: `config.json` may have that of an earlier session, or of a restart
+        # with fewer processes.
         self._devices = self._devices or config.get("devices")
         devices = _devices_flag(self._devices, initial, count)
         return [*self._other_words, "--resume", str(self._directory), *devices]

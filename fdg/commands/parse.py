@@ -22,7 +22,8 @@ from fdg.running.xla_options import choose_xla_options
 from fdg.training import settings
 from fdg.training.settings import AUTO, Names, Processes, Settings
 
-_NAMES = ("algo", "env", "policy")
+_NAMES = ("algo", "env", "policy")  # settings whose values are names to resolve
+# Flag that does not fit an automatic policy -> the error.
 _AUTO_REFUSALS = {
     "staleness": "--policy {policy} chooses the staleness: use --max-staleness {value}, or"
     " name a policy, such as --policy single_learner_coarse",
@@ -67,8 +68,9 @@ class CommandLine:
         after `--help` and `--show-preset`.
         """
         flags = self.flags
+        # Path, content and settings of the starting configuration (`--resume`, `--from` or `--config`).
         file, base = earlier.base_of(flags)
-        stored = settings.read_settings(file, base)  # settings of the starting configuration
+        stored = settings.read_settings(file, base)
         max_host_devices = self._make_devices(stored, may_choose=not base)
         # The devices are configured above, since these imports may start JAX's backends and compile.
         from fdg.settings.fields import absolute_folder
@@ -177,7 +179,7 @@ class CommandLine:
     def _make_devices(self, stored: Mapping[str, Any], may_choose: bool) -> int | None:
         """Configures host devices, one per core if fdg may choose their number (`may_choose`).
 
-        Returns the number to choose from; None if the number is fixed.
+        Returns the largest number that fdg may choose; None if the number is fixed.
         """
         flags = self.flags
         keep_programs(flags.get("program_cache"))

@@ -101,7 +101,7 @@ def preset_table(preset_name: str | None, preset: Any, cls: type, algo: str, env
     if preset is None:
         title = f"no preset of {algo} for {env_name}: the algorithm's defaults"
         owner = _presets_of(cls)
-        names = () if owner is None else presets.names(owner)
+        names = () if owner is None else presets.names(owner)  # of families, environments and patterns
         families = ", ".join(name for name in names if name.islower() and not set(name) & set(":*"))
         hint = f"--preset FAMILY uses the preset of another family: {families}"
         hint_lines = textwrap.wrap(hint, 80, subsequent_indent="  ", break_on_hyphens=False)

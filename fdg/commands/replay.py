@@ -131,7 +131,8 @@ class _AgeCounter:
         self._steps = jnp.asarray(num_steps, jnp.int32)
 
     def idle(self, slots: int) -> Any:
-        # Per slot: steps until the response ends, parameter version at its start, tokens sampled by age.
+        # Per slot: steps until the response ends, version of the parameters at its start, and the number of
+        # tokens sampled 0, 1, ... versions later.
         return {
             "left": zeros((slots,), jnp.int32),
             "first": zeros((slots,), jnp.int32),
@@ -180,8 +181,9 @@ def replay(
 ) -> StreamFigures:
     """Simulates a stream's clock.
 
-    `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. The
-    measured `iterations` follow a warm-up, which fills the slots.
+    `sizes` are the fields of `fdg.stream.Stream` without its source. `lag` is in micro-batches. With
+    `late="mask"`, tokens older than `max_age` iterations (None: `ahead`) have weight 0. The measured
+    `iterations` follow a warm-up, which fills the slots.
     """
     stream = Stream(_AgeCounter(lengths.num_steps), **sizes)
     warm_up = 2 * (stream.ahead + 1)
@@ -216,9 +218,9 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
         stream = Stream(_AgeCounter(num_steps), **dict(sizes))
         micro_batches = stream.micro_batches
 
-        def take_micro_batch(state: Any, n: Any) -> tuple[Any, Any]:
-            iteration = n // micro_batches
-            version = jnp.maximum((n - lag) // micro_batches, 0)
+        def take_micro_batch(state: Any, index: Any) -> tuple[Any, Any]:
+            iteration = index // micro_batches
+            version = jnp.maximum((index - lag) // micro_batches, 0)
             rows, state = stream.take(jnp.float32(0), version, state)
             versions, drawn = rows["first"][:, None] + jnp.arange(_NUM_AGES)[None], rows["drawn"]
             ages = jnp.clip(iteration - versions, 0, _NUM_AGES - 1)
@@ -233,7 +235,10 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
 
 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
-    """A table of a stream and its alternatives, with the setting that limits the stream."""
+    """A table of a stream and its alternatives, with the setting that limits the stream.
+
+    Arguments are as for `replay`. The column `lag` is the mean age of tokens, in iterations.
+    """
     ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
     def eta_bound(ahead: int, lag: int = lag) -> int:
@@ -241,17 +246,17 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         return streaming.oldest(ahead, sizes["order"], sizes["late"], max_age) + -(-lag // micro_batches)
 
     oldest, masks, batch = eta_bound(ahead, lag=0), sizes["late"] == "mask", sizes["batch"] * sizes["group"]
-    max_slots = (sizes["batch"] // micro_batches) * sizes["group"] + (ahead + 1) * batch
+    max_slots = (sizes["batch"] // micro_batches) * sizes["group"] + ahead * batch  # as `Stream` allows
     variants: dict[str, dict[str, Any]] = {"as given": sizes}
     if ahead:
-        num_slots = min(slots, max_slots - (ahead + 1) * batch)
+        num_slots = min(slots, max_slots - ahead * batch)
         variants["ahead=0"] = {**sizes, "ahead": 0, "slots": num_slots}
     variants[f"ahead={ahead + 1}"] = {**sizes, "ahead": ahead + 1}
     if ahead and sizes["order"] == "prompt":
         variants["order=finished"] = {**sizes, "order": "finished"}
     elif ahead and sizes["late"] == "wait":
         variants["late=mask"] = {**sizes, "late": "mask"}
-    if 2 * slots <= max_slots - batch:
+    if 2 * slots <= max_slots:
         variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
     results = {name: replay(lengths, variant, lag, max_age) for name, variant in variants.items()}
     base = results["as given"]

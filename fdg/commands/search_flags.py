@@ -34,6 +34,7 @@ def space_of(text: str, flags: Sequence[Flag]) -> Any:
     kinds = {flag.name: flag.kind for flag in flags}
 
     def reader_of(name: str) -> tuple[Callable[[str], Any], bool, bool]:
+        """The argument `read` of `parse_space`."""
         if name not in kinds:
             raise unknown_name("hyperparameter to search", name, kinds)
         kind = kinds[name]
@@ -60,7 +61,7 @@ def check_searched(algorithm: Any, run: Mapping[str, Any], flags: Sequence[Flag]
 
 
 def member_of(run: Any, text: str) -> Any:
-    """Selects agents of a sweep by the value of `--member`: `best`, or `NAME=VALUE,NAME=VALUE,seed=N`."""
+    """The run of some agents of a sweep, by the value of `--member`: `best`, or `NAME=VALUE,...,seed=N`."""
     if text == "best":
         return run.best
     if "=" not in text:

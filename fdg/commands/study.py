@@ -34,7 +34,7 @@ from fdg.kinds import matches
 from fdg.reading import read_json, read_toml
 from fdg.training.run_directory import read_summary
 
-_SETTINGS = tuple(
+_SETTINGS = tuple(  # the keys of a study file
     "algorithms environments total_steps seeds first_seed random_episodes settings variants".split()
 )
 _SET_BY_STUDY = {  # flags that a study sets itself, and what to write instead
@@ -334,7 +334,7 @@ def _train(cell: StudyCell, seeds: range, cells: Path) -> int | None:
             outcome = carry_out(job, start, quiet=True)
         except FdgError as error:
             if isinstance(error, UnwritableError) or isinstance(error.__cause__, OSError):
-                raise  # it would stop every other cell too
+                raise  # the same error would stop every other cell
             if isinstance(error, RunError) and run.is_dir():  # other errors are found again before training
                 files.write(run / "failed.json", json.dumps({"failed": str(error)}).encode())
             print(f"  failed: {error}", flush=True)

@@ -33,14 +33,17 @@ _LABEL = Flag(
     "labels of the runs, in order, separated by commas (None: the settings that differ)",
 )
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS: dict[str, Command] = {}  # by name
 SUMMARIES: dict[str, str] = {}  # lines of `fdg --help`, for commands that are not modules of `fdg`
 
 
 def _command(
     description: str, *flags: Flag, positionals: Mapping[str, Any] = RUN, summary: str = ""
 ) -> Callable[[Callable[[dict[str, Any]], int | None]], Command]:
-    """A decorator that makes a function `_NAME` the command NAME."""
+    """A decorator that makes a function `_NAME` the command NAME.
+
+    `summary` is the line in `fdg --help`; empty if the command is a module of `fdg`, whose docstring is used.
+    """
 
     def register(handler: Callable[[dict[str, Any]], int | None]) -> Command:
         name = handler.__name__.removeprefix("_")
@@ -125,7 +128,7 @@ def _answer(flags: dict[str, Any]) -> None:
 
 
 def _input_lines() -> list[str]:
-    """The lines of standard input. Not `splitlines`, which also splits at form feeds and U+2028."""
+    """The lines of standard input (`str.splitlines` would also split at form feeds and U+2028)."""
     try:
         text = sys.stdin.buffer.read().decode(sys.stdin.encoding, sys.stdin.errors or "strict")
     except UnicodeDecodeError as error:
@@ -304,7 +307,7 @@ def _diff(flags: dict[str, Any]) -> int:
         with contextlib.suppress(FdgError):  # a recording, or an unreadable run, which fails later
             config = read_config(Path(run), prefix="")
             count = max(count, device_count(config, read_summary(Path(run))))
-    make_host_devices(count if count <= 1024 else 1)
+    make_host_devices(count if count <= 1024 else 1)  # an untrusted run may name any number
     arguments = {name: flags[name] for name in ("checkpoint", "agent", "trust")}
     iterations = flags["iterations"]
     if file:

@@ -4,6 +4,7 @@
       120/                  the state after iteration 120
         arrays/             written by Orbax: arrays and JSON, no code
         manifest.json       the run's id and the checksum of every other file; written last
+      120.keep              an empty file: 120 stays when newer checkpoints are written
       140.writing/          incomplete: being written, or left by a killed process
       160.damaged/          an unreadable checkpoint that a new 160 replaced
     .checkpoints            the newest iteration, to detect that its checkpoint was removed
@@ -296,7 +297,7 @@ class Checkpoints:
             os.rename(temporary, final)
             with contextlib.suppress(OSError):  # without this file, removal goes undetected
                 files.write(self._newest_file, f"{iteration}\n".encode())
-            # Later ones are unusable: the run would have resumed from a usable one.
+            # Checkpoints of later iterations do not count: the run would have resumed from a usable one.
             for older in [i for i in self.iterations() if i <= iteration][:-KEEP]:
                 if not os.path.lexists(self._directory / f"{older}.keep"):
                     os.rename(self._directory / str(older), self._directory / f"{older}.removed")

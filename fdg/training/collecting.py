@@ -108,7 +108,7 @@ def collect_replay(run: Run, out: str | Path, *, agent: int = 0) -> str:
     if rings is None or not isinstance(steps, Step):
         raise FdgError(f"replay: {name} has no replay of steps: leave out replay, so that the agent acts")
     index, is_full, steps = jax.device_get((rings.current_index, rings.is_full, steps))
-    length = steps.reward.shape[2]
+    length = steps.reward.shape[2]  # of [environments, 1, length, ...]: steps, or sequences of steps
     with _open_writer(Path(out), env, f"replay of {name}") as writer:
         num_earlier = writer.num_episodes
         for i in range(len(index)):

@@ -188,6 +188,7 @@ def _list_some(words: Sequence[str]) -> str:
     return listed(words[:_MAX_LISTED], "and") + suffix
 
 
+# The files that `Comparison.write` writes.
 FILES = ("comparison.md", "comparison.tex", "comparison.json", "curves.png", "intervals.png")
 
 

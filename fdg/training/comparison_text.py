@@ -35,12 +35,10 @@ def tables(comparison: Any) -> list[Table]:
     return [table for table in tables if table.rows]  # sides may have no environment in common
 
 
-_MEASURES = {
+_MEASURES = {  # field of `Cell` -> title of its table
     "returns": "Final return",
     "areas": "Mean return while training (area under the curve, divided by its length)",
 }
-
-
 _NO_NOTES = ("none of the compared properties",)
 
 

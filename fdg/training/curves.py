@@ -91,10 +91,11 @@ def draw_run(
 ) -> None:
     """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `solved` is a return to mark with a line, and `x_label` the label of the x axis. `points` names the points
-    of a sweep, which have equally many agents. With two to seven points, each point has its own mean; else
-    there is one mean over all agents. Agents at the positions `failed` are left out, unless all failed; the
-    label counts them. The plot is 7 inches wide.
+    `rows` are those of `metrics.jsonl`, and `picture` is the file to write. `solved` is a return to mark with
+    a line, and `x_label` the label of the x axis. `points` names the points of a sweep, which have equally
+    many agents. With two to seven points, each point has its own mean; else there is one mean over all
+    agents. Agents at the positions `failed` are left out, unless all failed; the label counts them. The plot
+    is 7 inches wide.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
@@ -295,7 +296,8 @@ def read_curves(
     label_of = _make_labels(list(dict.fromkeys(key for keys in run_keys for key in keys)))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {}  # their fields of `Curves`, from `x` to `runs`
+    # The agents of each curve, as the values of the fields of `Curves` from `x` to `runs`.
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {}
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         # Lists have one value per agent; `metric_columns` reads them by the name of their mean.
@@ -483,7 +485,7 @@ def _draw_threshold(axes: Any, value: float, label: str) -> None:
 
 
 def finish_figure(figure: Any, panels: Sequence[Any], x: str) -> None:
-    """Adds a grid, units of the x axis, and one legend below all panels."""
+    """Adds a grid, and one legend below all panels; steps (`x="env_steps"`) get SI prefixes, as in 1M."""
     from matplotlib.ticker import EngFormatter
 
     lines: dict[str, Any] = {}

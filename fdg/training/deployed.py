@@ -23,7 +23,7 @@ from fdg.arguments import quoted
 from fdg.errors import FdgError
 from fdg.running.xla_options import jit
 
-_DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")
+_DTYPE = re.compile(r"bool|(u?int|float)(8|16|32|64)|bfloat16")  # dtypes that a description may name
 _MASK = ("action_mask",)  # the path of the action mask in a library's observation
 
 
@@ -50,7 +50,8 @@ class Deployed:
     def _act(self, observation: Any, start: Any, call: Callable[..., tuple[Sequence[Any], Any]]) -> Any:
         """An action for an observation, or actions for a batch of observations.
 
-        `call` maps `(arrays, mask, memory, starts [N])` to the arrays of the action and the next memory.
+        `start` is as in `Acting.__call__`. `call` maps `(arrays, mask, memory, starts [N])` to the arrays of
+        the action and the next memory.
         """
         arrays, mask, single = self._observation_arrays(observation)
         count, starts = len(arrays[0]), np.asarray(False if start is None else start)
@@ -256,7 +257,9 @@ def act_natively(
 ) -> tuple[Sequence[Any], Any]:
     """The arrays of actions and the next memory, for observations in the format of the library.
 
-    `memory` is a pair: the memory of the environment's wrappers, and the memory of the actor.
+    `arrays` are the observation's, `[N, ...]` each; `mask` is its action mask or None; `start` is `[N]` bool,
+    and `keys` are `[N]` random keys. `memory` is a pair: the memory of the environment's wrappers, and the
+    memory of the actor.
     """
     wrapper_memory, memory = memory
     wrapper_memory, observation = native.apply_wrappers(wrapper_memory, start, native.encode(arrays, mask))
@@ -314,7 +317,7 @@ class Acting(Deployed):
         is_greedy = self.greedy if greedy is None else bool(greedy)
 
         def call(*arguments: Any) -> Any:
-            variant = is_greedy, arguments[1] is None
+            variant = is_greedy, arguments[1] is None  # the second argument is the mask
             if variant not in self._programs:
                 self._programs[variant] = self._jit_act(is_greedy, arguments)
             return self._programs[variant](*arguments, self._key, np.uint32(self._calls))

@@ -55,7 +55,7 @@ def describe_policy(policy: Any) -> dict[str, Any]:
 
 
 def rebuild_algorithm(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
-    """Rebuilds the algorithm of a configuration."""
+    """Rebuilds the algorithm of a configuration; errors call its run `label`."""
     if config.get("rebuilds") is False:
         raise FdgError(
             f"{label} was trained from Python with an algorithm that config.json cannot describe"
@@ -85,7 +85,7 @@ def _undescribed_part(config: Mapping[str, Any], resolver: NameResolver) -> str:
 
 
 def rebuild_policy(config: Mapping[str, Any], resolver: NameResolver, label: str = "this run") -> Any:
-    """Rebuilds the policy of a configuration."""
+    """Rebuilds the policy of a configuration; errors call its run `label`."""
     with _explain_unfit(label):
         cls = resolver.policy_class(config["policy"])
         fields = read_fields(resolver.file, "policy_fields", config, cls, config["policy"])

@@ -30,6 +30,7 @@ from fdg.training.space import parse_grid, points_of
 from fdg.training.stepping import OLDER, Border
 from fdg.training.summary import versions
 
+# Entries of `config.json` that differ between any two runs.
 _NOT_COMPARED = ("id", "out", "command", "resumes")
 _MAX_LISTED = 4  # maximum number of settings or versions in a message
 

@@ -216,7 +216,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run's agents.
 
-    `seed` is the run's seed, and `agents` its number of agents (None without an axis of agents).
+    `keys` are from `evaluation_keys`. `seed` is the run's seed, and `agents` its number of agents (None
+    without an axis of agents). Means over agents exclude the indices `failed`.
     """
     has_agents = agents is not None
     try:

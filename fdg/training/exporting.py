@@ -1,7 +1,8 @@
 """Exports a trained policy to a file that runs without the training code: `jax.export`, or ONNX.
 
-The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`. Observations and
-actions have the format of the environment's library (`envs.native`). Parameters, normalisers and action
+The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`; with sampled
+actions, its first argument is `seed`. Observations and actions have the format of the environment's library
+(`envs.native`). Parameters, normalisers and action
 bounds are constants in the function. A mask is an argument only if a JAX environment masks actions, and
 `start` only if the policy has a memory to reset. A structured observation or action is several arrays, in
 the order of its space, without privileged parts. The number of environments, `N`, is symbolic.
@@ -33,13 +34,16 @@ from fdg.training.onnx import Output, to_onnx
 
 FORMATS = ("jax", "onnx")
 _DESCRIPTION_PREFIX = "a policy of fdg"  # beginning of the entry "what" of a description
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # on which an exported program runs
 
 
 def export(
     algorithm: Any, state: Any, path: Path, format: str | None, greedy: bool = True, run: str | None = None
 ) -> Path:
-    """Writes the policy of one agent to `path`, and its description to a `.json` file of the same name."""
+    """Writes the policy of one agent to `path`, and its description to a `.json` file of the same name.
+
+    `format` is one of `FORMATS`; None: by the ending of `path`. `run` is the run's id, for the description.
+    """
     kind = path.suffix.removeprefix(".") if format is None else format
     if kind not in FORMATS:
         if format is not None:
@@ -77,6 +81,7 @@ def _check_description_file(path: Path, description: Path) -> None:
         )
 
 
+# Endings of files, which `export_folder` refuses for a folder.
 _FILE_SUFFIXES = (".onnx", ".jax", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json", ".zip")
 
 

@@ -22,7 +22,7 @@ from fdg.training.settings import Settings, changes, check_settings, flatten_con
 from fdg.training.summary import git_commit, versions
 from fdg.training.sweep import Sweep, agent_count, unwrap_sweep
 
-_SESSION_ENTRIES = ("command", "versions", "git_commit")  # entries of `config.json` per start or resume
+_SESSION_ENTRIES = ("command", "versions", "git_commit")  # what `config.json` records at each resume
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Job(Settings):
 
     algorithm: Any  # the algorithm, built from presets and flags
     policy: Any  # the distribution policy
-    # entries of `config.json` that describe both: `algo`, `env`, `policy`, `hyperparameters`, ...
+    # entries of `config.json` of algorithm and policy: `algo`, `env`, `policy`, `hyperparameters`, ...
     described: Mapping[str, Any]
     num_iterations: int  # iterations of the whole run
     steps_per_iteration: int  # steps of one agent per iteration
     total_steps: int | None = None  # None if it is a hyperparameter of the algorithm
     resumes: bool = False  # whether to resume the run in `out`
-    max_host_devices: int | None = None  # limit of a choice of their number; None: there is no choice
+    max_host_devices: int | None = None  # fdg may choose up to this many; None: the number is fixed
     explains: bool = True  # whether to print the candidates of `auto`; False: only the reason
     # further entries of `config.json`: the sources of values, and the command that started the run
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -207,7 +207,9 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
 class Weights:
     """Weights of an earlier run that initialise a new run."""
 
-    arrays: dict[int, np.ndarray]  # arrays on the host, by the index of the leaf in the algorithm's state
+    # Arrays on the host, by the index of the leaf in the algorithm's state; with an axis of agents if the new
+    # run has one.
+    arrays: dict[int, np.ndarray]
     message: str  # a line to print: where the weights come from
 
 

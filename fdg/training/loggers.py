@@ -107,7 +107,9 @@ def _open_mlflow(package: Any, path: Path, target: str | None, config: Any, step
     return Logger(log, lambda status: client.set_terminated(run_id, status))
 
 
-TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {  # each one's package, and what opens it
+# Name -> (package, function that opens the tracker). Its arguments: the imported package, the run directory,
+# the project or experiment, the flat configuration, the number of one agent's earlier steps.
+TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {
     "tensorboard": ("tensorboardX", _open_tensorboard),
     "wandb": ("wandb", _open_wandb),
     "mlflow": ("mlflow", _open_mlflow),

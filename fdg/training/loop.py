@@ -70,7 +70,8 @@ def carry_out(
 ) -> Outcome:
     """Trains, evaluates and writes the run directory; prints progress.
 
-    The weights of the run `start_from` initialise this one. All processes call it; process 0 writes.
+    The weights of the run `start_from` initialise this one; `devices` replace those of the job. All processes
+    call it; process 0 writes.
     With `quiet` nothing is printed, with `brief` no plan.
 
     Raises:
@@ -277,7 +278,7 @@ class _Session:
         size = iterations_per_call(total, job.steps_per_iteration)
         checkpoint_every = math.ceil((job.checkpoint_every or total / _NUM_CHECKPOINTS) / size) * size
         periods = [size, checkpoint_every, *([job.eval_every] if job.eval_every else [])]
-        iteration, count = start, 1
+        iteration, count = start, 1  # `count`: iterations of the next call, doubled up to `size`
         caught, is_done, _ = _agree(signals, None, count)
         while iteration < total and caught is None and not is_done:
             boundary = min((iteration // period + 1) * period for period in periods)

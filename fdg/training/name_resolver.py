@@ -28,7 +28,7 @@ from fdg.training.space import Choices, Space
 from fdg.training.sweep import unwrap_sweep
 
 _MODULE = re.compile(r"[\w.\s-]+:")  # the module of `module:name`
-_TRACKERS = ("wandb", "mlflow")
+_TRACKERS = ("wandb", "mlflow")  # settings that send metrics to a service
 _PRESET_VALUES = ("algos.explorers:SWINGING",)  # names in fdg's presets, which import only modules of fdg
 
 

@@ -77,7 +77,10 @@ def _inner_name(name: str, dtype: str, program_dtype: str) -> str:
 
 
 def _insert_casts(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: Sequence[Output]) -> None:
-    """Inserts casts of a model's inputs and outputs from and to their declared dtypes, in place."""
+    """Inserts casts of a model's inputs and outputs from and to their declared dtypes, in place.
+
+    `inputs` are triples: name, dtype of the model's input, dtype of the function's argument.
+    """
     onnx = importlib.import_module("onnx")
     node, graph = onnx.helper.make_node, model.graph
     data_types = onnx.TensorProto.DataType
@@ -97,7 +100,7 @@ def _insert_casts(model: Any, inputs: Sequence[tuple[str, str, str]], outputs: S
         bounds = [np.array(end, np.float64) for end in (low, high)] if dtype == "float64" else []
         value, target = tensor.name, f"{name} as {dtype}" if bounds else name
         output_casts.append(node("Cast", [value], [target], to=type_code(dtype)))
-        for side, end in enumerate(bounds):
+        for side, end in enumerate(bounds):  # replaces a value at the rounded bound by the exact bound
             value, target = target, name if side else f"{name} above"
             bound, rounded, equal = (f"{name} {word} {side}" for word in ("bound", "nearest", "at"))
             for key, array in ((bound, end), (rounded, end.astype(np.float32).astype(np.float64))):
@@ -123,6 +126,7 @@ def _silence_logs() -> Iterator[None]:
         root.handlers[:] = handlers  # removes a handler of jax2onnx that prints everything
 
 
+# Libraries whose functions jax2onnx replaces.
 _LIBRARIES = ("jax", "flax", "optax", "equinox")
 
 

@@ -21,10 +21,11 @@ from fdg.training.run_directory import BEST, CHECKPOINTS, DATA, json_line, read_
 from fdg.training.statistics import estimate_text
 from fdg.training.sweep import Sweep
 
+# Files of a packed run.
 CARD = "README.md"
 VIDEO = "video.gif"
 CURVE = "learning_curve.png"
-# Entries of the configuration about the training machine, which are left out.
+# Entries of the configuration about the training machine and earlier runs, which are left out.
 _PRIVATE = ("command", "resumes", "from", "git_commit")
 _MAX_SETTINGS = 40  # maximum settings on the card
 _MAX_VIDEO_STEPS = 500  # maximum steps of the video

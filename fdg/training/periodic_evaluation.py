@@ -28,7 +28,8 @@ EPISODES = 16
 class Evaluator:
     """Evaluates a run's agents during and after training, in a separate program; saves the best state.
 
-    `start` is the number of iterations before a resume: later best states are removed. A collective.
+    `start` is the number of iterations before a resume: later best states are removed. All processes must
+    construct one.
 
     Attributes:
       stopped: the reason to stop (an evaluation reached the job's `stop_at`), or None.
@@ -90,7 +91,10 @@ class Evaluator:
         modes: Sequence[bool],
         failed: Sequence[int],
     ) -> list[Evaluation]:
-        """Evaluates once per mode that the algorithm supports; empty in processes other than 0."""
+        """Evaluates once per mode (True: greedy actions) that the algorithm supports.
+
+        Returns an empty list in processes other than 0.
+        """
         job, engine = self._job, self._engine
         modes = [mode for mode in modes if can_evaluate(job.algorithm, mode)]
         if not episodes or not modes:

@@ -25,6 +25,7 @@ from fdg.training.deployed import Acting
 
 FORMATS = (".mp4", ".gif", ".html")
 MAX_STEPS = 1_000  # default limit on the steps of an episode
+_SHORT_SIDE_PIXELS = 160  # frames whose shorter side has at most half as many pixels are enlarged
 _CAPTION_PIXELS = 18  # height in pixels of the caption above each frame
 _MAX_VIDEO_PIXELS = 1_600  # maximum width in pixels of a video
 _MIN_FRAME_PIXELS = 16  # minimum width in pixels of one episode's frames
@@ -41,7 +42,10 @@ def play(
     fps: int = 30,
     max_steps: int = MAX_STEPS,
 ) -> Path:
-    """Plays a batch of episodes and writes them side by side as a video."""
+    """Plays a batch of episodes and writes them side by side as a video; returns its path.
+
+    `path` ends in one of `FORMATS`; the last arguments are as for `Run.play`.
+    """
     if path.suffix not in FORMATS:
         raise FdgError(f"{path}: give a video a file name that ends in {listed(FORMATS, 'or')}")
     check_at_least(1, episodes=episodes, fps=fps, max_steps=max_steps)
@@ -150,7 +154,7 @@ def _add_caption(frame: np.ndarray, episode: Episode, step: int, greedy: bool) -
     """A frame, enlarged if it is small, with a caption: kind of actions, step, and return so far."""
     from PIL import Image, ImageDraw
 
-    factor = max(1, 160 // max(1, min(frame.shape[:2])))
+    factor = max(1, _SHORT_SIDE_PIXELS // max(1, min(frame.shape[:2])))
     frame = frame.repeat(factor, axis=0).repeat(factor, axis=1)
     canvas = Image.new("RGB", (frame.shape[1], frame.shape[0] + _CAPTION_PIXELS), "white")
     canvas.paste(Image.fromarray(frame), (0, _CAPTION_PIXELS))

@@ -30,7 +30,7 @@ from fdg.reading import json_object, read_bytes
 from fdg.training.exported import read_members
 from fdg.training.stepping import Border
 
-FACTS, _FORMAT = "recording.json", 1
+FACTS, _FORMAT = "recording.json", 1  # the file in the zip with the metadata; the version of its format
 _MAX_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 # Real numbers have at most 64 bits, because `bits` needs integers of the same size.

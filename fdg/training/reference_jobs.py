@@ -72,10 +72,12 @@ def _as_pairs(items: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _rollout_fields(num_envs: int, num_steps: int, width: int = 0) -> tuple[tuple[str, Any], ...]:
+    """An algorithm's fields; `width` is that of both hidden layers (0: the default layers)."""
     sizes = (("num_envs", num_envs), ("num_steps", num_steps))
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
 
+# Policies with their fields; below them, algorithms with an environment and their fields.
 _GPU_ONLY = ("GPUOnly", ())
 _COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
 _STALE = ("SingleLearnerCoarse", (("staleness", 1),))
@@ -91,8 +93,9 @@ _A2C_PENDULUM = ("A2C", "Pendulum-v1", _rollout_fields(64, 32, 256))
 _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
 _PQN = ("PQN", "Acrobot-v1", _rollout_fields(1024, 16))
 _SPREAD = ("IPPO", "MPE_simple_spread_v3", _rollout_fields(64, 25))
-# Each class of operations dominates some of these jobs, and each overhead dominates others. All of them
-# are in the half of the cells of `bench.costs` to which the model is fitted; the other half tests it.
+# (algorithm, policy, number of devices). Each class of operations dominates some of these jobs, and each
+# overhead dominates others. All of them are in the half of the cells of `bench.costs` to which the model is
+# fitted; the other half tests it.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
     *((job, _GPU_ONLY, 1) for job in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
     *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),

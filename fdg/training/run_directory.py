@@ -22,9 +22,11 @@ from fdg.errors import FdgError, FdgWarning, UnwritableError, listed
 from fdg.reading import open_regular, read_json
 from fdg.training.settings import check_config
 
+# Folders of a run directory.
 CHECKPOINTS = "checkpoints"
-DATA = "data"
+DATA = "data"  # copies of data files (`data_copies.py`)
 BEST = "best_checkpoint"  # exists only in runs with `--eval-every`
+# What every finished run has. A folder with one of them cannot be the directory of a new run.
 FILES = ("config.json", "metrics.jsonl", "summary.json", "learning_curve.png", CHECKPOINTS)
 RESULTS = ("summary.json", "sweep.json")  # written at the end of a run, and read by other code
 # All files and folders that a run may write into its directory.
@@ -207,7 +209,7 @@ class RunDirectory:
 
 
 class NullRunDirectory(RunDirectory):
-    """The run directory in processes other than 0: its methods do nothing."""
+    """The run directory in processes other than 0: the methods that all processes call do nothing."""
 
     def truncate_metrics(self, iteration: int) -> dict[str, Any] | None:
         """Does nothing."""
@@ -225,7 +227,7 @@ def unwritable_error(
 ) -> UnwritableError:
     """The error of a run that cannot write: what is lost, and how to resume.
 
-    `reason` is the system's message; `fix` is used if `_FIXES` has none for it.
+    `problem` begins the message; `reason` is the system's message; `fix` is used if `_FIXES` has none for it.
     """
     if is_gone:
         return UnwritableError(
@@ -241,7 +243,7 @@ def unwritable_error(
     )
 
 
-_FIXES = {
+_FIXES = {  # the system's message -> the fix
     **{os.strerror(code): "make room there" for code in files.FULL},
     **{os.strerror(code): "make it writable" for code in (errno.EACCES, errno.EPERM, errno.EROFS)},
 }

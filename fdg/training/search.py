@@ -7,7 +7,7 @@ faster, and a trial may itself be a sweep. Bad trials are pruned by asynchronous
     OUT/config.json     the configuration, with the search space
     OUT/study.journal   Optuna's storage, from which a search is resumed
     OUT/trials/0000     one run directory per trial
-    OUT/search.json     the results
+    OUT/search.json     the results; search.png plots them
 """
 
 import dataclasses
@@ -181,8 +181,8 @@ def carry_out_search(
         run.close()
 
 
-def _end_line(journal: Path) -> None:
-    """Removes an incomplete last entry, and ends a complete one that an editor left without a newline."""
+def _repair_last_line(journal: Path) -> None:
+    """Removes an incomplete last entry of the journal; adds the newline that a complete one lacks."""
     content = journal.read_bytes()
     end = content.rfind(b"\n") + 1
     entry = content[end:]
@@ -214,7 +214,7 @@ def _open_study(run: RunDirectory, halving: bool) -> Any:
     with run.explain_write_errors(journal.name):
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
         if journal.exists():
-            _end_line(journal)
+            _repair_last_line(journal)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
     try:

@@ -284,7 +284,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuses invalid settings of a run, which are given by name."""
     seed, agents = settings.get("seed", 0), settings.get("num_seeds") or 1
     if seed + min(agents, MOST_AGENTS) > _NUM_SEEDS:  # JAX would silently reduce a seed modulo 2**32
-        raise FdgError(f"--seed {seed}: seeds are below {_NUM_SEEDS}")
+        most = _NUM_SEEDS - min(agents, MOST_AGENTS)
+        raise FdgError(f"--seed {seed}: seeds are below {_NUM_SEEDS}: give at most {most}")
     for name in kept_settings(Names, Settings):
         check_range(name, settings.get(name))
     if settings.get("stop_at") is not None and settings.get("eval_every") is None:

@@ -71,7 +71,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     # None: the number of host devices is fixed
     max_host_devices = job.max_host_devices if on_cpu and not takes_all else None
     candidates = target if max_host_devices is None else target[:max_host_devices]
-    chosen, message, reason = job.devices_chosen, "", ""
+    num_chosen, message, reason = job.devices_chosen, "", ""
     described: dict[str, Any] = {}
 
     if isinstance(policy, policies.Auto):
@@ -87,17 +87,17 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
         if any(getattr(algorithm, name) != value for name, value in choice["changes"].items()):
             algorithm = dataclasses.replace(algorithm, **choice["changes"])
             graph = fdg.trace(algorithm)
-        chosen = chosen if takes_all else choice["devices"] or chosen
+        num_chosen = num_chosen if takes_all else choice["devices"] or num_chosen
 
     # The chosen number counts devices of one process: several processes use all of their devices.
-    count = job.devices or (chosen if is_alone else None)
+    count = job.devices or (num_chosen if is_alone else None)
     if count is None and max_host_devices is not None:
         if on_host:
             count, reason = 1, "1: a program that calls Python functions on the host runs on one device"
         else:
             quickest = search(candidates, policies=[policy], further=False)
             count, reason = quickest.devices, quickest.reason
-        chosen = count  # stored in the job, so that a resumed run uses the same number
+        num_chosen = count  # stored in the job, so that a resumed run uses the same number
     if devices is None and not isinstance(target, int):
         if count is not None and on_cpu and is_alone:
             if not on_host:
@@ -109,7 +109,7 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
         lag, message = _choose_lag(policy, search, graph, target)
         policy = dataclasses.replace(policy, lag=lag)
     return Settled(
-        job.changed(algorithm, policy, described, devices_chosen=chosen), graph, target, message, reason
+        job.changed(algorithm, policy, described, devices_chosen=num_chosen), graph, target, message, reason
     )
 
 
@@ -137,13 +137,13 @@ def available_devices(count: int | None) -> list[jax.Device]:
 
 
 def _explained_choice(
-    limits: policies.Auto, search: Search, devices: Any, all_devices: bool, agents: int | None, may_time: bool
+    policy: policies.Auto, search: Search, devices: Any, all_devices: bool, agents: int | None, may_time: bool
 ) -> dict[str, Any]:
     """The choice of `--policy auto`, as JSON; its reason is the table of candidates."""
-    choice = search(devices, all_devices=all_devices, **limits.limits)
-    if limits.measure and may_time:
+    choice = search(devices, all_devices=all_devices, **policy.limits)
+    if policy.measure and may_time:
         choice = choose_by_timing(choice, devices, num_seeds=agents)
-    changes = {name: getattr(choice.algorithm, name) for name in limits.changeable}
+    changes = {name: getattr(choice.algorithm, name) for name in policy.changeable}
     return {**_choice_json(choice.policy, choice.devices, choice.table), "changes": changes}
 
 

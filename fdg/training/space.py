@@ -28,6 +28,7 @@ from fdg.errors import FdgError, FdgWarning
 
 Grid = tuple[tuple[str, tuple[float, ...]], ...]  # pairs (name, values)
 
+# A range of a grid; a number; a range that lacks `log:` or `lin:`, for the error message.
 _GRID_RANGE = re.compile(r"(log|lin):([^.\s][^\s]*?)\.\.([^\s]+?)x(\d{1,6})")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _BARE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?:x\d*)?")
@@ -105,7 +106,7 @@ def point_text(point: Mapping[str, float]) -> str:
 
 
 def _split_words(text: str, command: str, example: str) -> list[tuple[str, str]]:
-    """Splits a text into words `NAME=VALUES`: pairs (name, values)."""
+    """Splits a text into words `NAME=VALUES`: pairs (name, values). Errors name the `command`."""
     pairs = []
     for word in text.split():
         name, equals, values = word.partition("=")
@@ -124,10 +125,10 @@ def _check_names(command: str, names: Sequence[str], example: str) -> None:
         raise FdgError(f"{command}: {duplicate} is given twice: give all its values at once")
 
 
-def _check_ends(label: str, low: float, high: float, log: bool, count: str = "") -> None:
-    """Checks that the ends of a range ascend, and are positive if it is logarithmic."""
+def _check_ends(label: str, low: float, high: float, log: bool, suffix: str = "") -> None:
+    """Checks that the ends of a range ascend (the error ends with `suffix`), and are positive if `log`."""
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise FdgError(f"{label}: a range goes from the lower to the higher number{count}")
+        raise FdgError(f"{label}: a range goes from the lower to the higher number{suffix}")
     if log and low <= 0:
         raise FdgError(f"{label}: a logarithmic range begins above 0: use lin:")
 
@@ -186,7 +187,7 @@ def _parse_grid_range(name: str, text: str) -> list[float]:
     return [float(f"{value:.8g}") for value in spaced(low, high, count)]
 
 
-_RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")
+_RANGE = re.compile(r"(log|lin):(\S+?)\.\.(\S+)")  # a range of a space
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,6 +134,7 @@ class Stepper:
         return (yield from run(0, values))
 
     def _run_scan(self, eqn: core.JaxprEqn, body: jaxprs.Body, values: list[Any], run: Callable) -> Steps:
+        """Runs the trips of a scan; `run(0, operands)` evaluates its body."""
         trips = range(body.trips)
         operands, rows = list(values), list[list[Any]]()
         results: list[Any] = []
@@ -200,7 +201,9 @@ def to_host(value: Any) -> Any:
 
 
 def _split_parts(jaxpr: core.Jaxpr) -> list[Any]:
-    """Splits a jaxpr into parts in order: (equation with fragments, None) or (None, other operations)."""
+    """Splits a jaxpr into parts, in order: a pair (equation with fragments, None) for each such equation; for
+    the operations between them, (None, (inputs, outputs, jitted function of inputs)).
+    """
     parts: list[Any] = []
     last_reader: dict[Any, int] = {v: len(jaxpr.eqns) for v in jaxprs.variables(jaxpr.outvars)}
     for index, eqn in reversed(list(enumerate(jaxpr.eqns))):

@@ -81,7 +81,11 @@ def summary(
     evaluation: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `summary.json`; `steps` is of one agent, and `seeds` has one seed per agent."""
+    """The content of `summary.json`.
+
+    `steps` is of one agent, and `seeds` has one seed per agent. `seconds` has `wall_s` and `compile_s`;
+    `evaluation` and `groups` are further entries (`summary_entries`, `groups_summary`).
+    """
     return {
         "env_steps": steps,
         "iterations": iterations,

@@ -96,6 +96,7 @@ class Sweep:
             return self.points
         base = self.points[0]
         single_values = [{**base, name: value} for name, values in self.grid for value in values]
+        # At most 2**8 corners.
         corners = points_of(tuple((name, (min(values), max(values))) for name, values in self.grid[:8]))
         return [*single_values, *({**base, **corner} for corner in corners)]
 

@@ -86,7 +86,7 @@ ERRORS = {
     "--checkpoint-every 0": "--checkpoint-every 0: it must be at least 1",
     "--stop-at 100": "needs evaluations during training: give --eval-every N",
     "--seed -1": "--seed -1: it must be at least 0",
-    "--seed 4294967296": "--seed 4294967296: seeds are below 4294967296",
+    "--seed 4294967296": "seeds are below 4294967296: give at most 4294967295",
     "--staleness -1": "--staleness -1: it must be at least 0",
     "--staleness 1": "use --max-staleness 1, or name a policy, such as --policy single_learner_coarse",
     "--lag 1": "chooses among whole iterations (--max-staleness 1): name a policy, such as --policy split",
