@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import fdg
 from fdg.commands import entry_points, using
@@ -38,7 +37,7 @@ _OTHER_TOOLS_COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that the first word names, with the remaining words; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    modules = {name: f"fdg.{name}" for name in _COMMANDS if find_spec(f"fdg.{name}")} | _SUBMODULE_COMMANDS
+    modules = {name: f"fdg.{name}" for name in _COMMANDS} | _SUBMODULE_COMMANDS
     modules |= dict.fromkeys(using.SUMMARIES, using.__name__)
     if not words or words[0] in ("-h", "--help"):
         print("usage: fdg COMMAND [flags]\n")

@@ -94,6 +94,8 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
     elif flag_name := next((name for name in _RAY_FLAGS if name in values), None):
         raise FdgError(f"--{flag_name.replace('_', '-')} is for a Ray cluster: give --ray too")
     flags = [word.partition("=")[0] for word in train_words]
+    if "--num-processes" in flags:
+        raise FdgError("--num-processes is for the launcher: write it before the --")
     if flag := next((name for name in _PROCESS_FLAGS if name in flags), None):
         raise FdgError(f"{flag} is set for each process by the launcher: leave it out, or use fdg train")
     for name in ("num_processes", "nodes"):

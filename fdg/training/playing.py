@@ -6,6 +6,7 @@ import errno
 import io
 import itertools
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,7 @@ def play(
         pictures = _joint_frames(algorithm.env, recorded, greedy)
         content = _encode_gif(pictures, fps) if path.suffix == ".gif" else b""
     with writing(path) as file:
-        if path.suffix == ".mp4":
-            _write_mp4(file.name, pictures, fps)
-        else:
-            file.write(content)
+        file.write(_encode_mp4(pictures, fps) if path.suffix == ".mp4" else content)
     return path
 
 
@@ -182,23 +180,25 @@ def _encode_gif(pictures: Iterator[np.ndarray], fps: int) -> bytes:
     return file.getvalue()
 
 
-def _write_mp4(path: str, pictures: Iterator[np.ndarray], fps: int) -> None:
+def _encode_mp4(pictures: Iterator[np.ndarray], fps: int) -> bytes:
+    """An MP4 video (H.264) of pictures `[H, W, 3]` uint8 with even H and W."""
     first_frame = next(pictures)
     size = f"{first_frame.shape[1]}x{first_frame.shape[0]}"
     input_options = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
-    codec = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20"]
-    output_options = ["-an", *codec, "-f", "mp4", f"file:{path}"]
+    output_options = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-f", "mp4"]
     program = import_optional("imageio_ffmpeg", "an mp4").get_ffmpeg_exe()
-    command = [program, "-y", "-loglevel", "error", *input_options, *output_options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
-        assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
-        # If ffmpeg has failed, its messages are read below; closing the pipe flushes it, which fails again.
-        with contextlib.suppress(BrokenPipeError), ffmpeg.stdin:
-            for picture in itertools.chain([first_frame], pictures):
-                ffmpeg.stdin.write(picture.tobytes())
-        messages = ffmpeg.stderr.read().decode(errors="replace")
-    if ffmpeg.returncode:
-        raise OSError(errno.EIO, " ".join(messages.split()) or "ffmpeg failed")
+    with tempfile.NamedTemporaryFile() as file:
+        command = [program, "-y", "-loglevel", "error", *input_options, *output_options, f"file:{file.name}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+            assert ffmpeg.stdin is not None and ffmpeg.stderr is not None
+            # If ffmpeg has failed, its messages are read below; closing the pipe flushes it and fails again.
+            with contextlib.suppress(BrokenPipeError), ffmpeg.stdin:
+                for picture in itertools.chain([first_frame], pictures):
+                    ffmpeg.stdin.write(picture.tobytes())
+            messages = ffmpeg.stderr.read().decode(errors="replace")
+        if ffmpeg.returncode:
+            raise OSError(errno.EIO, " ".join(messages.split()) or "ffmpeg failed")
+        return Path(file.name).read_bytes()
 
 
 def _html_page(env: Any, recorded: Sequence[Episode], fps: int, greedy: bool) -> bytes:

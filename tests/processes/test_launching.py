@@ -200,6 +200,7 @@ ERRORS = {
     "--nodes 2": "--nodes is for a Ray cluster: give --ray too",
     "--ray --nodes 0": "--nodes 0: it must be at least 1",
     "--ray --nodes two": "--nodes: 'two' is not an integer or none",
+    "-- --num-processes 3": "--num-processes is for the launcher: write it before the --",
     "--num-processes 2 --process-id=1": "--process-id is set for each process by the launcher: leave it out",
     "--ray --num-processes 2": "--num-processes is for one machine: with --ray, give --nodes",
     "--ray --cpus-per-node=-1": "--cpus-per-node -1.0: it must be above 0 and finite",

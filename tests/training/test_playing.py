@@ -122,6 +122,15 @@ def test_written_files_keep_their_permissions(tmp_path, monkeypatch):
     assert not flags & os.O_CREAT  # which Linux refuses here, if fs.protected_regular is set
 
 
+def test_mp4_over_a_file_that_cannot_be_replaced(run, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "video.mp4"
+    path.touch()
+    monkeypatch.setattr(files, "refusal", lambda folder: OSError() if folder == tmp_path else None)
+    assert run.play(path, max_steps=3).stat().st_size > 1000
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)
