@@ -272,7 +272,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         )
         for name, result in results.items()
     ]
-    header = ("stream", "slots busy", "lag", "oldest", "masked", "ticks", "tokens/tick")
+    header = ("stream", "slots busy", "mean age", "oldest", "masked", "ticks", "tokens/tick")
     others = [
         name for name in results if name != "as given" and (base.busy > _FULL_SHARE or "slots" not in name)
     ]

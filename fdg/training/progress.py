@@ -97,24 +97,24 @@ def stream_line(rows: Sequence[Mapping[str, Any]], busy: Mapping[str, float]) ->
 
     >>> row = {"slots_busy": 0.96, "queued": 37, "running": 12, "staleness": 1.25, "staleness_max": 3}
     >>> stream_line([row, row], {"actors": 0.94, "learners": 0.88})
-    'queue 37 | lag 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
+    'queue 37 | age 1.2 (at most 3) | slots 96% | actors 94% | learners 88% busy'
     >>> stream_line([{**row, "eta": 4}], {})
-    'queue 37 | lag 1.2 (at most 3, eta 4) | slots 96% busy'
+    'queue 37 | age 1.2 (at most 3, eta 4) | slots 96% busy'
     >>> stream_line([{"slots_busy": 0.96, "queued": 37, "running": 12}], {})  # the staleness is unknown
     'queue 37 | slots 96% busy'
     """
     if not rows or not all("slots_busy" in row for row in rows):
         return ""
-    lags = [
+    ages = [
         (row["staleness"], row.get("staleness_max", row["staleness"])) for row in rows if "staleness" in row
     ]
     parts = []
     if "queued" in rows[-1]:
         parts.append(f"queue {rows[-1]['queued']:.0f}")
-    if lags:
-        mean, largest = sum(lag for lag, _ in lags) / len(lags), max(lag for _, lag in lags)
+    if ages:
+        mean, largest = sum(age for age, _ in ages) / len(ages), max(age for _, age in ages)
         bound = f", eta {rows[-1]['eta']}" if "eta" in rows[-1] else ""
-        parts.append(f"lag {mean:.1f} (at most {largest:.0f}{bound})")
+        parts.append(f"age {mean:.1f} (at most {largest:.0f}{bound})")
     parts.append(f"slots {100 * sum(row['slots_busy'] for row in rows) / len(rows):.0f}%")
     parts += [f"{group} {100 * fraction:.0f}%" for group, fraction in busy.items()]
     return " | ".join(parts) + " busy"
