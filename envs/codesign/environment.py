@@ -22,6 +22,7 @@ from fdg.rowwise import rowwise
 
 PREFIX = "codesign:"
 _NUMBER = re.compile(r"\d|=")  # occurs in numbers, but in no name of a level
+# The options of parameters of `make`, which explains them.
 SPECS = (*reading.LEVELS, "random", "explicit")
 ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")

@@ -79,6 +79,8 @@ class Builder:
     def add_product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
         """Appends products of [rows, inner] with [inner, columns], a batch as the groups of one layer.
 
+        Returns the output; a product of constants adds no layer.
+
         Constants on either side are the weights. If both sides are feature maps, as in attention, the one
         with fewer rows or columns counts as the weights. `sizes` are batch, rows, columns and inner.
         """

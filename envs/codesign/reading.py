@@ -155,7 +155,11 @@ class _Files:
 
 
 class _Table:
-    """A table with known keys. Mistakes raise one-line errors that name the table."""
+    """A table with known keys. Mistakes raise one-line errors that name the table.
+
+    `name` is the problem's, `table` the table's ("" for the whole file). `known` are its keys, separated by
+    spaces; "" permits any.
+    """
 
     def __init__(self, name: str, table: str, content: Any, known: str = ""):
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
@@ -216,8 +220,8 @@ class _Table:
         return tuple(value)
 
 
-_DEFAULT_RANGE = {"from": 0, "to": 512, "step": 32}
-_SPACE_KEYS = "size width classes channels"
+_DEFAULT_RANGE = {"from": 0, "to": 512, "step": 32}  # for keys that a range leaves out
+_SPACE_KEYS = "size width classes channels"  # of a task with a space: parameters of `space.SPACES`
 _NUMBERS = (int, float)
 
 
@@ -275,6 +279,7 @@ def _specs(table: _Table, technology: Technology) -> tuple[Specs, tuple[tuple[st
 
 
 def _limits(table: _Table, technology: Technology) -> Specs:
+    """The specs in a table whose keys are in `UNITS`."""
     limits = [math.inf] * 3
     for key in table.content:
         if key not in UNITS:

@@ -25,6 +25,7 @@ class BufferWords(NamedTuple):
     outputs: jax.Array  # with each read and each write of partial sums
 
 
+# Types of the fields of `Template`.
 Cycles = Callable[[Layers, jax.Array, jax.Array], jax.Array]
 Words = Callable[[Layers, jax.Array, jax.Array], BufferWords]
 
