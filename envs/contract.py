@@ -20,8 +20,7 @@ from fdg.arguments import checked_names
 from fdg.errors import FdgError, FdgWarning, raised
 from fdg.keys import is_key
 
-STEPS = 24
-NUM_ENVS = 3
+STEPS, NUM_ENVS = 24, 3  # defaults of `check`
 
 # The programs compile for seconds and run for milliseconds, so XLA need not optimize them much.
 COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -193,7 +192,7 @@ def random_rollouts(
 
 
 def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
-    """Violations of the contract in random steps; the rollouts are from `random_rollouts`."""
+    """Yields a message for each violation of the contract; the rollouts are from `random_rollouts`."""
     step = rollout.step
     steps, num_envs = step.terminated.shape
     agents_axis = () if num_agents(env) is None else (env.num_agents,)

@@ -47,7 +47,7 @@ _JUMANJI = (
     "Sudoku", "Sudoku-very-easy", "TSP", "Tetris",
 )  # fmt: skip
 
-# In order: the first match is the family.
+# Family -> patterns of names; the first family with a match, in this order.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     "probe": ("probe:*",),
     "classic-control": (
@@ -128,7 +128,7 @@ def known_host_names(name: str) -> list[str]:
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
     """The family of an environment by its spaces alone.
 
-    None without images, if actions are discrete or all observations are categories or bytes (uint8).
+    None if there are no images, and actions are discrete or all observations are categories or bytes (uint8).
 
     >>> from envs.spaces import Discrete
     >>> family_by_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,)))

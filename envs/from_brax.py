@@ -55,7 +55,7 @@ class BraxEnvironment(LibraryEnvironment):
 
     environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
-    episode_length: int = 1000
+    episode_length: int = 1000  # time limit in steps
     overrides: Overrides = ()  # of the constructor's arguments
 
     @property
@@ -67,7 +67,7 @@ class BraxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From brax's environment and a trace of its reset."""
+        """Its properties, from brax's environment and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -116,8 +116,10 @@ class BraxEnvironment(LibraryEnvironment):
 
 
 def adapt(env: Any, **parameters: Any) -> BraxEnvironment:
-    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`; it takes `episode_length`, by
-    default that of Playground's configuration."""
+    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`.
+
+    The only parameter is `episode_length`; default: that of Playground's configuration, else 1,000.
+    """
     where = f"environment '{type(env).__name__}'"
     check_names(where, parameters, ("episode_length",))
     default = getattr(getattr(env, "_config", None), "episode_length", 1000)

@@ -55,7 +55,7 @@ class CraftaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From Craftax's spaces and parameters."""
+        """Its properties, from Craftax's spaces and parameters."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:

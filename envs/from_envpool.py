@@ -81,9 +81,9 @@ def trust_reason(name: str) -> str | None:
 class EnvPoolSource(gymnasium_parts.LibrarySource):
     """A `pools.Source`: EnvPool's environment and changed options."""
 
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-    info: tuple[str, ...] = ()
+    name: str  # with the prefix
+    options: tuple[tuple[str, Any], ...] = ()  # (name, value), sorted
+    info: tuple[str, ...] = ()  # names of episode metrics
 
     def __post_init__(self) -> None:
         if not self.options:

@@ -70,7 +70,7 @@ class GymnaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> gymnasium_parts.Facts:
-        """From gymnax's spaces and parameters."""
+        """Its properties, from gymnax's spaces and parameters."""
         return _facts(self)
 
     @property

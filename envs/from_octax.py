@@ -61,7 +61,7 @@ class OctaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From the emulator's parameters; an action is a key that the game uses, or no key."""
+        """Its properties, from the emulator's parameters; an action is a key of the game, or no key."""
         parameters = {**_DEFAULTS, **dict(self.overrides)}
         observations = Box(0.0, 255.0, (_HEIGHT, _WIDTH, parameters["frame_skip"]), "uint8")
         actions = Discrete(int(_octax_environment(self).num_actions))
@@ -87,6 +87,7 @@ class OctaxEnvironment(LibraryEnvironment):
         """Images of states, `[H, W, 3]` uint8 each."""
         for state in states:
             lit = np.asarray(state.display).T.astype(np.uint8) * 255
+            # Each pixel of the screen is drawn as 6 x 6 pixels of three equal colours.
             yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
 
 

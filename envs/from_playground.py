@@ -63,7 +63,7 @@ class PlaygroundEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From Playground's configuration and a trace of its reset."""
+        """Its properties, from Playground's configuration and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:

@@ -47,7 +47,7 @@ class BraxTeam(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From the agents' mappings, padded to the longest view and the most joints."""
+        """Its properties, from the agents' mappings, padded to the longest view and the most joints."""
         views, joints = (max(map(len, indices)) for indices in _mappings(self.name))
         observations = Box(float("-inf"), float("inf"), (self.num_agents + views,))
         return Facts(observations, Box(-1.0, 1.0, (joints,)), self.body.episode_length)

@@ -136,6 +136,7 @@ def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
 
 
 def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
+    """As `describe`, without names."""
     name = kind(space)
     if name == "Dict":
         keys = list(dict(space.spaces))

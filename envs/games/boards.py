@@ -207,7 +207,7 @@ class HexGame(_BoardGame):
     def _initial_groups(self) -> jax.Array:
         """The groups of an empty board within its frame: each side of the frame is one group."""
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
-        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
+        frame[0, 1:], frame[-1, :-1] = 1, 2  # two corners belong to rows, two to none
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2
         return jnp.asarray(frame)
 
