@@ -18,10 +18,10 @@ Conversation = tuple[Message, ...]
 
 
 def row(record: Record, prompt: str = "", answer: str = "") -> Row:
-    """A prompt and its answer, from `prompt` and `completion`, or from `messages` that end with a
-    message of the assistant.
+    """A prompt and its answer, from `prompt` and `completion`, or from `messages`.
 
-    `prompt` and `answer` are column names; if empty, the first existing one of `PROMPTS` and `ANSWERS`.
+    The last of `messages` is the answer if it is the assistant's. `prompt` and `answer` are column names; if
+    empty, the first existing one of `PROMPTS` and `ANSWERS`.
 
     >>> row(Record("data.jsonl, line 1", {"prompt": "1+1=", "answer": 2, "level": 3})).answer
     '2'

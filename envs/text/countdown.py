@@ -58,7 +58,10 @@ class Countdown:
 
     @property
     def response_length(self) -> int:
-        """Maximum number of characters: numbers, signs, and twice the longest solution's parentheses or 4."""
+        """Maximum number of characters: numbers, signs, and parentheses.
+
+        It allows twice as many parentheses as the longest solution has, and at least 4.
+        """
         return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
 
     @property

@@ -115,8 +115,9 @@ def _to_strings(texts: Text) -> list[str]:
 def _encode_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
-    """For each row, the tokens of the prompt and of the answer with its stop token, and the answer's tokens
-    decoded. Equal rows are encoded once.
+    """For each row: the prompt's tokens; the answer's with its stop token; the answer's tokens decoded.
+
+    Equal rows are encoded once.
     """
     row_keys = [
         (row.prompt, row.answer) if isinstance(row.prompt, str) and not row.template_arguments else id(row)

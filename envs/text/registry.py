@@ -48,8 +48,9 @@ _UNLISTED: dict[str, type] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`; there are also `file`, `preferences`,
-    `reasoning_gym` and `verifiers`.
+    """The names of tasks that need no file or package, without `text:`.
+
+    There are also `file`, `preferences`, `reasoning_gym` and `verifiers`.
 
     >>> "countdown" in names()
     True

@@ -265,8 +265,7 @@ def _place_without_answer(row: Row) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningGym(Table):
-    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which also scores
-    answers.
+    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which scores answers.
 
     Attributes:
       dataset: one of its data sets ("leg_counting", "chain_sum", ...), with its default configuration.
