@@ -60,8 +60,8 @@ def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: in
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
     """The best design: the highest score that meets the specs, then the least energy.
 
-    Layers run in sequence. `scores` has an array for each task: a score for each of its choices, such as
-    weighted accuracies. A design's score is the sum over tasks.
+    The layers of a network run in sequence. `scores` has an array for each task: a score for each of its
+    choices, such as weighted accuracies. A design's score is the sum over tasks.
 
     Raises:
       FdgError: the numbers of scores do not fit the tasks, or there are more than 2^31 designs.
