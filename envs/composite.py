@@ -107,7 +107,7 @@ class Tuple:
 
 ObservationSpace: TypeAlias = Space | Dict | Tuple
 
-KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)
+KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)  # all classes of spaces
 for _kind in KINDS:
     explain_frozen(_kind, "space")
 

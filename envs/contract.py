@@ -236,6 +236,7 @@ def _space_problems(env: Any, observations: Any) -> Iterator[str]:
 
 
 def _is_inside(space: Any, part: np.ndarray) -> bool:
+    """True if all values of a batch are within the bounds of a space without parts."""
     if hasattr(space, "low_array"):
         return bool(((part >= space.low_array) & (part <= space.high_array)).all())
     num_choices = space.n if hasattr(space, "n") else np.asarray(space.nvec)
@@ -243,6 +244,7 @@ def _is_inside(space: Any, part: np.ndarray) -> bool:
 
 
 def _mask_problems(env: Any, observations: list[Any]) -> Iterator[str]:
+    """Violations in the masks of the first observation, the observations and the final observations."""
     masks = [features_and_mask(value)[1] for value in observations]
     present = [mask for mask in masks if mask is not None]
     if not present:

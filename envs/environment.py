@@ -24,7 +24,7 @@ from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
 from fdg.keys import is_key
 from fdg.tracing.unchanged import check_unchanged
 
-State: TypeAlias = Any
+State: TypeAlias = Any  # any pytree of arrays
 
 
 class TimeStep(NamedTuple):

@@ -11,7 +11,7 @@ from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
-_HOST_PREFIXES = ("envpool:", "gymnasium:")
+_HOST_PREFIXES = ("envpool:", "gymnasium:")  # of libraries whose environments run on the host
 
 
 def _host_names(*tasks: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ ENVIRONMENTS = (
     "inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d",
 )  # fmt: skip
 DEFAULT_BACKEND = "generalized"
-BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
+BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")  # physics backends
 _ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supports only the default
 
 _HEIGHT, _WIDTH = 320, 420  # pixels of an image
@@ -201,6 +201,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def _facts(single: BraxEnvironment) -> Facts:
+    """As `BraxEnvironment.facts`; computed once."""
     env = _brax_environment(single)
     with _relaxed_for_brax(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

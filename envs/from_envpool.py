@@ -36,7 +36,7 @@ from envs.pools import InTwoHalves, Transition
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
-PREFIX = "envpool:"
+PREFIX = "envpool:"  # of its names for `envs.make`
 
 # Options that the pool sets, or that do not apply to single-agent environments.
 _RESERVED_OPTIONS = {

@@ -98,7 +98,7 @@ _SMAX = Kind(
 )  # fmt: skip
 _REPEATED = Kind("", "", ("num_inner_steps", "num_outer_steps"), ends_at_limit=True)
 _STORM = dataclasses.replace(_REPEATED, as_array=True)
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {  # by JaxMARL's names of games
     **{name: dataclasses.replace(_MPE, constructor=cls) for name, cls in PARTICLES.items()},
     "HeuristicEnemySMAX": dataclasses.replace(
         _SMAX, module="smax.heuristic_enemy_smax_env", constructor="HeuristicEnemySMAX"
@@ -245,6 +245,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 def _make(
     name: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
 ) -> Vectorized:
+    """Makes the environment `name`; `shaping` and `agent_identity` default to those of the game."""
     where, kind = f"environment '{name}'", KINDS[name]
     check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
     if shaping is not None and (name not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
@@ -343,6 +344,7 @@ class _Facts(Facts):
 
 @functools.cache
 def _facts(single: JaxmarlGame) -> _Facts:
+    """As `JaxmarlGame.facts`; computed once."""
     env, kind = _jaxmarl_environment(single), KINDS[single.name]
     agents = tuple(env.agents)
     # In `ensure_compile_time_eval`, JaxMARL's jitted functions would capture arrays and keep them allocated.

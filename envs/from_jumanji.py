@@ -35,7 +35,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
-PREFIX = "jumanji:"
+PREFIX = "jumanji:"  # of its names for `envs.make`
 
 # Copied from Jumanji's registry, and compared with it in a test, because importing it takes seconds.
 NAMES = (
@@ -124,6 +124,7 @@ def adapt(env: Any, **parameters: Any) -> JumanjiEnvironment:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
+    """Makes the environment of the game `name`."""
     where = f"environment '{PREFIX}{name}'"
     checked = checked_overrides(where, overrides, lambda: _overridable_arguments(name), kinds=SCALARS)
     if checked:
@@ -184,6 +185,7 @@ class _Facts(Facts):
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
+    """As `JumanjiEnvironment.facts`; computed once."""
     env = _jumanji_environment(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
         action_spec, observation_spec = env.action_spec, env.observation_spec

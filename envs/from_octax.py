@@ -31,7 +31,7 @@ from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, one_line
 
-PREFIX = "octax:"
+PREFIX = "octax:"  # of its names for `envs.make`
 
 # Copied from Octax's modules, and compared with them in a test; a number in a name is a level.
 GAMES = (
@@ -44,7 +44,7 @@ GAMES = (
 
 # Parameters of the emulator, with Octax's defaults.
 _DEFAULTS = {"max_num_steps_per_episodes": 4500, "frame_skip": 4, "instruction_frequency": 700, "fps": 60}
-_WIDTH, _HEIGHT = 64, 32
+_WIDTH, _HEIGHT = 64, 32  # pixels of the screen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +102,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(game: str, **overrides: Any) -> Vectorized:
+    """Makes the environment of the game `game`."""
     where = f"environment '{PREFIX}{game}'"
     check_names(where, overrides, sorted(_DEFAULTS))
     for name, value in overrides.items():

@@ -86,6 +86,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000) -> Vectorized:
+    """Makes the team `name`."""
     where = f"environment '{name}'"
     if backend not in _BACKENDS:
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")

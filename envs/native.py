@@ -28,7 +28,7 @@ from envs.gymnasium_worker import kind
 from envs.joined import Joined
 from envs.observations import MaskedObservation
 
-Description = dict[str, Any]
+Description = dict[str, Any]  # plain data, as above
 
 # Names of other arguments and results, which no array may have.
 _RESERVED = re.compile(r"action|(next_)?memory_\d+|seed|start|mask")

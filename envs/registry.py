@@ -414,6 +414,7 @@ def _module_of(name: str) -> str | None:
     return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))
 
 
+# names of environments that download data
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
 
 

@@ -19,10 +19,10 @@ from fdg.errors import FdgError
 from fdg.kinds import matches
 from fdg.reading import cached_by_stamp, read_json
 
-SOURCES = ("table", "train", "supernet", "surrogate")
+SOURCES = ("table", "train", "supernet", "surrogate")  # of accuracies
 SHIPPED = "accuracies.json"  # the shipped table, in this folder
 UNIT = 10_000  # the integer in a table for an accuracy of 1
-_MAX_FILE_BYTES = 2**24
+_MAX_FILE_BYTES = 2**24  # of a table
 _CHUNK = 16  # children trained together; constant, so that results do not depend on the number of children
 
 

@@ -174,6 +174,7 @@ def _unet(task: Task, space: UNet) -> Network:
     return Network(sizes(uppers, level_widths), used, apply)
 
 
+# type of `Task.build` -> function that makes the masked network
 _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _unet}
 
 

@@ -21,7 +21,7 @@ FILE.toml states the problem; w1, w2 and w3 are built in. It prints the best des
 writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
 Other flags of `fdg train` can be given: --algo, --policy, --devices, --seed, --out, --resume RUN (without a
 FILE), ..., and the algorithm's own. Exit status 3: no design meets the specs."""
-FLAGS = (
+FLAGS = (  # of `fdg codesign`, besides those of `fdg train`
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
     *(

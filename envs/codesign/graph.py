@@ -29,7 +29,7 @@ class Value(NamedTuple):
     is_full_size: bool = True
 
 
-CONSTANT, INPUT = Value(), Value(is_data=True)
+CONSTANT, INPUT = Value(), Value(is_data=True)  # weights and constants; the network's input
 
 
 class Builder:

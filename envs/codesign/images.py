@@ -101,7 +101,7 @@ _IMAGES: dict[str, Callable[[], Images]] = {
 }
 NAMES = tuple(_IMAGES)
 _MAX_BYTES = 2**30  # maximum size of a file's arrays
-_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")  # names of a file's arrays
 
 
 @cached_by_stamp

@@ -18,7 +18,9 @@ from fdg.jaxprs import bodies, is_literal, open_jaxpr
 # pooling.
 _RULES = (elementwise.RULES, shape.RULES, lookup.RULES, random.RULES, reduce.RULES)  # by primitive
 _FREE = {name for rules in _RULES for name in rules} - {"fft"} | {"iota", "rng_bit_generator"}
+# primitives that may be pooling
 _POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
+# primitives: pooling if they reduce rows and columns, else free
 _REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
 

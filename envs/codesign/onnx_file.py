@@ -28,7 +28,9 @@ ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Ro
 Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Swish Tanh
 ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Xor
 """.split()
+# operators: additions if they read several feature maps, else free
 _ELEMENTWISE = "Add Sub Mul Div Max Min Sum Mean Pow PRelu Where".split()
+# operators: pooling if they reduce rows and columns, else free
 _REDUCING = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
 
 

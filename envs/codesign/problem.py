@@ -317,6 +317,7 @@ def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluat
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
+    """As `evaluate`, compiled."""
     specs = jnp.broadcast_to(jnp.asarray(specs, jnp.float32), (len(choices), 3))
     networks, kinds = jax.vmap(lambda choice: positions(problem, choice))(choices)
     costs = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)

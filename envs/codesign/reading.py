@@ -16,7 +16,7 @@ from fdg.errors import FdgError, nearest, unknown_name
 from fdg.kinds import number_fix
 from fdg.reading import read_toml
 
-WORKLOADS = ("w1", "w2", "w3")
+WORKLOADS = ("w1", "w2", "w3")  # shipped problems
 LEVELS = ("tight", "medium", "loose")  # of specs: tables [specs.LEVEL]
 
 NETWORK_KEYS = ("space", "network", "onnx", "module")  # a task has exactly one of them
@@ -226,6 +226,7 @@ _NUMBERS = (int, float)
 
 
 def _technology(table: _Table) -> Technology:
+    """The constants in the table `[technology]`."""
     fields = [field.name for field in dataclasses.fields(Technology)]
     table = _Table(table.file, "technology", table.content, " ".join(fields))
     try:
@@ -235,6 +236,7 @@ def _technology(table: _Table) -> Technology:
 
 
 def _chips(root: _Table, technology: Technology) -> Chips:
+    """The chips in the tables `[budget]` and `[chip]`."""
     budget = root.table("budget", "pes bandwidth_gb_s subaccelerators templates")
     chip = root.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
     bytes_per_cycle = 1e9 / technology.clock_hz  # of 1 GB/s

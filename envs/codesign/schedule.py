@@ -293,6 +293,7 @@ def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -
 
 @functools.partial(jax.jit, static_argnames="moves")
 def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
+    """As `schedule`, compiled."""
     best = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _INITIAL_EAGERNESS)
     if not moves:
         return best

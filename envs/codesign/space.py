@@ -165,6 +165,7 @@ def _check_integers(what: str, sizes: dict[str, Any], least: int, even: bool = F
             raise FdgError(f"{what}: {name} is {value!r}; give {kind} from {least} to 4096")
 
 
+# value of the key `space` in a problem's file -> function that makes the task
 SPACES: dict[str, Callable[..., Task]] = {"resnet9": resnet9, "unet": unet}
 
 

@@ -216,6 +216,7 @@ class HexGame(_BoardGame):
         return self.size, self.size
 
 
+# (rows down, columns right)
 _NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
 _FIRST_GROUP = 3  # number of the first group of stones; the frame's groups are ±1 and ±2
 

@@ -11,8 +11,8 @@ from envs.text.files import Record
 from envs.text.rows import Message, Row, content_of
 from fdg.errors import FdgError, listed
 
-PROMPTS = ("prompt", "problem", "question")
-ANSWERS = ("completion", "answer", "solution", "response")
+PROMPTS = ("prompt", "problem", "question")  # names of columns; the first that exists counts
+ANSWERS = ("completion", "answer", "solution", "response")  # likewise
 
 Conversation = tuple[Message, ...]
 
@@ -142,6 +142,7 @@ def _text(where: str, column: str, value: Any, shortest: str = " ") -> Any:
 
 
 def _messages(where: str, column: str, value: Any) -> Conversation:
+    """Messages of a column; raises an `FdgError` for other values."""
     fix = 'write [{"role": "user", "content": "1+1=?"}]'
     if not isinstance(value, list | tuple) or not value:
         raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, not messages: {fix}")

@@ -11,7 +11,7 @@ from envs.text.drawing import check_integer, uniform
 from envs.text.expressions import evaluate
 from fdg.errors import FdgError
 
-_SIGNS = "+-*/"
+_SIGNS = "+-*/"  # indexed by `Content.signs`
 
 
 class Content(NamedTuple):

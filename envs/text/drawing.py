@@ -52,6 +52,7 @@ def is_held_out(identity: jax.Array) -> jax.Array:
 
 
 def _mix_bits(x: jax.Array) -> jax.Array:
+    """The finalizer of murmur3's 32-bit hash."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -57,6 +57,7 @@ def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
 
 
 def _read_list(path: str, content: bytes) -> list[Record]:
+    """The rows of a JSON list of objects."""
     content = b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}"
     rows, *rest = json_object(content, path, any_number=True).values()
     if rest:

@@ -18,7 +18,7 @@ from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, user_frame
 from fdg.kinds import matches
 
-RewardFunction = Callable[..., Sequence[float | None]]
+RewardFunction = Callable[..., Sequence[float | None]]  # see `HostReward`
 
 # Arguments of a function besides columns; `completions` is TRL's name.
 _ARGUMENTS = ("prompts", "responses", "completions", "answers")

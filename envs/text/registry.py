@@ -10,7 +10,7 @@ from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, unknown_name
 
-PREFIX = "text:"
+PREFIX = "text:"  # of its names for `envs.make`
 FILES = tables.FILES  # parameters that are file paths
 
 

@@ -32,7 +32,7 @@ _CHARSMAP_BYTES = 1 << 20  # maximum
 _MAX_CONTENT = 64  # characters of a replacement
 _MAX_GROWTH = {"normalizer": 1024, "decoder": 16}  # maximum factor by which texts may grow
 _MAX_REPEATS = 1000  # for the product of all repeat counts of a regular expression
-_REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")  # {3} or {3,5} of a regular expression
 
 
 @contextlib.contextmanager
