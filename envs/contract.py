@@ -48,7 +48,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     Args:
       env: an `Environment`, such as your own `vectorize(...)`.
       num_envs: B.
-      steps: T; 0 runs nothing.
+      steps: T; 0 runs nothing, and does not trace twice.
 
     Returns:
       A line that says what was checked.

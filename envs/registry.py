@@ -368,7 +368,9 @@ def _parse_value(text: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` accepts, registered ones last; without those with a library's prefix.
+    """The names that `make` accepts, registered ones last, but without those that are too many to list.
+
+    These have a prefix, such as `envpool:`, `gymnasium:` or `text:`.
 
     >>> "CartPole-v1" in names()
     True

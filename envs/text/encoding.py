@@ -58,7 +58,8 @@ class EncodedProblems(NamedTuple):
     answers: Ragged  # each with its stop token; empty if there is no answer
     contents: Any  # pytree of arrays [rows, ...]: the problem's content
     held_out: np.ndarray  # [rows] bool
-    decoded: Ragged | None  # the answers' bytes decoded from tokens; None if equal to the original text
+    # the answers' bytes decoded from tokens; None if they are the answers, apart from blanks around them
+    decoded: Ragged | None
 
 
 @functools.lru_cache(maxsize=16)

@@ -48,7 +48,7 @@ class Table:
 
     @property
     def unanswered(self) -> str | None:
-        """The location of the first row without an answer; of the first row if every answer is empty."""
+        """The location of a row without an answer; None if there is none."""
         return None
 
     @property
