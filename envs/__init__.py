@@ -28,6 +28,7 @@ from envs.wrappers import ActionRepeat, FrameStack, HideObservations, TimeAware,
 from fdg.arguments import explain_frozen
 from fdg.public_names import no_attribute
 
+# An assignment to a field raises an error that shows `env = dataclasses.replace(env, ...)`.
 for _cls in (Vectorized, HostEnvironment, Wrapper, FrameStack, ActionRepeat, HideObservations, TimeAware):
     explain_frozen(_cls, "env")
 

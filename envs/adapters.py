@@ -1,4 +1,7 @@
-"""Helpers for the adapters to other packages: imports, and checks of parameters."""
+"""Helpers for the adapters to other packages (`from_*.py`): imports, and checks of parameters.
+
+In every function `where` begins the error messages, such as "environment 'maze'".
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,16 +15,21 @@ from fdg.arguments import check_options
 from fdg.errors import FdgError
 from fdg.kinds import describe_alternatives
 
+# Types of parameters, all hashable; SCALARS where a library takes no tuples.
 SCALARS = bool | int | float | str
-KINDS = SCALARS | tuple  # types of parameters, all hashable
+KINDS = SCALARS | tuple
 
-Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"
-Overrides: TypeAlias = tuple[tuple[str, Override], ...]  # parameters of a library's environment, sorted
+Override: TypeAlias = "bool | int | float | str | tuple[Any, ...]"  # value of one parameter
+# (name, value) of the parameters that a user gives for a library's environment, sorted by name
+Overrides: TypeAlias = tuple[tuple[str, Override], ...]
 
 
 @contextlib.contextmanager
 def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
-    """A context for imports, also while JAX traces; errors begin with `who_needs`, such as "maze needs"."""
+    """A context for imports, also while JAX traces; a missing module raises an `FdgError`.
+
+    The error begins with `who_needs`, such as "maze needs", and names fdg's `extra` that has `package`.
+    """
     try:
         with jax.ensure_compile_time_eval(), quietly(), relaxed_checks():
             yield
@@ -33,7 +41,10 @@ def importing(who_needs: str, package: str, extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def converting_errors(where: str, package: str, arguments: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """A context for a call of a package's constructor, whose errors about arguments become an `FdgError`."""
+    """A context for a call of a package's constructor, whose errors about arguments become an `FdgError`.
+
+    `arguments` are the names and values that the error shows.
+    """
     try:
         yield
     except FdgError:  # such as for a missing package
@@ -45,7 +56,7 @@ def converting_errors(where: str, package: str, arguments: Iterable[tuple[str, A
 
 
 def check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises an `FdgError`, which begins with `where` ("environment 'x'"), if a parameter is unknown."""
+    """Raises an `FdgError` if one of the parameters `names` is not in `known`."""
     known = [*known]
     if unknown := next((name for name in names if name not in known), None):
         takes = f"takes {', '.join(known)}" if known else "takes no parameters"
@@ -63,8 +74,9 @@ def checked_overrides(
     """Parameters for a library's environment as a hashable value; refuses unknown ones and wrong types.
 
     `defaults_of` returns the library's parameters with their defaults (None: any type is right). It is called
-    only if there are overrides, because it may import the library. `ours` are further names, for messages.
-    With `converts`, an integer becomes a float where the default is one.
+    only if there are overrides, because it may import the library. `ours` are fdg's own parameters, which
+    messages list too. `kinds` are the permitted types. With `converts`, an integer becomes a float where the
+    default is a float.
     """
     if not overrides:
         return ()
@@ -79,7 +91,10 @@ def checked_overrides(
 
 
 def _converted(where: str, name: str, value: Any, default: Any) -> Any:
-    """The value, as a float if the default is one; raises unless it has the default's type (None: any)."""
+    """The value, an integer as a float if the default is a float; raises unless it has the default's type.
+
+    If the default is None, any type is right.
+    """
     kind = next((kind for kind in (bool, int, float, str, tuple) if isinstance(default, kind)), None)
     if kind is float and type(value) is int:
         value = float(value)

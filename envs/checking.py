@@ -28,9 +28,10 @@ _ATTRIBUTES = {  # required attributes, each with a line of code that defines it
     "action_space": "action_space = envs.Discrete(2)",
     "max_episode_steps": "max_episode_steps = None (or a number of steps)",
 }
-names_with_parameters: dict[Any, str] = {}  # results of `envs.make` -> their names with parameters
-_MAX_CATEGORIES = 2**20
-_STEP_RESULTS = "(state, observation, reward, terminated, truncated)"
+# results of `envs.make` -> their names with parameters; `envs.registry` fills it, messages read it
+names_with_parameters: dict[Any, str] = {}
+_MAX_CATEGORIES = 2**20  # of a discrete action space
+_STEP_RESULTS = "(state, observation, reward, terminated, truncated)"  # of `SingleEnvironment.step`
 _STEP_FIELDS = {  # fields of `TimeStep`: dtype, and whether each agent has its own value
     "reward": ("float32", True),
     "terminated": ("bool", False),
@@ -41,7 +42,10 @@ _STEP_FIELDS = {  # fields of `TimeStep`: dtype, and whether each agent has its 
 
 
 def check_wrapped(wrapper: Any) -> None:
-    """Runs `check_spec` on a wrapper's environment; explains arguments in the wrong order."""
+    """Runs `check_spec` on a wrapper's environment; explains arguments in the wrong order.
+
+    Called when a wrapper is constructed.
+    """
     names = [field.name for field in dataclass_fields(wrapper) if field.init]
     if not hasattr(wrapper.env, "step") and any(hasattr(getattr(wrapper, name), "step") for name in names):
         kind = type(wrapper).__name__
@@ -189,9 +193,9 @@ def unpack_step(name: str, result: Any) -> tuple[Any, ...]:
 
 
 def _check_flags(name: str, reward: Any, *flags: Any) -> None:
-    """Refuses a bool as reward beside a float as flag, which are swapped; warns about other float flags.
+    """Raises if a flag is a float and the reward a bool (they are swapped); warns about other float flags.
 
-    Any number but 0 counts as true, so a float as flag is probably some other value.
+    Any number but 0 counts as true, so a flag that is a float is probably some other value.
     """
     for flag, what in zip(flags, ("terminated", "truncated"), strict=True):
         kind = getattr(flag, "dtype", type(flag))

@@ -107,7 +107,7 @@ class Tuple:
 
 ObservationSpace: TypeAlias = Space | Dict | Tuple
 
-KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)
+KINDS = (Box, Discrete, MultiDiscrete, Dict, Tuple)  # all classes of spaces
 for _kind in KINDS:
     explain_frozen(_kind, "space")
 
@@ -190,7 +190,7 @@ def contains(space: ObservationSpace, x: Any) -> jax.Array:
 
 
 def fit_observation(space: ObservationSpace, observation: Any, leading: tuple[int, ...], subject: str) -> Any:
-    """Checks an observation's structure and shapes, and casts it to the dtypes of its space.
+    """Returns an observation cast to the dtypes of its space; raises if its structure or shapes do not fit.
 
     Each part is `[*leading, *part.shape]`. Error messages begin with `subject`, such as "environment 'maze':
     reset gives".

@@ -20,8 +20,7 @@ from fdg.arguments import checked_names
 from fdg.errors import FdgError, FdgWarning, raised
 from fdg.keys import is_key
 
-STEPS = 24
-NUM_ENVS = 3
+STEPS, NUM_ENVS = 24, 3  # defaults of `check`
 
 # The programs compile for seconds and run for milliseconds, so XLA need not optimize them much.
 COMPILE_FAST: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -49,7 +48,7 @@ def check(env: Any, num_envs: int = NUM_ENVS, steps: int = STEPS) -> str:
     Args:
       env: an `Environment`, such as your own `vectorize(...)`.
       num_envs: B.
-      steps: T; 0 runs nothing.
+      steps: T; 0 runs nothing, and does not trace twice.
 
     Returns:
       A line that says what was checked.
@@ -193,7 +192,7 @@ def random_rollouts(
 
 
 def problems(env: Any, rollout: Rollout, backward: Rollout) -> Iterator[str]:
-    """Violations of the contract in random steps; the rollouts are from `random_rollouts`."""
+    """Yields a message for each violation of the contract; the rollouts are from `random_rollouts`."""
     step = rollout.step
     steps, num_envs = step.terminated.shape
     agents_axis = () if num_agents(env) is None else (env.num_agents,)
@@ -237,6 +236,7 @@ def _space_problems(env: Any, observations: Any) -> Iterator[str]:
 
 
 def _is_inside(space: Any, part: np.ndarray) -> bool:
+    """True if all values of a batch are within the bounds of a space without parts."""
     if hasattr(space, "low_array"):
         return bool(((part >= space.low_array) & (part <= space.high_array)).all())
     num_choices = space.n if hasattr(space, "n") else np.asarray(space.nvec)
@@ -244,6 +244,7 @@ def _is_inside(space: Any, part: np.ndarray) -> bool:
 
 
 def _mask_problems(env: Any, observations: list[Any]) -> Iterator[str]:
+    """Violations in the masks of the first observation, the observations and the final observations."""
     masks = [features_and_mask(value)[1] for value in observations]
     present = [mask for mask in masks if mask is not None]
     if not present:

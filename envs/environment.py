@@ -24,7 +24,7 @@ from fdg.errors import Elsewhere, FdgError, NotIterableError, kind_of, listed
 from fdg.keys import is_key
 from fdg.tracing.unchanged import check_unchanged
 
-State: TypeAlias = Any
+State: TypeAlias = Any  # any pytree of arrays
 
 
 class TimeStep(NamedTuple):
@@ -153,7 +153,8 @@ class EpisodeState(NamedTuple):
     inner: State  # of the single environment
     running_return: jax.Array  # [B] float32: undiscounted return of the episode so far, mean over agents
     running_length: jax.Array  # [B] int32: steps of the episode so far
-    start: tuple[State, Observation] | None = None  # with `repeat_start`: of every episode; else None
+    # with `repeat_start`: the first state and observation of every episode; else None
+    start: tuple[State, Observation] | None = None
 
 
 class Forwarding:
@@ -183,7 +184,10 @@ class Forwarding:
 
 
 class EnvironmentBase(Forwarding):
-    """Base class of environments: an attribute of other libraries' ones raises an error that names ours."""
+    """Base class of environments.
+
+    Reading an attribute that only other libraries' environments have raises an error that names ours.
+    """
 
     with_reward = Elsewhere("a subclass of envs.Wrapper whose step changes rewards (docs/how-to/wrappers.md)")
     unwrapped = Elsewhere("env.single of a JAX environment, or env.env of a wrapper")
@@ -404,6 +408,7 @@ def num_agents(env: Any) -> int | None:
 
 
 def _mask_shape(action_space: Space) -> tuple[int]:
+    """The shape of an action mask, without the axis of agents."""
     match action_space:
         case Discrete(n=n):
             return (n,)
@@ -437,7 +442,10 @@ def check_state(name: str, state: Any, size: int | None = None) -> None:
 
 
 def actions(name: str, action: Any, space: Space, leading: tuple[int, ...]) -> jax.Array:
-    """Checks actions, `[*leading, *space.shape]`, and casts them to the space's dtype."""
+    """Actions `[*leading, *space.shape]`, cast to the space's dtype; raises an `FdgError` if they do not fit.
+
+    `name` is the environment's, for messages.
+    """
     expected, is_discrete = leading + space.shape, jnp.issubdtype(space.dtype, jnp.integer)
     try:
         array = jnp.asarray(action)
@@ -464,7 +472,7 @@ def _strongly_typed(x: Any) -> jax.Array:
 
 
 def _check_same_types(name: str, reset_state: State, step_state: State) -> None:
-    """Checks that `reset` and `step` return states of the same structure, shapes and dtypes.
+    """Raises unless `reset` and `step` return states of the same structure, shapes and dtypes.
 
     States are not cast: an integer state that `step` increments by floats would silently stay constant.
     """

@@ -11,7 +11,7 @@ from envs import composite
 from envs.composite import ObservationSpace
 from envs.spaces import Box, Space
 
-_HOST_PREFIXES = ("envpool:", "gymnasium:")
+_HOST_PREFIXES = ("envpool:", "gymnasium:")  # of libraries whose environments run on the host
 
 
 def _host_names(*tasks: str) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ _JUMANJI = (
     "Sudoku", "Sudoku-very-easy", "TSP", "Tetris",
 )  # fmt: skip
 
-# In order: the first match is the family.
+# Family -> patterns of names; the first family with a match, in this order.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     "probe": ("probe:*",),
     "classic-control": (
@@ -128,7 +128,7 @@ def known_host_names(name: str) -> list[str]:
 def family_by_spaces(observation: ObservationSpace, action: Space) -> str | None:
     """The family of an environment by its spaces alone.
 
-    None without images, if actions are discrete or all observations are categories or bytes (uint8).
+    None if there are no images, and actions are discrete or all observations are categories or bytes (uint8).
 
     >>> from envs.spaces import Discrete
     >>> family_by_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,)))

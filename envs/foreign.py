@@ -26,7 +26,7 @@ _BASES = {
     "dm_env": ("Environment",),
     "envpool": (),
 }
-_DISPLAY_NAMES = {
+_DISPLAY_NAMES = {  # package -> its name in messages, if it differs
     "gymnasium": "Gymnasium", "gym": "OpenAI Gym", "mujoco_playground": "MuJoCo Playground",
     "jumanji": "Jumanji", "jaxmarl": "JaxMARL", "craftax": "Craftax", "pettingzoo": "PettingZoo",
     "envpool": "EnvPool",
@@ -38,7 +38,7 @@ _ADAPTERS = {
     "mujoco_playground": "envs.from_brax",  # it has brax's interface
     "jumanji": "envs.from_jumanji",
 }
-_FIXES = {  # for the environments of packages without an adapter
+_FIXES = {  # package without an adapter -> what to do, the end of an error message
     "gym": "derive it from gymnasium.Env",
     "jaxmarl": "write a class with the methods of envs.SingleEnvironment, and an attribute num_agents",
     "craftax": "write envs.make('Craftax-Symbolic-v1'), or derive your own from gymnax's Environment",
@@ -109,7 +109,7 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
     if adapter_parameters and not is_for_workers and package_of(env) not in _ADAPTERS:
         if is_of_gymnasium(env):
             env.close()
-        env = call(parameters)  # which raises the error for unknown ones
+        env = call(parameters)  # raises the error for the unknown parameters
     adapted = as_single_environment(env, **adapter_parameters)
     return (
         env if adapted is env else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)

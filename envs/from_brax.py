@@ -43,7 +43,7 @@ ENVIRONMENTS = (
     "inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d",
 )  # fmt: skip
 DEFAULT_BACKEND = "generalized"
-BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")
+BACKENDS = (DEFAULT_BACKEND, "positional", "spring", "mjx")  # physics backends
 _ONE_BACKEND = ("fast", "swimmer")  # the former has no physics, the latter supports only the default
 
 _HEIGHT, _WIDTH = 320, 420  # pixels of an image
@@ -55,7 +55,7 @@ class BraxEnvironment(LibraryEnvironment):
 
     environment: Any  # brax's name, or an environment with its interface
     backend: str = DEFAULT_BACKEND
-    episode_length: int = 1000
+    episode_length: int = 1000  # time limit in steps
     overrides: Overrides = ()  # of the constructor's arguments
 
     @property
@@ -67,7 +67,7 @@ class BraxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From brax's environment and a trace of its reset."""
+        """Its properties, from brax's environment and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -116,8 +116,10 @@ class BraxEnvironment(LibraryEnvironment):
 
 
 def adapt(env: Any, **parameters: Any) -> BraxEnvironment:
-    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`; it takes `episode_length`, by
-    default that of Playground's configuration."""
+    """Wraps a user's instance of brax's `Env` or Playground's `MjxEnv`.
+
+    The only parameter is `episode_length`; default: that of Playground's configuration, else 1,000.
+    """
     where = f"environment '{type(env).__name__}'"
     check_names(where, parameters, ("episode_length",))
     default = getattr(getattr(env, "_config", None), "episode_length", 1000)
@@ -199,6 +201,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def _facts(single: BraxEnvironment) -> Facts:
+    """As `BraxEnvironment.facts`; computed once."""
     env = _brax_environment(single)
     with _relaxed_for_brax(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

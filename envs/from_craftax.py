@@ -39,7 +39,7 @@ NAMES = {
     "Craftax-Classic-Symbolic-v1": (True, False),
     "Craftax-Classic-Pixels-v1": (True, True),
 }
-RESET_RATIO = 16
+RESET_RATIO = 16  # default number of environments that share a new world
 _NO_LIMIT = 2**30  # steps
 
 
@@ -55,7 +55,7 @@ class CraftaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From Craftax's spaces and parameters."""
+        """Its properties, from Craftax's spaces and parameters."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -168,6 +168,7 @@ def _environment_and_parameters(single: CraftaxEnvironment) -> tuple[Any, Any]:
 
 @functools.cache
 def _facts(single: CraftaxEnvironment) -> Facts:
+    """As `CraftaxEnvironment.facts`; computed once."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval():
         shape = tuple(env.observation_space(params).shape)

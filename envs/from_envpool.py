@@ -36,7 +36,7 @@ from envs.pools import InTwoHalves, Transition
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, listed, one_line, raised, unknown_name
 
-PREFIX = "envpool:"
+PREFIX = "envpool:"  # of its names for `envs.make`
 
 # Options that the pool sets, or that do not apply to single-agent environments.
 _RESERVED_OPTIONS = {
@@ -81,9 +81,9 @@ def trust_reason(name: str) -> str | None:
 class EnvPoolSource(gymnasium_parts.LibrarySource):
     """A `pools.Source`: EnvPool's environment and changed options."""
 
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-    info: tuple[str, ...] = ()
+    name: str  # with the prefix
+    options: tuple[tuple[str, Any], ...] = ()  # (name, value), sorted
+    info: tuple[str, ...] = ()  # names of episode metrics
 
     def __post_init__(self) -> None:
         if not self.options:

@@ -70,7 +70,7 @@ class GymnaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> gymnasium_parts.Facts:
-        """From gymnax's spaces and parameters."""
+        """Its properties, from gymnax's spaces and parameters."""
         return _facts(self)
 
     @property
@@ -137,6 +137,7 @@ def _make(name: str, **overrides: Any) -> Vectorized:
 def _checked_overrides(
     where: str, overrides: dict[str, Any], defaults_of: Callable[[], dict[str, Any]]
 ) -> Overrides:
+    """As `adapters.checked_overrides`; also checks the time limit."""
     # JAX does not mix integers and floats everywhere (BernoulliBandit's limit is a float).
     checked = checked_overrides(where, overrides, defaults_of, converts=True)
     check_count(where, "max_steps_in_episode", overrides.get("max_steps_in_episode", 1))
@@ -195,6 +196,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def _facts(single: GymnaxEnvironment) -> gymnasium_parts.Facts:
+    """As `GymnaxEnvironment.facts`; computed once."""
     env, params = _environment_and_parameters(single)
     with jax.ensure_compile_time_eval(), as_arrays(env):
         observations, actions = map(

@@ -13,8 +13,8 @@ are ignored.
 - `agent_identity` appends each agent's one-hot index to its observation: by default in SMAX, and in MPE if
 agents differ in sizes or in JaxMARL's classes of agents, as in JaxMARL's wrapper for shared parameters
 (`CTRolloutManager`).
-- A game that reaches its `max_steps` is truncated, unless it ended by itself. SMAX is made without a limit,
-which `vectorize` applies, so a battle won in the last step is terminated.
+- A game that ends at its `max_steps` is truncated; one that ends earlier is terminated. SMAX is made without
+a limit, which `vectorize` applies, so a battle won in the last step is terminated.
 - MPE compares its step count with the limit before it increments the count, so `max_steps=25` makes episodes
 of 26 steps.
 - Overcooked rewards only soups, too rarely to learn from: `shaping` (1) is the weight of the shaped rewards
@@ -58,7 +58,7 @@ class Kind:
     """How one of JaxMARL's games is made, and where it differs from the others."""
 
     module: str  # module of the class, below `jaxmarl.environments`
-    constructor: str
+    constructor: str  # name of the class
     # arguments whose product is the time limit; none for no limit
     limit: tuple[str, ...] = ()
     knows_limit: bool = True  # False: made without a limit, which `vectorize` applies
@@ -90,6 +90,7 @@ PARTICLES = {
 # Numeric arguments of MPE's base class that a user may set.
 _PARTICLE_ARGUMENTS = ("max_steps", "dt", "damping", "contact_force", "contact_margin")
 
+# Fields that several games share.
 _MPE = Kind("mpe", "", ("max_steps",), identity=None, ends_at_limit=True, late_steps=1)
 _SMAX = Kind(
     "smax.smax_env", "SMAX", ("max_steps",), knows_limit=False, mask_method="get_avail_actions",
@@ -97,7 +98,7 @@ _SMAX = Kind(
 )  # fmt: skip
 _REPEATED = Kind("", "", ("num_inner_steps", "num_outer_steps"), ends_at_limit=True)
 _STORM = dataclasses.replace(_REPEATED, as_array=True)
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {  # by JaxMARL's names of games
     **{name: dataclasses.replace(_MPE, constructor=cls) for name, cls in PARTICLES.items()},
     "HeuristicEnemySMAX": dataclasses.replace(
         _SMAX, module="smax.heuristic_enemy_smax_env", constructor="HeuristicEnemySMAX"
@@ -120,7 +121,7 @@ KINDS: dict[str, Kind] = {
     "switch_riddle": Kind("switch_riddle.switch_riddle", "SwitchRiddle"),
 }  # fmt: skip
 
-_SHAPED_GAMES = ("overcooked", "overcooked_v2")
+_SHAPED_GAMES = ("overcooked", "overcooked_v2")  # games whose info has `shaped_reward`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +130,12 @@ class JaxmarlGame(LibraryEnvironment):
 
     name: str
     agent_identity: bool | None  # append the agent's one-hot index; None: only if agents differ
-    shaping: float = 0.0
+    shaping: float = 0.0  # weight of the shaped rewards
     overrides: Overrides = ()
 
     @property
     def facts(self) -> "_Facts":
-        """From JaxMARL's action spaces and a trace of its reset."""
+        """Its properties, from JaxMARL's action spaces and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
@@ -244,6 +245,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 def _make(
     name: str, *, agent_identity: bool | None = None, shaping: float | None = None, **overrides: Any
 ) -> Vectorized:
+    """Makes the environment `name`; `shaping` and `agent_identity` default to those of the game."""
     where, kind = f"environment '{name}'", KINDS[name]
     check_options(where, _make, {"agent_identity": agent_identity, "shaping": shaping})
     if shaping is not None and (name not in _SHAPED_GAMES or not isinstance(shaping, int | float)):
@@ -342,6 +344,7 @@ class _Facts(Facts):
 
 @functools.cache
 def _facts(single: JaxmarlGame) -> _Facts:
+    """As `JaxmarlGame.facts`; computed once."""
     env, kind = _jaxmarl_environment(single), KINDS[single.name]
     agents = tuple(env.agents)
     # In `ensure_compile_time_eval`, JaxMARL's jitted functions would capture arrays and keep them allocated.

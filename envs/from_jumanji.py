@@ -35,7 +35,7 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space, bound
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
-PREFIX = "jumanji:"
+PREFIX = "jumanji:"  # of its names for `envs.make`
 
 # Copied from Jumanji's registry, and compared with it in a test, because importing it takes seconds.
 NAMES = (
@@ -69,7 +69,7 @@ class JumanjiEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> "_Facts":
-        """From Jumanji's specs and a trace of its reset."""
+        """Its properties, from Jumanji's specs and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
@@ -124,6 +124,7 @@ def adapt(env: Any, **parameters: Any) -> JumanjiEnvironment:
 
 
 def _make(name: str, **overrides: Any) -> Vectorized:
+    """Makes the environment of the game `name`."""
     where = f"environment '{PREFIX}{name}'"
     checked = checked_overrides(where, overrides, lambda: _overridable_arguments(name), kinds=SCALARS)
     if checked:
@@ -184,6 +185,7 @@ class _Facts(Facts):
 
 @functools.cache
 def _facts(single: JumanjiEnvironment) -> _Facts:
+    """As `JumanjiEnvironment.facts`; computed once."""
     env = _jumanji_environment(single)
     with jax.ensure_compile_time_eval(), relaxed_checks():
         action_spec, observation_spec = env.action_spec, env.observation_spec
@@ -191,7 +193,8 @@ def _facts(single: JumanjiEnvironment) -> _Facts:
     with relaxed_checks():
         observation = jax.eval_shape(lambda: env.reset(jax.random.key(0)))[1].observation
     mask = getattr(observation, "action_mask", None)
-    space, combined_choices = _action_space(single.name, action_spec, None if mask is None else mask.shape)
+    mask_shape = None if mask is None else mask.shape
+    space, combined_choices = _action_space(single.name, action_spec, mask_shape)
     is_masked = mask is not None and _mask_fits(space, mask.shape)
     parts = jax.tree_util.tree_leaves_with_path(_without_mask(observation, is_masked))
     codes = tuple(_codes(observation_spec, path, part) for path, part in parts)
@@ -238,24 +241,26 @@ def _as_features(part: jax.typing.ArrayLike, codes: Codes | None) -> jax.Array:
     return one_hot.reshape(*part.shape[:2], -1) if part.ndim > 1 else one_hot.reshape(-1)
 
 
-def _action_space(name: str, spec: Any, mask: tuple[int, ...] | None) -> tuple[Space, tuple[int, ...] | None]:
-    """Our action space, by the mask's shape; options of each choice, if it combines the choices."""
+def _action_space(
+    name: str, spec: Any, mask_shape: tuple[int, ...] | None
+) -> tuple[Space, tuple[int, ...] | None]:
+    """Our action space; and if it combines several choices, the number of options of each, else None."""
     values = getattr(spec, "num_values", None)
     low, high = (
         np.broadcast_to(np.asarray(getattr(spec, field, limit), float), spec.shape).reshape(-1)
         for field, limit in (("minimum", -np.inf), ("maximum", np.inf))
     )
     if values is None and np.issubdtype(spec.dtype, np.integer):
-        if mask is None and not np.isfinite(high - low).all():
+        if mask_shape is None and not np.isfinite(high - low).all():
             raise FdgError(f"environment '{name}': integer actions without bounds: return a BoundedArray")
         # MultiCVRP's integers go up to its mask's size.
-        values = high - low + 1 if mask is None else np.full(spec.shape, mask[-1])
+        values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
     if values is None:
         return Box(bound(low), bound(high), (low.size,)), None
     options = tuple(int(n) for n in np.asarray(values).reshape(-1))
     if len(spec.shape) == 0:
         return Discrete(options[0]), None
-    if mask == options and math.prod(options) <= _MAX_COMBINATIONS:
+    if mask_shape == options and math.prod(options) <= _MAX_COMBINATIONS:
         return Discrete(math.prod(options)), options
     return MultiDiscrete(options), None
 

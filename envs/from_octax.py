@@ -31,7 +31,7 @@ from envs.quiet import relaxed_checks
 from envs.spaces import Box, Discrete
 from fdg.errors import FdgError, one_line
 
-PREFIX = "octax:"
+PREFIX = "octax:"  # of its names for `envs.make`
 
 # Copied from Octax's modules, and compared with them in a test; a number in a name is a level.
 GAMES = (
@@ -44,7 +44,7 @@ GAMES = (
 
 # Parameters of the emulator, with Octax's defaults.
 _DEFAULTS = {"max_num_steps_per_episodes": 4500, "frame_skip": 4, "instruction_frequency": 700, "fps": 60}
-_WIDTH, _HEIGHT = 64, 32
+_WIDTH, _HEIGHT = 64, 32  # pixels of the screen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class OctaxEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From the emulator's parameters; an action is a key that the game uses, or no key."""
+        """Its properties, from the emulator's parameters; an action is a key of the game, or no key."""
         parameters = {**_DEFAULTS, **dict(self.overrides)}
         observations = Box(0.0, 255.0, (_HEIGHT, _WIDTH, parameters["frame_skip"]), "uint8")
         actions = Discrete(int(_octax_environment(self).num_actions))
@@ -87,6 +87,7 @@ class OctaxEnvironment(LibraryEnvironment):
         """Images of states, `[H, W, 3]` uint8 each."""
         for state in states:
             lit = np.asarray(state.display).T.astype(np.uint8) * 255
+            # Each pixel of the screen is drawn as 6 x 6 pixels of three equal colours.
             yield np.repeat(np.repeat(lit, 6, axis=0), 6, axis=1)[..., None].repeat(3, axis=2)
 
 
@@ -101,6 +102,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(game: str, **overrides: Any) -> Vectorized:
+    """Makes the environment of the game `game`."""
     where = f"environment '{PREFIX}{game}'"
     check_names(where, overrides, sorted(_DEFAULTS))
     for name, value in overrides.items():

@@ -35,7 +35,7 @@ from envs.spaces import Box
 from fdg.arguments import check_options
 from fdg.errors import FdgError, one_line
 
-PREFIX = "playground:"
+PREFIX = "playground:"  # of its names for `envs.make`
 
 # Copied from Playground's registry, and compared with it in a test, because importing it takes seconds.
 TASKS = (
@@ -63,7 +63,7 @@ class PlaygroundEnvironment(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From Playground's configuration and a trace of its reset."""
+        """Its properties, from Playground's configuration and a trace of its reset."""
         return _facts(self)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -99,6 +99,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(task: str, *, repeat_start: bool = True, **overrides: Any) -> Vectorized:
+    """Makes the environment of the task `task`."""
     where = f"environment '{PREFIX}{task}'"
     check_options(where, _make, {"repeat_start": repeat_start})
     checked = checked_overrides(where, overrides, lambda: _defaults(task), ("repeat_start",), converts=True)
@@ -164,6 +165,7 @@ def _playground_environment(single: PlaygroundEnvironment) -> Any:
 
 @functools.cache
 def _facts(single: PlaygroundEnvironment) -> Facts:
+    """As `PlaygroundEnvironment.facts`; computed once."""
     env = _playground_environment(single)
     with _relaxed_for_playground(), as_arrays(env):
         state = jax.eval_shape(lambda: env.reset(jax.random.key(0)))

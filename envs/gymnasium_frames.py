@@ -20,12 +20,11 @@ def record(
     max_steps: int,
     seed: int,
 ) -> list[Episode]:
-    """Plays episodes one after the other, and keeps a rendered frame of each step instead of its state.
+    """Plays episodes one after the other; their `states` are rendered frames.
 
-    Episodes of an environment that draws no images have none.
-
-    `name` is an argument of `gymnasium_worker.make_instance`; episode `i` starts from `seed + i`. `act` is
-    `(observation, step) -> action`, in the library's formats.
+    If the environment draws no images, `states` is empty. `name` is an argument of
+    `gymnasium_worker.make_instance`; episode `i` starts from `seed + i`. `act` is `(observation, step) ->
+    action`, in the library's formats.
     """
     quiet_pygame()
     env = None

@@ -26,14 +26,14 @@ from envs.observations import MaskedObservation
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError
 
-_MASK = "action_mask"
+_MASK = "action_mask"  # name of the part that may be a mask
 
 
 class Facts(NamedTuple):
     """Properties of a library's environment, known before it runs."""
 
-    library_observation_space: Any
-    library_action_space: Any
+    library_observation_space: Any  # Gymnasium's space
+    library_action_space: Any  # Gymnasium's space
     encoded_space: ObservationSpace  # one array as in `gymnasium_spaces`, or parts
     observation_space: ObservationSpace  # the same without the part that is the mask, if there is one
     action_space: Space
@@ -124,7 +124,7 @@ def split_mask(facts: Facts, observation: Any) -> Any:
 
 
 def _has_mask(library_space: Any, actions: Space) -> bool:
-    """True if one part of a `Dict` is a mask with a bit for each action, and others are no masks."""
+    """True if a `Dict` has a part `action_mask` with a bit for each action, and other parts."""
     if _MASK not in library_space.spaces or len(library_space.spaces) == 1:
         return False
     part = library_space.spaces[_MASK]

@@ -35,7 +35,7 @@ _INTEGER_KINDS = "biu"  # NumPy's kinds of dtypes for categorical actions: bool,
 
 _MAX_CATEGORIES = 2**20  # of one observation, or of one action
 
-_TEXTS = ("Text", "MissionSpace")
+_TEXTS = ("Text", "MissionSpace")  # kinds of spaces of texts
 UNLIMITED_TEXT_LENGTH = 96  # bytes of a text whose space has no limit
 
 
@@ -63,6 +63,7 @@ def observation_box(name: str, space: Any) -> Box:
 
 
 def _check_categories(subject: str, end: str, count: int) -> None:
+    """Raises an `FdgError` if there are too many categories; `end` is "input" or "output"."""
     if count > _MAX_CATEGORIES:
         raise FdgError(
             f"{subject}, whose {count:,} categories would each be an {end} of the network (at most"

@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.rendering import drawing, figure_image, import_optional, quiet_pygame
 
-_CATCH, _POINT = "Catch-bsuite", "PointRobot-misc"
+_CATCH, _POINT = "Catch-bsuite", "PointRobot-misc"  # names of environments
 _MAZES = ("MetaMaze-misc", "FourRooms-misc")
 
 

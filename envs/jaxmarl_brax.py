@@ -47,7 +47,7 @@ class BraxTeam(LibraryEnvironment):
 
     @property
     def facts(self) -> Facts:
-        """From the agents' mappings, padded to the longest view and the most joints."""
+        """Its properties, from the agents' mappings, padded to the longest view and the most joints."""
         views, joints = (max(map(len, indices)) for indices in _mappings(self.name))
         observations = Box(float("-inf"), float("inf"), (self.num_agents + views,))
         return Facts(observations, Box(-1.0, 1.0, (joints,)), self.body.episode_length)
@@ -86,6 +86,7 @@ def factories() -> dict[str, Callable[..., Vectorized]]:
 
 
 def _make(name: str, *, backend: str = _BACKENDS[0], episode_length: int = 1000) -> Vectorized:
+    """Makes the team `name`."""
     where = f"environment '{name}'"
     if backend not in _BACKENDS:
         raise FdgError(f"{where}: backend={backend!r} must be one of {', '.join(_BACKENDS)}")

@@ -98,7 +98,7 @@ def as_arrays(value: Any) -> Iterator[None]:
             vars(value).update(attributes)
 
 
-_TRACING_LOCK = threading.RLock()
+_TRACING_LOCK = threading.RLock()  # held in `as_arrays`
 
 
 def replace_module_arrays(*packages: str) -> None:

@@ -28,7 +28,7 @@ from envs.gymnasium_worker import kind
 from envs.joined import Joined
 from envs.observations import MaskedObservation
 
-Description = dict[str, Any]
+Description = dict[str, Any]  # plain data, as above
 
 # Names of other arguments and results, which no array may have.
 _RESERVED = re.compile(r"action|(next_)?memory_\d+|seed|start|mask")
@@ -136,6 +136,7 @@ def rebuilt(description: Description, arrays: Iterator[Any]) -> Any:
 
 
 def _describe_space(space: Any, agents: tuple[int, ...]) -> Description:
+    """As `describe`, without names."""
     name = kind(space)
     if name == "Dict":
         keys = list(dict(space.spaces))

@@ -106,8 +106,7 @@ class Reach:
 
     @property
     def optimal_return(self) -> float:
-        """Minus the mean number of steps before the goal: `k - 1` if the farthest coordinate takes k
-        moves."""
+        """Minus the mean number of steps before the goal: k - 1 if the farthest coordinate takes k moves."""
         # The probability that `moves` moves of 0.2 come within 0.1 of a goal that is uniform in [-1, 1].
         p_reached = [min(0.1 + 0.2 * moves, 1.0) ** self.dimensions for moves in range(6)]
         return -sum(1.0 - p_reached[moves] for moves in range(1, 6))

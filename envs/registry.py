@@ -72,6 +72,7 @@ class _PrefixSource(NamedTuple):
     files: Callable[[str, Mapping[str, Any]], dict[str, str]] = lambda *_: {}  # as `files_of`
 
 
+# Some lambdas only call functions that are defined below.
 _PREFIXES: dict[str, _PrefixSource] = {
     from_envpool.PREFIX: _PrefixSource(
         from_envpool.make, lambda name, values: _text_reason(values) or from_envpool.trust_reason(name)
@@ -96,12 +97,13 @@ _PREFIXES: dict[str, _PrefixSource] = {
     ),
 }
 
+# Prefix of host environments -> a function that lists the names of the installed package.
 _HOST_NAMES = {from_gymnasium.PREFIX: from_gymnasium.all_names, from_envpool.PREFIX: from_envpool.all_names}
 
 _BUILT_IN: dict[str, Callable[..., Environment]] = {
     name: factory for source in SOURCES for name, factory in source.factories().items()
 }
-_registered: dict[str, Callable[..., Environment]] = {}
+_registered: dict[str, Callable[..., Environment]] = {}  # by `register`
 
 
 @checked_names
@@ -165,9 +167,9 @@ def make(name: str, **overrides: Any) -> Any:
     if overrides or _module_of(name) is not None:
         options = "&".join(f"{parameter}={nested_tuple(value)!r}" for parameter, value in overrides.items())
         # A user's text task is found by its problem, since algorithms replace its tokens and lengths.
-        key = env if _module_of(name) is None else getattr(env, "problem", env)
+        named = env if _module_of(name) is None else getattr(env, "problem", env)
         with contextlib.suppress(TypeError):  # not hashable
-            names_with_parameters[key] = f"{name}?{options}" if options else name
+            names_with_parameters[named] = f"{name}?{options}" if options else name
     return env
 
 
@@ -228,7 +230,7 @@ def _make_by_factory(name: str, overrides: dict[str, Any]) -> Any:
 
 
 def _check_parameters(name: str, factory: Callable[..., Any], overrides: Mapping[str, Any]) -> None:
-    """Raises for parameters that a factory does not have; the message lists those that it has."""
+    """Raises for parameters that a factory does not take; the message lists the parameters that it takes."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a C function without signature
@@ -247,7 +249,7 @@ _OTHER_PREFIX = re.compile(
 def _names_for_other_prefix(name: str) -> list[str] | None:
     """Our names for a name with another library's prefix, such as `gym:CartPole-v1`.
 
-    None without such a prefix, or if nothing is similar and the user has a module with the prefix's name.
+    None if the name has no such prefix, or if no name is similar and the user has a module of that name.
     """
     match = _OTHER_PREFIX.fullmatch(name)
     if match is None:
@@ -347,7 +349,10 @@ def _absolute_files(name: str) -> str:
     """The name of a text task with absolute paths of its files."""
     before, mark, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")]
-    joined = [f"{n}={os.path.abspath(value)}" if n in text.FILES else n + e + value for n, e, value in parts]
+    joined = [
+        f"{parameter}={os.path.abspath(value)}" if parameter in text.FILES else parameter + equals + value
+        for parameter, equals, value in parts
+    ]
     full_name = before + mark + "&".join(joined)
     return full_name if len(full_name.split("&")) == len(parts) else name  # unless a folder's name has an &
 
@@ -363,7 +368,9 @@ def _parse_value(text: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """All names that `make` accepts, registered ones last; without those with a library's prefix.
+    """The names that `make` accepts, registered ones last, but without those that are too many to list.
+
+    These have a prefix, such as `envpool:`, `gymnasium:` or `text:`.
 
     >>> "CartPole-v1" in names()
     True
@@ -399,6 +406,7 @@ def trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 
 def _gymnasium_trust_reason(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """As `trust_reason`, for a name with Gymnasium's prefix."""
     module, colon, _ = name.removeprefix(from_gymnasium.PREFIX).rpartition(":")
     return f"imports the module {module}" if colon else _text_reason(parameters)
 
@@ -408,6 +416,7 @@ def _module_of(name: str) -> str | None:
     return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))
 
 
+# names of environments that download data
 _DOWNLOADS = frozenset(name for source in SOURCES for name in getattr(source, "DOWNLOADS", ()))
 
 

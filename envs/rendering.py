@@ -120,8 +120,10 @@ def _as_one_array(observation: Any) -> np.ndarray:
 
 
 def _as_images(observations: np.ndarray) -> np.ndarray:
-    """`[T, ..., H, W, C]` as one image per step: three channels are colours, else the highest nonzero
-    channel is."""
+    """`[T, ..., H, W, C]` as one image per step.
+
+    Three channels are colours; of other numbers, a pixel shows its highest nonzero channel.
+    """
     if observations.ndim == 3:
         return observations
     while observations.ndim > 4:  # several agents, concatenated

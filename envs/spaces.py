@@ -17,7 +17,7 @@ from fdg.errors import FdgError
 from fdg.keys import takes_typed_key
 from fdg.kinds import make_fields_python
 
-Bound: TypeAlias = "float | tuple[Any, ...]"
+Bound: TypeAlias = "float | tuple[Any, ...]"  # of a `Box`: one number, or nested tuples
 
 _MAX_CODES = 64  # integers with more possible values are quantities, not codes of categories (`Box.codes`)
 _MIN_IMAGE_SIZE = 3  # pixels per side, for the 3 x 3 convolution

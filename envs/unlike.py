@@ -146,7 +146,7 @@ class _Team:
     observation_spaces: tuple[Any, ...]  # spaces, by agent
     action_spaces: tuple[Any, ...]  # spaces, by agent
     kinds: tuple[Any, ...]  # the distinct observation spaces
-    action_space: Space
+    action_space: Space  # of all agents
     masks: tuple[np.ndarray, ...]  # by agent: [n] bool, the actions (or components) that it has
 
     @property
@@ -177,9 +177,12 @@ def _team(name: str, agents: int, observations: Any, actions: Any) -> _Team:
         nvecs = [(space.n,) if isinstance(space, Discrete) else space.nvec for space in spaces]
         max_size = max(map(len, nvecs))
         padded = [(*own, *(1,) * (max_size - len(own))) for own in nvecs]
-        nvec = tuple(max(own[m] for own in padded) for m in range(max_size))
+        nvec = tuple(map(max, zip(*padded, strict=True)))
         common = MultiDiscrete(nvec)
-        masks = [np.concatenate([np.arange(n) < m for n, m in zip(nvec, own, strict=True)]) for own in padded]
+        masks = [
+            np.concatenate([np.arange(n) < own_n for n, own_n in zip(nvec, own, strict=True)])
+            for own in padded
+        ]
     else:
         raise FdgError(
             f"environment '{name}': some of its agents act by choices, others by numbers"

@@ -422,7 +422,7 @@ _WRAPPERS: dict[str, tuple[type[Wrapper], str | None]] = {
     "time_aware": (TimeAware, None),
     "frame_stack": (FrameStack, "frames"),
 }
-PARAMETERS = tuple(_WRAPPERS)
+PARAMETERS = tuple(_WRAPPERS)  # of `envs.make` that add a wrapper
 
 
 def apply_wrappers(env: Any, parameters: Mapping[str, Any]) -> Any:

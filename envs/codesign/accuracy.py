@@ -19,24 +19,27 @@ from fdg.errors import FdgError
 from fdg.kinds import matches
 from fdg.reading import cached_by_stamp, read_json
 
-SOURCES = ("table", "train", "supernet", "surrogate")
-SHIPPED = "accuracies.json"
+SOURCES = ("table", "train", "supernet", "surrogate")  # of accuracies
+SHIPPED = "accuracies.json"  # the shipped table, in this folder
 UNIT = 10_000  # the integer in a table for an accuracy of 1
-_MAX_FILE_BYTES = 2**24
+_MAX_FILE_BYTES = 2**24  # of a table
 _CHUNK = 16  # children trained together; constant, so that results do not depend on the number of children
 
 
 def surrogate(task: Task) -> np.ndarray:
-    """A formula in place of measured accuracies: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32."""
+    """A formula in place of measured accuracies: 1 - (1 + weights / 1,000)^(-1/2), [choices] float32.
+
+    `weights` is a network's number of weights.
+    """
     weights = [sum(layer.weight_words for layer in task.build(*choice)) for choice in task.choices()]
     return 1 - (1 + np.asarray(weights, np.float32) / 1000) ** -0.5
 
 
 def of_choices(task: Task, source: str, table: str = "") -> np.ndarray:
-    """Accuracies of all networks of a task, [choices] float32; NaN where unknown.
+    """Accuracies of all networks of a task, [choices] float32.
 
-    `source` is one of `SOURCES` except `train`; a task's own `accuracy` takes precedence. `table` is a file
-    that replaces the shipped table.
+    `source` is one of `SOURCES` except `train`. A task without decisions has its own `accuracy`, or NaN.
+    `table` is a file that replaces the shipped table.
     """
     if not task.decisions:
         return np.asarray([np.nan if task.accuracy is None else task.accuracy], np.float32)
@@ -97,6 +100,7 @@ def read_table(table: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _supernet(task: Task, _: str) -> np.ndarray:
+    """As `of_choices`; the second argument, the images' signature, is only a key of the cache."""
     with jax.ensure_compile_time_eval():
         return np.asarray(jax.jit(lambda: children.supernet(task, _images(task)))())
 
@@ -111,10 +115,10 @@ def _images(task: Task) -> images.Images:
 def accuracies(
     tasks: tuple[Task, ...], source: str, table: str, networks: jax.Array, wanted: jax.Array
 ) -> jax.Array:
-    """Accuracies of designs, [B, M] float32.
+    """Accuracies of the networks of B designs for M tasks, [B, M] float32.
 
     `networks` [B, M] int32 are positions among each task's `choices()`. With the source "train" only those
-    `wanted` [B] bool are trained; the others are 0.
+    `wanted` [B] bool are trained; the others are 0. `table` is as for `of_choices`.
     """
     columns = [
         _train_networks(task, networks[:, i], wanted)
@@ -129,7 +133,7 @@ def _train_networks(task: Task, networks: jax.Array, wanted: jax.Array) -> jax.A
     """Trains the `wanted` networks in chunks of `_CHUNK`; [B] float32."""
     total, data = len(networks), _images(task)
     network, options = children.network(task), jnp.asarray(children.options(task))
-    order = jnp.argsort(~wanted, stable=True)
+    order = jnp.argsort(~wanted, stable=True)  # the wanted ones first
     order = jnp.pad(order, (0, -total % _CHUNK), constant_values=total)  # results at `total` are dropped
 
     def has_more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -1,4 +1,6 @@
-"""Trains many networks of a space at once as one masked network; results equal separate training.
+"""Trains many networks of a space (children) at once as one masked network.
+
+Results equal those of separate training; `envs.codesign.accuracy` uses them.
 
 A mapped convolution with different kernels per child is slow on a CPU. Here it is a batched matrix product of
 patches and kernels. A child with fewer filters is the widest network with its other filters multiplied by 0,
@@ -34,21 +36,24 @@ class Kernel(NamedTuple):
     bias: jax.Array  # [out] float32
 
 
-Sizes = dict[str, tuple[int, Any, Any]]  # by a kernel's name: taps, inputs, outputs
+Sizes = dict[str, tuple[int, Any, Any]]  # by a kernel's name: taps, input channels, output channels
 
 
 class Network(NamedTuple):
     """The masked network of all children of a space."""
 
-    sizes: Sizes  # of the kernels
-    # (choice [decisions] int32, the chosen options) -> the part of the kernels that the child uses
+    sizes: Sizes  # of the kernels, as wide as the widest child's
+    # (choice [decisions] int32, the chosen options) -> the sizes of the kernels that the child uses
     used: Callable[[jax.Array], Sizes]
     # (kernels, choice, images [N, rows, columns, channels]) -> logits [N, classes] or [N, rows, columns]
     apply: Callable[[dict[str, Kernel], jax.Array, jax.Array], jax.Array]
 
 
 def patches(images: jax.Array, stride: int) -> jax.Array:
-    """Input patches of a 3 x 3 convolution, padded by a pixel: `[N, P, Q, 9 channels]`, taps first."""
+    """Input patches of a 3 x 3 convolution, padded by a pixel.
+
+    `[N, P, Q, 9 * channels]` for P x Q outputs: all channels of the first tap, then of the second.
+    """
     rows, columns = images.shape[1:3]
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     down, across = rows - (rows - 1) % stride, columns - (columns - 1) % stride
@@ -88,7 +93,7 @@ def _leaky(images: jax.Array) -> jax.Array:
 
 
 def _mask_filters(width: jax.Array, images: jax.Array) -> jax.Array:
-    """Zeroes the maps from filter `width` on."""
+    """Zeroes the feature maps of the filters from index `width` on."""
     return images * (jnp.arange(images.shape[-1]) < width)[None, None, None]
 
 
@@ -169,6 +174,7 @@ def _unet(task: Task, space: UNet) -> Network:
     return Network(sizes(uppers, level_widths), used, apply)
 
 
+# type of `Task.build` -> function that makes the masked network
 _KINDS: dict[type, Callable[[Task, Any], Network]] = {ResNet9: _resnet9, UNet: _unet}
 
 
@@ -189,7 +195,7 @@ def options(task: Task) -> np.ndarray:
 
 
 def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kernel]:
-    """A child's initial parameters: He et al. (2015) normal for its own width.
+    """A child's initial parameters: normal as in He et al. (2015), for the child's own width.
 
     Children with the same key share random numbers, which reduces the noise between them.
     """
@@ -204,7 +210,7 @@ def init(children: Network, choice: jax.Array, key: jax.Array) -> dict[str, Kern
 
 
 def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array, labels: jax.Array) -> Any:
-    """Mean cross-entropy of classes; for masks also one minus the overlap (Dice).
+    """Mean cross-entropy; for masks, plus one minus the overlap (Dice).
 
     The overlap term keeps children from predicting only background (Milletari et al., 3DV 2016, arXiv
     1606.04797).
@@ -218,8 +224,8 @@ def _loss(children: Network, kernels: Any, choice: jax.Array, images: jax.Array,
 
 
 def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) -> jax.Array:
-    """Accuracy on test images, or intersection over union of masks; float32."""
-    chunk_size = 128
+    """A child's accuracy on the test images, or intersection over union of masks; float32 scalar."""
+    chunk_size = 128  # images; the last chunk is padded with labels of -1
     num_images = len(images.test)
     padding = -num_images % chunk_size
     tests, labels = (
@@ -230,6 +236,7 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
     )
 
     def count(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The numerator and the denominator of the accuracy."""
         logits = children.apply(kernels, choice, chunk[0])
         if chunk[1].ndim == 1:
             return (logits.argmax(-1) == chunk[1]).sum(), (chunk[1] >= 0).sum()
@@ -241,7 +248,7 @@ def measure(children: Network, kernels: Any, choice: jax.Array, images: Images) 
 
 
 def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
-    """Image indices of each step, [steps, batch] int32: random epochs without replacement."""
+    """Indices of each step's images among `number`, [steps, batch] int32: epochs without replacement."""
     epochs = -(-settings.steps * settings.batch // number)
     orders = jax.vmap(lambda key: jax.random.permutation(key, number))(jax.random.split(key, epochs))
     return orders.ravel()[: settings.steps * settings.batch].reshape(settings.steps, settings.batch)
@@ -250,7 +257,7 @@ def batches(number: int, settings: Settings, key: jax.Array) -> jax.Array:
 def fit(
     children: Network, images: Images, choices: jax.Array, kernels: Any, order: jax.Array, rate: float
 ) -> dict[str, Kernel]:
-    """Trains kernels [E, ...] of several children, each as if alone.
+    """Trains the kernels [E, ...] of E children, each as if alone; returns them.
 
     `choices` [E, decisions] int32 are the chosen options, `order` [steps, batch] int32 the image indices of
     each step, and `rate` is Adam's initial step size, with cosine decay to 0.
@@ -264,7 +271,10 @@ def fit(
 def _run_adam(
     gradient: Callable, images: Images, kernels: Any, order: jax.Array, rate: float, keys: Any = None
 ) -> Any:
-    """Kernels after Adam's steps on `gradient(kernels, key, images, labels)`; keys are [steps] or None."""
+    """Kernels after Adam's steps on `gradient(kernels, key, images, labels)`; the rest is as for `fit`.
+
+    `keys` [steps] are random keys, one for each step, or None.
+    """
     train_images, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, len(order)))
 
@@ -280,9 +290,9 @@ def _run_adam(
 def train(
     children: Network, images: Images, choices: jax.Array, seed: jax.Array | int, settings: Settings
 ) -> jax.Array:
-    """Trains children [E, decisions] together; returns their accuracies, [E] float32.
+    """Trains E children together, which share only random numbers; returns their accuracies, [E] float32.
 
-    They share only the random numbers of the seed.
+    `choices` [E, decisions] int32 are the chosen options.
     """
     init_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
     kernels = jax.vmap(lambda choice: init(children, choice, init_key))(choices)

@@ -21,7 +21,7 @@ FILE.toml states the problem; w1, w2 and w3 are built in. It prints the best des
 writes report.md, best.json, designs.csv, pictures, and files for ZigZag and MAESTRO into the run directory.
 Other flags of `fdg train` can be given: --algo, --policy, --devices, --seed, --out, --resume RUN (without a
 FILE), ..., and the algorithm's own. Exit status 3: no design meets the specs."""
-FLAGS = (
+FLAGS = (  # of `fdg codesign`, besides those of `fdg train`
     Flag("samples", int | None, None, "designs to evaluate, rounded up to whole iterations (None: 5000)"),
     Flag("specs", str | None, None, "level of the file's specs: tight, medium or loose (None: [specs])"),
     *(
@@ -32,6 +32,7 @@ FLAGS = (
     Flag("module", tuple[str, ...], (), "MODULE:NAME of networks of your own that the file names, to import"),
 )
 _PROGRAM = "fdg codesign"
+# flags of `fdg train` that a search sets itself, or for which it has flags of its own
 _REFUSED_FLAGS = ("env", "sweep", "optuna", "num-seeds", "eval-episodes", "total-steps")
 
 
@@ -84,7 +85,10 @@ def _with_own_flags(message: str) -> str:
 
 
 def _search(env: list[str], samples: int | None, resumes: bool, others: list[str]) -> int:
-    """Searches, prints the results and writes their files; returns the exit status."""
+    """Searches, prints the results and writes their files; returns the exit status.
+
+    `env` is `--env` with its value, or empty; `others` are the flags of `fdg train`.
+    """
     from fdg.commands.parse import CommandLine
     from fdg.processes import distributed
 

@@ -18,14 +18,14 @@ from envs.codesign.technology import Technology
 from envs.codesign.templates import BufferWords, Template
 from fdg.errors import FdgError
 
-TEMPLATES = ("dla", "shi", "rs")
-PROCESS = Technology()
+TEMPLATES = ("dla", "shi", "rs")  # default templates of a chip
+PROCESS = Technology()  # default constants
 LARGEST_ARRAY_PES = 2**17  # so that adding the cycles to fill an array cannot overflow
-BOUNDS = ("compute", "on-chip", "off-chip")
+BOUNDS = ("compute", "on-chip", "off-chip")  # what determines a layer's latency
 
 
 class SubAccelerators(NamedTuple):
-    """Sub-accelerators of a chip; every field has one shape, such as [A]."""
+    """Sub-accelerators of a chip; all fields have the same shape, such as [A]."""
 
     template: jax.Array  # int32, index of a template
     rows: jax.Array  # int32, of the PE array; 0: no such sub-accelerator
@@ -36,7 +36,7 @@ class SubAccelerators(NamedTuple):
 
 
 class LayerCosts(NamedTuple):
-    """Costs of layers on sub-accelerators; every field has one shape, such as [L, A]."""
+    """Costs of layers on sub-accelerators; all fields have the same shape, such as [L, A]."""
 
     macs: jax.Array  # int32
     compute_cycles: jax.Array  # int32
@@ -63,8 +63,8 @@ def sub_accelerator(
 
     Args:
       template: one of `known`.
-      pes: number of PEs, arranged by the template; or
-      rows: of the array, together with `columns`.
+      pes: number of PEs, which the template arranges; None if `rows` and `columns` are given.
+      rows: of the array.
       columns: of the array.
       buffer_bytes: of the global buffer; half of it is in use while the other half is filled (double
         buffering).
@@ -187,6 +187,7 @@ def _layer_cost(
 
 
 def _template_costs(template: Template, layer: Layers, sub: SubAccelerators, technology: Technology) -> tuple:
+    """Compute cycles, `BufferWords`, cycles to fill the array, and mm2 of a PE if `sub` had the template."""
     rows, columns = jnp.maximum(sub.rows, 1), jnp.maximum(sub.columns, 1)
     cycles, words = template.cycles(layer, rows, columns), template.buffer_words(layer, rows, columns)
     pe_mm2 = jnp.float32(template.pe_mm2(technology))

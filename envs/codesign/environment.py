@@ -20,8 +20,9 @@ from envs.spaces import Box, Discrete, MultiDiscrete, Space
 from fdg.errors import FdgError, unknown_name
 from fdg.rowwise import rowwise
 
-PREFIX = "codesign:"
+PREFIX = "codesign:"  # of its names for `envs.make`
 _NUMBER = re.compile(r"\d|=")  # occurs in numbers, but in no name of a level
+# The options of parameters of `make`, which explains them.
 SPECS = (*reading.LEVELS, "random", "explicit")
 ORDERS = ("at_once", "sequence")
 REWARDS = ("paper", "feasible_first")

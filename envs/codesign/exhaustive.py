@@ -18,9 +18,9 @@ class Enumerated(NamedTuple):
     designs: int  # number of designs
     feasible: int  # number of designs that meet the specs
     networks: tuple[int, ...]  # of the best design: indices among each task's choices
-    kinds: tuple[int, ...]  # its sub-accelerators: indices among the chips' kinds
-    score: float
-    costs: Costs
+    kinds: tuple[int, ...]  # its sub-accelerators: indices among `Chips.kinds()`
+    score: float  # of the best design
+    costs: Costs  # of the best design
     violation: float  # 0 if a design meets the specs; else the least sum of relative excess
 
 
@@ -48,7 +48,10 @@ def designs_at(problem: Problem, indices: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: int = 0) -> Specs:
-    """Quantiles of latency, energy and area over uniformly sampled designs: smaller is tighter."""
+    """Specs at a quantile (0 to 1) of latency, energy and area over `samples` uniformly drawn designs.
+
+    A smaller quantile gives tighter specs.
+    """
     drawn = np.random.default_rng(seed).integers(0, problem.count(), samples)
     costs = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
     return Specs(*(float(np.quantile(x, quantile)) for x in costs))
@@ -57,8 +60,11 @@ def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: in
 def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs) -> Enumerated:
     """The best design: the highest score that meets the specs, then the least energy.
 
-    Layers run in sequence. `scores` has an array for each task: a score for each of its choices, such as
-    weighted accuracies. A design's score is the sum over tasks.
+    The layers of a network run in sequence. `scores` has an array for each task: a score for each of its
+    choices, such as weighted accuracies. A design's score is the sum over tasks.
+
+    Raises:
+      FdgError: the numbers of scores do not fit the tasks, or there are more than 2^31 designs.
     """
     counts = [len(task.choices()) for task in problem.tasks]
     if [len(task_scores) for task_scores in scores] != counts:
@@ -68,7 +74,7 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
         )
     total = problem.count()
     if total + _CHUNK >= 2**31:
-        raise FdgError(f"enumerate: {total:,} designs, more than 2^31; give fewer options")
+        raise FdgError(f"enumerate_all: {total:,} designs, more than 2^31: give fewer options")
     padded = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
     feasible, best, index = _find_best(problem, jnp.asarray(problem.chips.all()), padded, specs)
     networks, kinds, costs = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
@@ -85,7 +91,7 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _find_best(problem: Problem, chips: jax.Array, scores: jax.Array, specs: Specs) -> tuple:
-    """The number of feasible designs; violation, -score and energy of the best design, and its index."""
+    """The number of feasible designs; (violation, -score, energy) of the best design; its index."""
     total, tasks = problem.count(), jnp.arange(len(problem.tasks))
 
     def step(carry: tuple, chunk_start: jax.Array) -> tuple[tuple, None]:

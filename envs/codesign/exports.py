@@ -23,7 +23,7 @@ class Chip(NamedTuple):
     dram_bytes_per_cycle: float
 
 
-_Loops = dict[str, int]  # sizes by the names of ZigZag's loops
+_Loops = dict[str, int]  # sizes by the names of ZigZag's loops, which `_workload_layer` defines
 EXPORTED = ("dla", "shi", "rs")  # templates that other tools' languages can express
 # Sizes of registers in words: the accumulators of a column of `dla`; the filters, input rows and sums of a PE
 # of `rs` (JSSC 2017); a pair of words, one in use and the next one.
@@ -101,7 +101,7 @@ def _mapping(name: str, down: _Loops, across: _Loops) -> dict[str, Any]:
     """An entry of ZigZag's mapping: the loops that each axis of the array unrolls."""
     spatial = {}
     for axis, loops in (("D1", down), ("D2", across)):
-        # Without those of size 1, but at least one loop: ZigZag unrolls any loops over an empty axis.
+        # Leaves out loops of size 1, but keeps at least one loop: ZigZag unrolls any loop over an empty axis.
         kept = {loop: size for loop, size in loops.items() if size > 1} or dict([next(iter(loops.items()))])
         spatial[axis] = [f"{loop}, {size}" for loop, size in kept.items()]
     links = {"O": "O", "W": "I2", "I": "I1"}
@@ -122,6 +122,7 @@ def _unroll_dla(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
 
 
 def _unroll_shi(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
+    """Unrolls output rows down and output columns across."""
     return {"OY": min(layer.out_rows, chip.rows)}, {"OX": min(layer.out_columns, chip.columns)}
 
 
@@ -139,7 +140,8 @@ def _unroll_rs(layer: Layer, chip: Chip) -> tuple[_Loops, _Loops]:
     return axes
 
 
-# A function of a layer, and the loops that other layers unroll down and across the whole array.
+# By template: a function that returns a layer's loops unrolled down and across the array; and the two loops
+# of ZigZag's default entry, one unrolled down and one across the whole array.
 _UNROLL: dict[str, tuple[Callable[[Layer, Chip], tuple[_Loops, _Loops]], tuple[str, str]]] = {
     "dla": (_unroll_dla, ("C", "K")),
     "shi": (_unroll_shi, ("OY", "OX")),
@@ -147,8 +149,9 @@ _UNROLL: dict[str, tuple[Callable[[Layer, Chip], tuple[_Loops, _Loops]], tuple[s
 }
 
 
-# The size of each operand's registers in words, and the array axes that share them. In `shi`, PEs pass inputs
-# on to their neighbours. ZigZag has no such links, so here a PE has registers for a whole window.
+# By template and operand (I1: inputs, I2: weights, O: outputs): the size of its registers in words, and the
+# array axes that share them (D1: down, D2: across). In `shi`, PEs pass inputs on to their neighbours. ZigZag
+# has no such links, so here a PE has registers for a whole window.
 _REGISTERS: dict[str, dict[str, tuple[int, list[str]]]] = {
     "dla": {"I1": (_PAIR, ["D2"]), "I2": (_PAIR, []), "O": (_ACCUMULATORS, ["D1"])},
     "shi": {"I1": (_WINDOW, []), "I2": (_PAIR, ["D1", "D2"]), "O": (_PAIR, [])},
@@ -208,7 +211,10 @@ def _accelerator(chip: Chip, technology: Technology) -> dict[str, Any]:
 
 
 def _port_directions(operand: str, of_input: str, of_sum: str) -> list[str]:
-    """The directions of a register's port: for sums also from and to the level above."""
+    """The directions of a register's port: for sums also from and to the level above.
+
+    In ZigZag's directions, f is from, t is to, h is the higher level, l is the lower level.
+    """
     return [f"{operand}, {of_input}", *([f"O, {of_sum}"] if operand == "O" else [])]
 
 
@@ -266,10 +272,13 @@ def maestro(layers: Sequence[tuple[str, Layer, Chip]]) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
+# MAESTRO's directives: Map(size, offset) of a dimension, the outermost loop first. Dimensions: rows and
+# columns of the kernel (R, S), input (Y, X) and output (Y', X'); channels of the output (K) and input (C).
 _KERNEL_MAPS = ["TemporalMap(Sz(R),Sz(R)) R", "TemporalMap(Sz(S),Sz(S)) S"]
 _WINDOW_MAPS = ["TemporalMap(Sz(R),1) Y", "TemporalMap(Sz(S),1) X"]
 
 
+# Each `_flow_*` function returns the directives of a template.
 def _flow_dla(chip: Chip, is_depthwise: bool) -> list[str]:
     inner = ["SpatialMap(1,1) C", *_WINDOW_MAPS, *_KERNEL_MAPS]
     if is_depthwise:
@@ -291,4 +300,4 @@ def _flow_rs(_: Chip, is_depthwise: bool) -> list[str]:
 
 
 _FLOWS = {"dla": _flow_dla, "shi": _flow_shi, "rs": _flow_rs}
-_FILTERS_AT_ONCE = 16
+_FILTERS_AT_ONCE = 16  # kernels whose filter rows a PE of `rs` holds

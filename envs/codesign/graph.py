@@ -29,7 +29,7 @@ class Value(NamedTuple):
     is_full_size: bool = True
 
 
-CONSTANT, INPUT = Value(), Value(is_data=True)
+CONSTANT, INPUT = Value(), Value(is_data=True)  # weights and constants; the network's input
 
 
 class Builder:
@@ -78,6 +78,8 @@ class Builder:
 
     def add_product(self, sizes: tuple[int, int, int, int], left: Value, right: Value) -> Value:
         """Appends products of [rows, inner] with [inner, columns], a batch as the groups of one layer.
+
+        Returns the output; a product of constants adds no layer.
 
         Constants on either side are the weights. If both sides are feature maps, as in attention, the one
         with fewer rows or columns counts as the weights. `sizes` are batch, rows, columns and inner.

@@ -32,12 +32,12 @@ class Images(NamedTuple):
         return self.train_labels.ndim == 3
 
 
-_TRAIN, _TEST = 512, 768  # of the 1,797 digits
-_CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16
+_TRAIN, _TEST = 512, 768  # numbers of images, of the 1,797 digits
+_CELLS_TRAIN, _CELLS_TEST, _CELLS_SIZE = 96, 128, 16  # numbers of images, and their rows and columns
 
 
 def digits(noise: float = 0.35, degrees: float = 0.0) -> Images:
-    """512 and 768 of scikit-learn's 1,797 digits (8 x 8), with normal noise and random rotations.
+    """512 training and 768 test images (8 x 8): scikit-learn's digits with normal noise and random rotations.
 
     `noise` is the noise's standard deviation (ink is 1), `degrees` the largest rotation in either direction.
     """
@@ -88,7 +88,7 @@ def draw_cells(key: jax.Array, number: int, size: int = _CELLS_SIZE, noise: floa
 
 
 def cells() -> Images:
-    """96 and 128 images of synthetic cells, 16 x 16."""
+    """96 training and 128 test images of synthetic cells, 16 x 16."""
     with jax.ensure_compile_time_eval():
         images, masks = map(np.asarray, draw_cells(jax.random.key(0), _CELLS_TRAIN + _CELLS_TEST))
     return Images(images[:_CELLS_TRAIN], masks[:_CELLS_TRAIN], images[_CELLS_TRAIN:], masks[_CELLS_TRAIN:])
@@ -101,7 +101,7 @@ _IMAGES: dict[str, Callable[[], Images]] = {
 }
 NAMES = tuple(_IMAGES)
 _MAX_BYTES = 2**30  # maximum size of a file's arrays
-_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")  # names of a file's arrays
 
 
 @cached_by_stamp

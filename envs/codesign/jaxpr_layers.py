@@ -16,9 +16,11 @@ from fdg.jaxprs import bodies, is_literal, open_jaxpr
 
 # Free operations: elementwise ones, changes of shape, look-ups, random bits, and reductions other than
 # pooling.
-_RULES = (elementwise.RULES, shape.RULES, lookup.RULES, random.RULES, reduce.RULES)
+_RULES = (elementwise.RULES, shape.RULES, lookup.RULES, random.RULES, reduce.RULES)  # by primitive
 _FREE = {name for rules in _RULES for name in rules} - {"fft"} | {"iota", "rng_bit_generator"}
+# primitives that may be pooling
 _POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
+# primitives: pooling if they reduce rows and columns, else free
 _REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
 
@@ -72,6 +74,7 @@ class _Reader:
         return [value_of(atom) for atom in jaxpr.outvars]
 
     def _results(self, eqn: Any, reads: list[Value]) -> list[Value]:
+        """The values of an equation's outputs, or one value for all of them; `reads` are its inputs."""
         name = eqn.primitive.name
         rules = {"conv_general_dilated": self._convolution, "dot_general": self._product}
         rules |= dict.fromkeys(_POOLING, self._pooling) | dict.fromkeys(_REDUCING, self._reduction)
@@ -170,6 +173,7 @@ class _Reader:
         axes: Sequence[int],
         reads: list[Value],
     ) -> Value:
+        """Adds pooling along `axes`; the other arguments but `reads` are sizes by axis."""
         channels = math.prod(size for axis, size in enumerate(image) if axis not in axes)
         sizes = ([by_axis[axis] for axis in axes] for by_axis in (image, result, kernel, strides))
         inputs, outputs, window, steps = sizes

@@ -230,7 +230,8 @@ def stack(layers: Sequence[Layer | None]) -> Layers:
 def product(*factors: jax.Array | int) -> jax.Array:
     """Product of counts, int32, saturating at `LARGEST_COUNT`.
 
-    The float32 product, with an error below 1e-6, detects overflow.
+    The float32 product, with a relative error below 1e-6, detects overflow: its threshold lies between
+    `LARGEST_COUNT` and 2^31.
 
     >>> import jax.numpy as jnp
     >>> product(jnp.int32(3), 5).item(), product(jnp.int32(70_000), 70_000).item()

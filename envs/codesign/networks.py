@@ -31,6 +31,7 @@ def _resnet(blocks: tuple[int, ...], expansion: int) -> list[Layer]:
     `blocks` are residual blocks per stage, `expansion` is the ratio of a block's outputs to its width. Above
     1, blocks are bottlenecks, with the stride in the 3 x 3 convolution.
     """
+    # Pooling reads 112 rows, and one of padding.
     layers = [convolution(3, 64, 224, kernel=7, stride=2), pooling(64, 113, kernel=3, stride=2)]
     channels, size = 64, 56
     for stage, num_blocks in enumerate(blocks):

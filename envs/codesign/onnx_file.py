@@ -28,7 +28,9 @@ ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Ro
 Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Swish Tanh
 ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Xor
 """.split()
+# operators: additions if they read several feature maps, else free
 _ELEMENTWISE = "Add Sub Mul Div Max Min Sum Mean Pow PRelu Where".split()
+# operators: pooling if they reduce rows and columns, else free
 _REDUCING = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
 
 
@@ -91,7 +93,11 @@ def _infer_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 class _Reader:
-    """Follows the nodes of a graph, and adds layers to a `Builder`; `_rules` has a method per operator."""
+    """Follows the nodes of a graph, and adds layers to a `Builder`.
+
+    `_rules` has a function for each operator, which takes a node and returns the value of its outputs. Of
+    these functions, `weights` and `right` are positions among the node's inputs.
+    """
 
     def __init__(self, model: Any):
         onnx_graph = model.graph
@@ -131,6 +137,7 @@ class _Reader:
             )
 
     def network(self) -> Network:
+        """The network of the whole graph."""
         for node in self._graph.node:
             try:
                 value = self._rules[_operator(node)](node)
@@ -223,6 +230,7 @@ class _Reader:
         return self._product(node, (1, rows, columns, inner), 1)
 
     def _matmul(self, node: Any, right: int = 1) -> Value:
+        # the shapes of the two operands
         a, b = self._shape(node.input[0]), self._shape(node.input[right])
         a = (1, *a) if len(a) == 1 else a
         columns = b[-1] if len(b) > 1 else 1
@@ -245,7 +253,7 @@ def transposed_layer(
     strides: Sequence[int],
     groups: int,
 ) -> Any:
-    """A transposed convolution as a layer, if it is square and has one group."""
+    """A transposed convolution as a layer; raises an `FdgError` unless it is square and has one group."""
     if len(inputs) != 2 or len(set(kernel)) > 1 or len(set(strides)) > 1 or groups > 1:
         raise FdgError(
             f"a transposed convolution of kernel {tuple(kernel)}, strides {tuple(strides)} and {groups} "
@@ -255,7 +263,7 @@ def transposed_layer(
 
 
 def _check_fits(size: int, expected: int) -> None:
-    """Checks that weights fit the feature map's channels, which ONNX's shape inference does not check."""
+    """Raises unless weights fit the feature map's channels, which ONNX's shape inference does not check."""
     if size != expected:
         raise FdgError(f"its input has {size} channels, and its weights are for {expected}; export it again")
 

@@ -11,7 +11,7 @@ from envs.codesign import cost
 from envs.codesign.report import Outcome, amounts
 from fdg import files
 
-NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")
+NAMES = ("front.png", "gantt.png", "utilisation.png", "search.png")  # files, in the order of `draw`
 # The colour-blind palette of Okabe and Ito.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 _SPEC_STYLE = {"color": "#555555", "linestyle": "--", "linewidth": 1}

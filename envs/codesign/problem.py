@@ -24,7 +24,7 @@ class Specs(NamedTuple):
     area_mm2: float = math.inf
 
 
-_ANY, _CHIPS = Specs(), Chips()
+_ANY, _CHIPS = Specs(), Chips()  # default values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def decide(problem: Problem, chosen: jax.Array, at: jax.Array, option: jax.Array
 class Tables(NamedTuple):
     """Costs of every layer of every network on every sub-accelerator.
 
-    M tasks, N networks, L layers, U unique layers, F kinds.
+    M tasks, N networks of a task, L layers of a network, U unique layers, F kinds of sub-accelerators.
     """
 
     layer: np.ndarray  # [M, N, L] int32, index of a unique layer; 0 for none
@@ -200,6 +200,7 @@ def tables(problem: Problem) -> Tables:
 
 @functools.lru_cache(maxsize=16)
 def _tables(tasks: tuple[Task, ...], chips: Chips, technology: Technology, _: tuple) -> Tables:
+    """As `tables`; the last argument, the templates, is only a key of the cache."""
     networks = [[task.build(*choice) for choice in task.choices()] for task in tasks]
     max_networks, longest = max(map(len, networks)), max(len(layers) for task in networks for layers in task)
     layer_index: dict[Layer | None, int] = {None: 0}
@@ -316,6 +317,7 @@ def evaluate(problem: Problem, choices: jax.Array, specs: Any = None) -> Evaluat
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _evaluate(problem: Problem, choices: jax.Array, specs: Any) -> Evaluation:
+    """As `evaluate`, compiled."""
     specs = jnp.broadcast_to(jnp.asarray(specs, jnp.float32), (len(choices), 3))
     networks, kinds = jax.vmap(lambda choice: positions(problem, choice))(choices)
     costs = jax.vmap(functools.partial(costs_of, problem, tables(problem)))(networks, kinds)

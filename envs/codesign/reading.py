@@ -16,7 +16,7 @@ from fdg.errors import FdgError, nearest, unknown_name
 from fdg.kinds import number_fix
 from fdg.reading import read_toml
 
-WORKLOADS = ("w1", "w2", "w3")
+WORKLOADS = ("w1", "w2", "w3")  # shipped problems
 LEVELS = ("tight", "medium", "loose")  # of specs: tables [specs.LEVEL]
 
 NETWORK_KEYS = ("space", "network", "onnx", "module")  # a task has exactly one of them
@@ -155,7 +155,11 @@ class _Files:
 
 
 class _Table:
-    """A table with known keys. Mistakes raise one-line errors that name the table."""
+    """A table with known keys. Mistakes raise one-line errors that name the table.
+
+    `name` is the problem's, `table` the table's ("" for the whole file). `known` are its keys, separated by
+    spaces; "" permits any.
+    """
 
     def __init__(self, name: str, table: str, content: Any, known: str = ""):
         self.where, self.table_name, self.file = f"{name}: [{table}]" if table else name, table, name
@@ -216,12 +220,13 @@ class _Table:
         return tuple(value)
 
 
-_DEFAULT_RANGE = {"from": 0, "to": 512, "step": 32}
-_SPACE_KEYS = "size width classes channels"
+_DEFAULT_RANGE = {"from": 0, "to": 512, "step": 32}  # for keys that a range leaves out
+_SPACE_KEYS = "size width classes channels"  # of a task with a space: parameters of `space.SPACES`
 _NUMBERS = (int, float)
 
 
 def _technology(table: _Table) -> Technology:
+    """The constants in the table `[technology]`."""
     fields = [field.name for field in dataclasses.fields(Technology)]
     table = _Table(table.file, "technology", table.content, " ".join(fields))
     try:
@@ -231,6 +236,7 @@ def _technology(table: _Table) -> Technology:
 
 
 def _chips(root: _Table, technology: Technology) -> Chips:
+    """The chips in the tables `[budget]` and `[chip]`."""
     budget = root.table("budget", "pes bandwidth_gb_s subaccelerators templates")
     chip = root.table("chip", "pes bandwidth_gb_s buffer_kb dram_gb_s")
     bytes_per_cycle = 1e9 / technology.clock_hz  # of 1 GB/s
@@ -275,6 +281,7 @@ def _specs(table: _Table, technology: Technology) -> tuple[Specs, tuple[tuple[st
 
 
 def _limits(table: _Table, technology: Technology) -> Specs:
+    """The specs in a table whose keys are in `UNITS`."""
     limits = [math.inf] * 3
     for key in table.content:
         if key not in UNITS:

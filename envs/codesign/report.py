@@ -43,7 +43,7 @@ class Outcome:
     seconds: float  # of this process, compiling included
     # (designs, score, violation) over time, from the first complete design on
     curve: tuple[tuple[int, float, float], ...]
-    # the least latency, energy and area, each minimised alone; None if a design meets all specs
+    # the least latency, energy and area, each minimised alone; None if the best design meets all specs
     least: Specs | None
     path: Path  # the run directory
     caught: int | None = None  # the signal that ended it early; None for none
@@ -191,8 +191,8 @@ def chosen_options(problem: Problem, design: Designs) -> dict[str, Any]:
         for decision, index in zip(problem.decisions(), np.asarray(design.choices).tolist(), strict=True)
     }
     pes = {name: x for name, x in chosen.items() if re.fullmatch("sub-accelerator .*: pes", name)}
-    absent = [name.removesuffix("pes") for name, value in pes.items() if not value]
-    return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent) or "\0")}
+    absent = [name.removesuffix("pes") for name, value in pes.items() if not value]  # prefixes of names
+    return {name: value for name, value in chosen.items() if not name.startswith(tuple(absent))}
 
 
 def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
@@ -250,6 +250,7 @@ def write(outcome: Outcome, folder: Path, pictures: Sequence[str]) -> list[Path]
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
+    """The content of `best.json`."""
     problem = outcome.problem
     return {
         "problem": problem.name,
@@ -298,6 +299,7 @@ def _tool_files(outcome: Outcome) -> dict[str, str]:
 
 
 def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, pictures: Sequence[str]) -> str:
+    """The content of `report.md`; `missing` says why there are no `files` for other tools, else ""."""
     schedule = outcome.scheduled.schedule
     lines = [
         f"# Co-design of {outcome.problem.name}",

@@ -82,6 +82,8 @@ def _list_schedule(work: Work, allowed: jax.Array, eagerness: jax.Array) -> Sche
     remaining = (after + cycles).min(1)
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
+        # num_waiting [N]: predecessors that have not ended. earliest [N, A]: least start after predecessors.
+        # free [A]: when a sub-accelerator ends its last layer.
         is_done, num_waiting, earliest, free, sub, start, end = carry
         starts = jnp.maximum(earliest, free[None])
         ends = add(starts, latency)
@@ -132,14 +134,15 @@ def chain_schedule(
     from_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
 
     def step_table(cycles: jax.Array, pj: jax.Array, transfer: jax.Array) -> jax.Array:
-        """The values that a step needs, for each number of finished layers: [L + 1, 3 A + 2].
+        """The values that a step needs, for each number of finished layers: [L + 1, 3 A + 2] int32.
 
-        By sub-accelerator, cycles of the next layer and the path after it; the least path that remains; the
-        last layer's transfer, and its energies by sub-accelerator.
+        In columns: by sub-accelerator, cycles of the next layer, then the path after it; the least path that
+        remains; the last layer's transfer, then its energies by sub-accelerator. `to_bits` packs floats.
         """
         transfer = jnp.pad(transfer, (1, 0))
 
         def back(after: tuple, of_layer: tuple) -> tuple[tuple, jax.Array]:
+            """One layer back: `after` is the path after a layer, by the sub-accelerator that runs it."""
             ends = [x + y for x, y in zip(after, of_layer[0], strict=True)]
             least = functools.reduce(jnp.minimum, ends)
             return tuple(jnp.minimum(x, least + of_layer[1]) for x in ends), jnp.stack([*after, least])
@@ -152,7 +155,9 @@ def chain_schedule(
     rows = [step_table(*each) for each in zip(latency_cycles, energy_pj, transfer_cycles, strict=True)]
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        done, ready, where, free, energy, choice, end = carry  # choice: network * A + sub-accelerator
+        # By network: the number of finished layers, the end of the last one, and its sub-accelerator. By
+        # sub-accelerator: when it is free. `choice`: network * A + sub-accelerator; its layer ends at `end`.
+        done, ready, where, free, energy, choice, end = carry
         sub = choice % num_subs
         free = [jnp.where(sub == a, end, free[a]) for a in range(num_subs)]
         done, ready, where, options = list(done), list(ready), list(where), []
@@ -288,6 +293,7 @@ def schedule(work: Work, spec_cycles: jax.Array | int = 0, moves: int = MOVES) -
 
 @functools.partial(jax.jit, static_argnames="moves")
 def _schedule(work: Work, spec_cycles: jax.Array, moves: int) -> Schedule:
+    """As `schedule`, compiled."""
     best = _shortest(work, jnp.ones_like(work.latency_cycles, bool), _INITIAL_EAGERNESS)
     if not moves:
         return best

@@ -202,8 +202,9 @@ def _completed(algorithm: Any, iterations: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class WithBest:
-    """An algorithm with two more metrics, of the best design so far: `best_score`, and `best_violation`, the
-    total excess over the specs. Both are NaN before the first design.
+    """An algorithm with two more metrics of the best design so far: `best_score` and `best_violation`.
+
+    `best_violation` is the total excess over the specs. Both are NaN before the first design.
     """
 
     algorithm: Any
@@ -260,7 +261,7 @@ class _Progress:
         print(f"{done:>9,} of {total:,} designs, {now - self._start:5.1f} s: {text}", flush=True)
 
 
-_POPULATION, _SURVIVORS, _GENERATIONS = 1024, 128, 12
+_POPULATION, _SURVIVORS, _GENERATIONS = 1024, 128, 12  # of the evolutionary search
 
 
 def least_of_each(problem: Problem, seed: int = 0) -> Specs:

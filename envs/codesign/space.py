@@ -165,6 +165,7 @@ def _check_integers(what: str, sizes: dict[str, Any], least: int, even: bool = F
             raise FdgError(f"{what}: {name} is {value!r}; give {kind} from {least} to 4096")
 
 
+# value of the key `space` in a problem's file -> function that makes the task
 SPACES: dict[str, Callable[..., Task]] = {"resnet9": resnet9, "unet": unet}
 
 
@@ -210,7 +211,7 @@ class Chips:
         jax.eval_shape(lambda: self._each_option(least_pes))  # checks options; no arrays at import
 
     def _each_option(self, least_pes: int) -> list[SubAccelerators]:
-        """Sub-accelerators that together use each option once."""
+        """Sub-accelerators that together use each option."""
         template, noc, kilobytes = self.templates[0], self.noc_bytes_per_cycle[0], self.buffer_kb[0]
         kinds = [
             *((pes, option, noc, kilobytes) for option in self.templates for pes in self.pes if pes),

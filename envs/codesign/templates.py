@@ -25,6 +25,7 @@ class BufferWords(NamedTuple):
     outputs: jax.Array  # with each read and each write of partial sums
 
 
+# Types of the fields of `Template`.
 Cycles = Callable[[Layers, jax.Array, jax.Array], jax.Array]
 Words = Callable[[Layers, jax.Array, jax.Array], BufferWords]
 
@@ -229,7 +230,7 @@ _BUILT_IN = {
     "rs": Template(row_stationary_cycles, _rs_words, lambda technology: 1.5 * technology.pe_mm2),
     **{f"systolic-{stationary}": _systolic(stationary) for stationary in ("os", "ws", "is")},
 }
-_registered: dict[str, Template] = {}
+_registered: dict[str, Template] = {}  # by `register`
 
 
 def register(

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 PREFIX = "game:"  # of names in the registry
+# name -> class of the `Player`, made with a game
 OPPONENTS: dict[str, Callable[[Any], Any]] = {"random": Uniform, "greedy": Greedy}
 
 

@@ -207,7 +207,7 @@ class HexGame(_BoardGame):
     def _initial_groups(self) -> jax.Array:
         """The groups of an empty board within its frame: each side of the frame is one group."""
         frame = np.zeros((self.size + 2, self.size + 2), np.int32)
-        frame[0, 1:], frame[-1, :-1] = 1, 2  # corners belong to the rows; no place touches two frames
+        frame[0, 1:], frame[-1, :-1] = 1, 2  # two corners belong to rows, two to none
         frame[1:-1, 0], frame[1:-1, -1] = -1, -2
         return jnp.asarray(frame)
 
@@ -216,6 +216,7 @@ class HexGame(_BoardGame):
         return self.size, self.size
 
 
+# (rows down, columns right)
 _NEIGHBOURS = np.array([(-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0)], np.int32)
 _FIRST_GROUP = 3  # number of the first group of stones; the frame's groups are ±1 and ±2
 

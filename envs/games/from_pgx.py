@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from envs.adapters import importing
 from envs.spaces import Box
 
-PREFIX = "pgx:"
+PREFIX = "pgx:"  # of its names for `envs.make`
 # Games of perfect information with alternating moves.
 NAMES = (
     "animal_shogi", "chess", "connect_four", "gardner_chess", "go_19x19", "go_9x9", "hex", "othello", "shogi",

@@ -18,7 +18,7 @@ from envs.observations import MaskedObservation
 from envs.spaces import Discrete
 from fdg.arguments import checked
 
-Position = Any
+Position = Any  # any pytree of arrays
 
 
 @runtime_checkable

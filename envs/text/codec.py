@@ -52,9 +52,9 @@ def decode(
 ) -> tuple[Text, jax.Array]:
     """Decodes tokens `[R] int32` with mask `[R] bool` up to the first stop token, as `tokenizer.decode` does.
 
-    Returns a text of at most `room` bytes (None: 16 for each token), and whether there was a stop token, `[]
-    bool`. A longer text decodes as unreadable characters, which match no answer. Bytes that are not UTF-8
-    stay as they are.
+    Returns a text of at most 16 bytes for each token, or `room` bytes if that is more, and whether there was
+    a stop token, `[] bool`. A longer text decodes as unreadable characters, which match no answer. Bytes that
+    are not UTF-8 stay as they are.
     """
     tables = _byte_tables(tokenizer)
     codes, starts, counts = map(jnp.asarray, tables)
@@ -65,6 +65,7 @@ def decode(
     tokens = jnp.clip(tokens, 0, vocab_size - 1)
     is_used &= is_text[tokens]
     rank = jnp.cumsum(is_used)
+    # 0 to 3, in the order of `_byte_tables`
     place = (rank == 1) + 2 * (rank == rank[-1]) if len(counts) > vocab_size else 0
     rows = place * vocab_size + tokens
     starts, sizes = starts[rows], jnp.where(is_used, counts[rows], 0)
@@ -84,7 +85,8 @@ def decode(
 def _byte_tables(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All tokens' bytes, concatenated; the offset and the length of each token, `[places * V]`.
 
-    Places: between other tokens, the first of a text, the last, both; one place if the bytes are alike.
+    A token's bytes may depend on its place: between other tokens, the first of a text, the last, both. If
+    they do not, there is one place.
     """
     if hasattr(tokenizer, "codes_of_tokens"):
         tables = [tokenizer.codes_of_tokens(), *getattr(tokenizer, "codes_at_ends", tuple)()]

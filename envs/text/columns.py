@@ -11,17 +11,17 @@ from envs.text.files import Record
 from envs.text.rows import Message, Row, content_of
 from fdg.errors import FdgError, listed
 
-PROMPTS = ("prompt", "problem", "question")
-ANSWERS = ("completion", "answer", "solution", "response")
+PROMPTS = ("prompt", "problem", "question")  # names of columns; the first that exists counts
+ANSWERS = ("completion", "answer", "solution", "response")  # likewise
 
 Conversation = tuple[Message, ...]
 
 
 def row(record: Record, prompt: str = "", answer: str = "") -> Row:
-    """A prompt and its answer, from `prompt` and `completion`, or from `messages` that end with a
-    message of the assistant.
+    """A prompt and its answer, from `prompt` and `completion`, or from `messages`.
 
-    `prompt` and `answer` are column names; if empty, the first existing one of `PROMPTS` and `ANSWERS`.
+    The last of `messages` is the answer if it is the assistant's. `prompt` and `answer` are column names; if
+    empty, the first existing one of `PROMPTS` and `ANSWERS`.
 
     >>> row(Record("data.jsonl, line 1", {"prompt": "1+1=", "answer": 2, "level": 3})).answer
     '2'
@@ -142,6 +142,7 @@ def _text(where: str, column: str, value: Any, shortest: str = " ") -> Any:
 
 
 def _messages(where: str, column: str, value: Any) -> Conversation:
+    """Messages of a column; raises an `FdgError` for other values."""
     fix = 'write [{"role": "user", "content": "1+1=?"}]'
     if not isinstance(value, list | tuple) or not value:
         raise FdgError(f"{where}: '{column}' is {json.dumps(value):.60}, not messages: {fix}")

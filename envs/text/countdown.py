@@ -11,7 +11,7 @@ from envs.text.drawing import check_integer, uniform
 from envs.text.expressions import evaluate
 from fdg.errors import FdgError
 
-_SIGNS = "+-*/"
+_SIGNS = "+-*/"  # indexed by `Content.signs`
 
 
 class Content(NamedTuple):
@@ -58,7 +58,10 @@ class Countdown:
 
     @property
     def response_length(self) -> int:
-        """Maximum number of characters: numbers, signs, and twice the longest solution's parentheses or 4."""
+        """Maximum number of characters: numbers, signs, and parentheses.
+
+        It allows twice as many parentheses as the longest solution has, and at least 4.
+        """
         return self.count * self._digits + (self.count - 1) + 4 * max(1, self.count - 2)
 
     @property

@@ -13,7 +13,7 @@ _HELD_OUT_DIVISOR = 8  # one in this many problems is held out
 
 
 def check_integer(problem: Any, field: str, low: int, high: int, value: Any = ...) -> int:
-    """Checks that a field's value, by default the problem's own, is an integer within bounds; returns it."""
+    """A field's value, by default the problem's own; raises unless it is an integer from `low` to `high`."""
     value = getattr(problem, field) if value is ... else value
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FdgError(
@@ -23,7 +23,7 @@ def check_integer(problem: Any, field: str, low: int, high: int, value: Any = ..
 
 
 def check_num_problems(problem: Any, count: float, fix: str, fewest: int = _MIN_PROBLEMS) -> None:
-    """Raises an `FdgError` if there are too few problems to hold some out."""
+    """Raises an `FdgError`, which ends with `fix`, if there are too few problems to hold some out."""
     if count < fewest:
         raise FdgError(
             f"task 'text:{problem.name}': there are only {int(count)} such problems, too few to hold"
@@ -52,6 +52,7 @@ def is_held_out(identity: jax.Array) -> jax.Array:
 
 
 def _mix_bits(x: jax.Array) -> jax.Array:
+    """The finalizer of murmur3's 32-bit hash."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -58,7 +58,8 @@ class EncodedProblems(NamedTuple):
     answers: Ragged  # each with its stop token; empty if there is no answer
     contents: Any  # pytree of arrays [rows, ...]: the problem's content
     held_out: np.ndarray  # [rows] bool
-    decoded: Ragged | None  # the answers' bytes decoded from tokens; None if equal to the original text
+    # the answers' bytes decoded from tokens; None if they are the answers, apart from blanks around them
+    decoded: Ragged | None
 
 
 @functools.lru_cache(maxsize=16)
@@ -115,8 +116,9 @@ def _to_strings(texts: Text) -> list[str]:
 def _encode_rows(
     tokenizer: Any, rows: Sequence[Row], instruction: str, system: str, arguments: Mapping[str, Any]
 ) -> tuple[Sequence[list[int]], Sequence[list[int]], Sequence[str]]:
-    """For each row, the tokens of the prompt and of the answer with its stop token, and the answer's tokens
-    decoded. Equal rows are encoded once.
+    """For each row: the prompt's tokens; the answer's with its stop token; the answer's tokens decoded.
+
+    Equal rows are encoded once.
     """
     row_keys = [
         (row.prompt, row.answer) if isinstance(row.prompt, str) and not row.template_arguments else id(row)

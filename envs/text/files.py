@@ -1,5 +1,4 @@
-"""Reads data files (JSON lines, a JSON list, or CSV) as rows of columns, each with its location for error
-messages."""
+"""Reads data files (JSON lines, a JSON list, or CSV) as rows, each with its location for error messages."""
 
 import csv
 import io
@@ -11,7 +10,7 @@ from fdg.errors import FdgError, one_line
 from fdg.reading import EncodingError, check_encoding, json_object, read_bytes, read_text
 
 _MAX_BYTES = 1 << 30  # maximum size of a file
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of columns, by suffix
 
 
 class Record(NamedTuple):
@@ -22,8 +21,9 @@ class Record(NamedTuple):
 
 
 def read(path: str, example: str = '{"prompt": "1+1=", "answer": "2"}') -> list[Record]:
-    """The rows of a UTF-8 file: one JSON object a line, a list of objects, or CSV if its suffix is `.csv` or
-    `.tsv`. Empty lines are skipped. Error messages show the object `example`.
+    """The rows of a UTF-8 file: one JSON object a line, a list of objects, or CSV (`.csv`, `.tsv`).
+
+    Empty lines are skipped. Error messages show the object `example`.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _SEPARATORS:
@@ -57,6 +57,7 @@ def _parse_line(where: str, line: bytes, example: str) -> dict[str, Any]:
 
 
 def _read_list(path: str, content: bytes) -> list[Record]:
+    """The rows of a JSON list of objects."""
     content = b'{"rows":' + content.removeprefix(b"\xef\xbb\xbf") + b"}"
     rows, *rest = json_object(content, path, any_number=True).values()
     if rest:

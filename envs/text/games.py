@@ -82,10 +82,11 @@ class Guess:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class Calculator:
-    """`17*23-5=` with a tool: `?17*23` gets the reply `391,`, or `?,` if it is not an expression.
+    """`17*23-5=` with a tool: `?17*23` gets the reply `391,`.
 
-    A message without a question mark in front is the answer, and ends the conversation; the reward is 1 if it
-    is right.
+    The reply is `?,` if the message is not an expression, or if its value is no integer or has more than
+    `reply_length - 2` digits. A message without a question mark in front is the answer, and ends the
+    conversation; the reward is 1 if it is right.
 
     Attributes:
       terms: number of numbers.
@@ -135,9 +136,11 @@ class Calculator:
             text, ended = codec.decode(self.tokenizer, tokens, mask)
             calls_tool = text.codes[0] == ord("?")
             value = evaluate(Text(jnp.roll(text.codes, -1).at[-1].set(0), text.length - 1))
+            quotient, digits = value.numerator // value.denominator, self.reply_length - 2
             is_integer = value.valid & (value.numerator % value.denominator == 0)
-            result_text = number(value.numerator // value.denominator, self.reply_length - 2)
-            result = concatenate(when(is_integer, result_text), when(~is_integer, literal("?")), literal(","))
+            is_shown = is_integer & (jnp.abs(quotient) < 10**digits)
+            result_text = number(quotient, digits)
+            result = concatenate(when(is_shown, result_text), when(~is_shown, literal("?")), literal(","))
             is_right = ended & ~calls_tool & equal(stripped(text), problem.solution(content))
             return *codec.encode(self.tokenizer, result, self.reply_length), is_right, ~calls_tool
 

@@ -18,13 +18,14 @@ from fdg.arguments import checked_names, quoted
 from fdg.errors import FdgError, HostError, listed, nearest, raised, text_of, user_frame
 from fdg.kinds import matches
 
-RewardFunction = Callable[..., Sequence[float | None]]
+RewardFunction = Callable[..., Sequence[float | None]]  # see `HostReward`
 
 # Arguments of a function besides columns; `completions` is TRL's name.
 _ARGUMENTS = ("prompts", "responses", "completions", "answers")
+# Accepted names of the three parameters of a function that takes them by position.
 _POSITIONAL_NAMES = (("prompts", "prompt"), ("responses", "response", "completion"), ("answers", "answer"))
 _TRIAL_SIZE = 3  # responses in a trial
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = float(np.finfo(np.float32).max)  # weight
 _SHADOWED_COLUMNS = {"prompt", "completion", "response", *_ARGUMENTS}  # columns that these names would shadow
 
 
@@ -133,8 +134,7 @@ class HostReward:
         self._named_functions(task)
 
     def try_out(self, task: Any) -> None:
-        """Calls the functions once, on right answers and an empty answer, so that errors are found before
-        compiling.
+        """Calls the functions once, on right answers and an empty answer: finds errors before compiling.
 
         Raises:
           FdgError: a function needs columns that the rows do not have.
@@ -245,7 +245,11 @@ class _NamedFunction:
         return rewards
 
     def arguments(self, available: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The function's positional and keyword arguments."""
+        """The function's positional and keyword arguments, from the lists that are `available` by name.
+
+        Raises:
+          FdgError: the function takes a name that is not available.
+        """
         positional = [available[name] for name in ("prompts", "responses", "answers")]
         try:
             parameters = inspect.signature(self.function).parameters.values()

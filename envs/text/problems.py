@@ -255,8 +255,8 @@ class Arithmetic(OneAnswer):
 class _NumbersProblem(OneAnswer):
     """Several numbers, `3,1,2=`, and a question about them."""
 
-    length: int = 5
-    digits: int = 1
+    length: int = 5  # number of numbers
+    digits: int = 1  # maximum number of digits of each
     name: ClassVar[str]
     instruction: ClassVar[str]
 

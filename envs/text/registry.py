@@ -10,7 +10,7 @@ from envs.text.tokenizers import COMMON, CharacterTokenizer
 from fdg.arguments import check_options
 from fdg.errors import FdgError, listed, unknown_name
 
-PREFIX = "text:"
+PREFIX = "text:"  # of its names for `envs.make`
 FILES = tables.FILES  # parameters that are file paths
 
 
@@ -48,8 +48,9 @@ _UNLISTED: dict[str, type] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of all tasks, without `text:`; there are also `file`, `preferences`,
-    `reasoning_gym` and `verifiers`.
+    """The names of tasks that need no file or package, without `text:`.
+
+    There are also `file`, `preferences`, `reasoning_gym` and `verifiers`.
 
     >>> "countdown" in names()
     True

@@ -30,8 +30,9 @@ class Row:
 
     @property
     def template_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the chat template from the row's columns, as in TRL: `tools`, and the items of
-        `chat_template_kwargs`; texts are parsed as JSON.
+        """Arguments of the chat template from the row's columns, as in TRL.
+
+        They are `tools`, and the items of `chat_template_kwargs`; texts are parsed as JSON.
         """
         tools, kwargs = (_parse_json(self.columns.get(name)) for name in ("tools", "chat_template_kwargs"))
         arguments = {"tools": tools} if isinstance(tools, list) and tools else {}

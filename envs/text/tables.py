@@ -48,7 +48,7 @@ class Table:
 
     @property
     def unanswered(self) -> str | None:
-        """The location of the first row without an answer; of the first row if every answer is empty."""
+        """The location of a row without an answer; None if there is none."""
         return None
 
     @property
@@ -100,6 +100,7 @@ def _hashes(rows: tuple[Row, ...]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _held_out_eighth(rows: tuple[Row, ...]) -> np.ndarray:
+    """As `Table.held_out`, `[rows] bool`."""
     hashes = _hashes(rows)
     held_out = np.asarray(jax.vmap(is_held_out)(jnp.asarray(hashes)[:, None]))
     if held_out.all() or not held_out.any():  # this can happen with few problems
@@ -265,8 +266,7 @@ def _place_without_answer(row: Row) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningGym(Table):
-    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which also scores
-    answers.
+    """Problems of the package `reasoning-gym` (Stojanovski et al., arXiv 2505.24760), which scores answers.
 
     Attributes:
       dataset: one of its data sets ("leg_counting", "chain_sum", ...), with its default configuration.
@@ -323,6 +323,7 @@ def _dataset(name: str, size: int, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _dataset_rows(name: str, size: int, seed: int) -> tuple[Row, ...]:
+    """The rows of a data set of `reasoning-gym`."""
     data = _dataset(name, size, seed)
     entries = (data[i] for i in range(size))
     return tuple(Row(str(entry["question"]), str(entry["answer"]), {"entry": entry}) for entry in entries)

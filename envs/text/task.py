@@ -100,7 +100,7 @@ class TextProblem(Protocol):
         """Scores a complete response: parts `[] float32` by name; the reward is their sum."""
 
 
-_METHOD_ARGUMENTS = {
+_METHOD_ARGUMENTS = {  # arguments of the methods of a `TextProblem`
     "draw": ("key",),
     "prompt": ("content",),
     "solution": ("content",),
@@ -116,7 +116,7 @@ def exact(problem: Any, content: Any, response: Text) -> dict[str, jax.Array]:
 
 
 class OneAnswer:
-    """Base of problems with one right answer: scores it, and uses the content as identity."""
+    """Base class of problems with one right answer, which scores 1; the content is the identity."""
 
     def identity(self, content: Any) -> jax.Array:
         """The content."""
@@ -182,9 +182,7 @@ class TextTask:
 
     @property
     def overrides(self) -> tuple[tuple[str, Any], ...]:
-        """The arguments of `envs.make` for this task besides its name: parameters that differ from the
-        defaults.
-        """
+        """The arguments of `envs.make` for this task besides its name: fields that differ from defaults."""
         fields = dataclasses.fields(self.problem) if dataclasses.is_dataclass(self.problem) else ()
         values = [
             (field.name, getattr(self.problem, field.name), field.default) for field in fields if field.init
@@ -238,8 +236,7 @@ class TextTask:
     def with_reward(
         self, function: Any, max_response: int | None = None, weights: Sequence[float] = ()
     ) -> "TextTask":
-        """The same problems, scored by a Python function of text, or a weighted sum of several; see
-        `HostReward`.
+        """The same problems, scored by a Python function of text, or by several (`HostReward`).
 
         Raises:
           FdgError: a function needs columns that the rows do not have.
@@ -286,8 +283,12 @@ class TextTask:
         return Demonstration(self.prompts(content), *self.solutions(content))
 
     def draw(self, keys: jax.Array, split: Split = "train", numbers: jax.Array | None = None) -> Any:
-        """Samples contents of problems, one per key `[N]`, every leaf `[N, ...]`: the arguments of `prompts`,
-        `solutions` and `reward`. A content is a row index, `[] int32`, if problems are encoded in a table.
+        """Samples contents of problems, one per key `[N]`, every leaf `[N, ...]`.
+
+        They are arguments of `prompts`, `solutions` and `drawn_content`, and without a `host_reward` also of
+        `reward`. If problems are encoded in a table, a content is the index of a row, `[] int32`.
+
+        The arguments are those of `sample`.
         """
         if split not in ("train", "test"):
             raise FdgError(f"task '{self.name}': split={split!r} must be 'train' or 'test'")
@@ -413,8 +414,9 @@ class TextTask:
         return self.tokenizer.encode_rows(rows, self.problem.instruction, self.system, arguments)
 
     def try_out(self) -> None:
-        """Called before training: calls a user's reward once, before compiling (see `HostReward`), and warns
-        (`FdgWarning`) of held-out prompts that are trained on.
+        """Calls a user's reward once (see `HostReward`), and warns of held-out prompts that are trained on.
+
+        Called before training and before compiling. The warning is an `FdgWarning`.
         """
         if shared := getattr(self.problem, "shared", None):
             warnings.warn(shared, FdgWarning, stacklevel=2)

@@ -33,6 +33,7 @@ _MAX_SOURCE = 64 << 10  # maximum characters of a template
 _MAX_WIDTH = 1000  # of padding and indents
 _MAX_BITS = 4096  # of an integer
 
+# allowed filters
 _FILTERS = (
     "abs attr batch capitalize center count d default dictsort e escape first float forceescape format"
     " groupby indent int items join last length list lower map max min reject rejectattr replace reverse"
@@ -41,11 +42,13 @@ _FILTERS = (
 ).split()
 # filters that read at most one value
 _FREE_FILTERS = {"attr", "count", "d", "default", "first", "items", "last", "length"}
+# tests that compare whole values
 _COMPARING_TESTS = {"==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt"}
 _COMPARING_TESTS |= {"greaterthan", "ge", "in"}
 # filters and methods that take a width
 _WIDENING = {"batch", "center", "indent", "ljust", "rjust", "round", "slice", "tojson", "truncate", "zfill"}
 
+# allowed methods and attributes, by type
 _TEXT_METHODS = (
     "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal"
     " isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip"

@@ -18,7 +18,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single-byte token, in vocabularies 
 
 
 def pad_bytes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Pads byte strings to `[V, C] uint8`; also returns their lengths `[V] int32`."""
+    """Zero-pads V byte strings to the longest, `[V, C] uint8`; also returns their lengths `[V] int32`."""
     texts = [text if len(text) <= _MAX_TOKEN_BYTES else _UNREADABLE for text in texts]
     counts = np.array([len(text) for text in texts], np.int32)
     codes = np.zeros((len(texts), max(1, int(counts.max(initial=0)))), np.uint8)
@@ -27,8 +27,10 @@ def pad_bytes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_each_token(loaded: Any, name: str) -> list[list[bytes]]:
-    """The bytes of each token of a `tokenizers.Tokenizer` between other tokens, as the first of a text, as
-    the last, and alone; only the first of these lists if all are alike. `name` is for errors.
+    """The bytes of each token of a `tokenizers.Tokenizer`, for four places in a text.
+
+    The places are: between other tokens, the first, the last, alone. If no token has other bytes in another
+    place, the result is only the first of the four lists. `name` is for errors.
 
     Raises:
       FdgError: a token's text depends on the tokens before and after it.
@@ -83,8 +85,9 @@ def _spelled_bytes(word: str, text: str) -> bytes:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The byte of each character in byte-level vocabularies (Radford et al. 2019): visible Latin-1 characters
-    stand for themselves, characters from U+0100 on for the other bytes, in order.
+    """The byte of each character in byte-level vocabularies (Radford et al. 2019).
+
+    Visible Latin-1 characters stand for themselves, characters from U+0100 on for the other bytes, in order.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

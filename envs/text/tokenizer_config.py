@@ -92,7 +92,7 @@ def digest(path: Folder) -> str:
     eos = [_read_config(path, name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
     added = map(repr, _added_tokens(path))
     settings = json.dumps([special_tokens(path), chat_templates(path), eos, *added], sort_keys=True)
-    content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `loaded` has checked its size
+    content = (pathlib.Path(path) / "tokenizer.json").read_bytes()  # `load` has checked its size
     return hashlib.sha256(content + settings.encode()).hexdigest()
 
 

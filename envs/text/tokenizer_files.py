@@ -22,17 +22,17 @@ from fdg.errors import FdgError, one_line
 from fdg.reading import json_object, read_bytes
 
 _MAX_FILE_BYTES = 40 << 20  # the largest known file has 34 MB
-_MAX_TOKENS = 1 << 20
-_MAX_ADDED, _MAX_ADDED_CHARACTERS = 1 << 16, 1 << 18
+_MAX_TOKENS = 1 << 20  # also of merges
+_MAX_ADDED, _MAX_ADDED_CHARACTERS = 1 << 16, 1 << 18  # added tokens, and their characters together
 _UNIGRAM_BYTES = 5 << 19  # maximum for all pieces; the library stores a table entry for each byte
 _ID_LIMIT = _MAX_TOKENS  # exclusive; our tables have a row for each token number
-_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-_MAX_ITEMS, _MAX_CHARACTERS = 2000, 16 << 10  # maxima for all parts together
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # have steps, which may be nested
+_MAX_ITEMS, _MAX_CHARACTERS = 2000, 16 << 10  # maxima for all but tokens and merges
 _CHARSMAP_BYTES = 1 << 20  # maximum
 _MAX_CONTENT = 64  # characters of a replacement
 _MAX_GROWTH = {"normalizer": 1024, "decoder": 16}  # maximum factor by which texts may grow
 _MAX_REPEATS = 1000  # for the product of all repeat counts of a regular expression
-_REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")  # {3} or {3,5} of a regular expression
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ def _list_field(step: dict[str, Any], name: str) -> list[Any]:
 
 
 def _growth_bound(step: dict[str, Any], require: Any) -> float:
-    """The largest factor by which a step can lengthen a text."""
+    """The largest factor by which a step can lengthen a text; `require` is that of `_check_content`."""
     kind, pattern = step.get("type"), step.get("pattern")
     content = step.get("content", step.get("prepend", ""))
     require(

@@ -12,6 +12,7 @@ from envs.text.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
 from fdg.errors import FdgError, one_line
 from fdg.reading import open_regular, read_bytes, read_json, refuse_run
 
+# Names of files, and of a folder, that a tokenizer consists of.
 _TOKENIZER, _SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATE_DIR = "additional_chat_templates"
 _FILES = (
@@ -19,7 +20,7 @@ _FILES = (
     "chat_template.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model",
 )  # fmt: skip
-_MAX_FILE_BYTES = 40 << 20
+_MAX_FILE_BYTES = 40 << 20  # maximum size of each file
 _MAX_CHARACTER_BYTES = 1 << 16  # maximum size of a character tokenizer's file
 _OLDER_FORMATS = {  # files of older checkpoints, which have no tokenizer.json
     "tokenizer.model": "SentencePiece", "spiece.model": "SentencePiece",
@@ -114,8 +115,8 @@ def _names_in(folder: Path) -> list[str]:
 def same_tokens(one: Any, other: Any) -> bool:
     """Whether two tokenizers give each token the same number, added tokens included.
 
-    Merges and normalisers are not compared. Of a tokenizer without the library's vocabulary, which a user's
-    may lack, nothing is known: it differs from all that are not equal to it.
+    Merges and normalisers are not compared. A user's tokenizer without a `tokenizer.json` differs from every
+    tokenizer that is not equal to it.
 
     >>> same_tokens(CharacterTokenizer("ab"), CharacterTokenizer("ba"))
     False

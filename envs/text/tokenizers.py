@@ -28,7 +28,7 @@ COMMON = "0123456789+-*/%()=<>,;:?!. " + "abcdefghijklmnopqrstuvwxyz"
 """The characters of all problems here, so that one small model can learn all of them."""
 
 
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, Any]  # of a chat template, by name
 _NO_ARGS: Arguments = types.MappingProxyType({})
 
 
@@ -138,8 +138,9 @@ class CharacterTokenizer:
     def encode_rows(
         self, rows: Sequence[Row], instruction: str = "", system: str = "", arguments: Arguments = _NO_ARGS
     ) -> list[tuple[list[int], list[int]]]:
-        """See `Tokenizer.encode_rows`: a begin token and the problem; instructions are ignored, since a model
-        trained from scratch does not know language.
+        """See `Tokenizer.encode_rows`: a prompt is a begin token and the problem.
+
+        Instructions are ignored, since a model trained from scratch does not know language.
         """
         refuse_tool_calls(rows)
         return [([self.bos, *self.encode(row.text)], self.encode(row.answer or "")) for row in rows]
@@ -154,8 +155,7 @@ class CharacterTokenizer:
 @checked_names
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """The tokenizer of a Hugging Face checkpoint on disk: its `tokenizer.json`, chat template and stop
-    tokens.
+    """The tokenizer of a Hugging Face checkpoint on disk: `tokenizer.json`, chat template, stop tokens.
 
     Attributes:
       path: the checkpoint's directory; nothing is downloaded. Tokenizers with equal files are equal, in any
@@ -200,7 +200,9 @@ class HuggingFaceTokenizer:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The tokenizer's end-of-sequence token, which also ends turns of its chat template, and the tokens
+        """Tokens that end an answer.
+
+        They are the tokenizer's end-of-sequence token, which also ends turns of its chat template, and those
         of `generation_config.json` and `config.json`.
 
         Raises:
@@ -220,8 +222,9 @@ class HuggingFaceTokenizer:
         return tuple(dict.fromkeys(ids))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens around it; special tokens spelled out in it are
-        encoded as such.
+        """The tokens of a text, without special tokens around it.
+
+        A special token that the text spells out is encoded as that token.
         """
         _check_text(text)
         return self.encode_with_offsets(text)[0]
@@ -370,8 +373,10 @@ class HuggingFaceTokenizer:
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        """All templates by name: from `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else
-        from `tokenizer_config.json`.
+        """All templates by name; that of `chat_template.jinja` is `default`.
+
+        The others are in `additional_chat_templates/NAME.jinja`. Without such files, all are those of
+        `tokenizer_config.json`.
         """
         return tokenizer_config.chat_templates(self._folder)
 
@@ -392,20 +397,24 @@ class HuggingFaceTokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, str | list[str]]:
-        """Special tokens by name (`bos_token`, `unk_token`, `additional_special_tokens`, ...) for templates:
-        from the tokenizer's configuration or `special_tokens_map.json`.
+        """Special tokens by name (`bos_token`, `additional_special_tokens`, ...), for templates.
+
+        They are those of the tokenizer's configuration or of `special_tokens_map.json`.
         """
         return tokenizer_config.special_tokens(self._folder)
 
     def codes_of_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """`[V, C] uint8`: UTF-8 bytes of each token (a part of a character, too); `[V] int32`: their
-        number, 0 for special tokens. Tokens of more than 128 bytes become a character `\\x7f`.
+        """UTF-8 bytes of each token, `[V, C] uint8`, zero-padded; and their number, `[V] int32`.
+
+        A token may have a part of a character. Special tokens have 0 bytes. Tokens of more than 128 bytes
+        become a character `\\x7f`.
         """
         return token_bytes.pad_bytes(_token_bytes(self._folder)[0])
 
     def codes_at_ends(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """`codes_of_tokens` for the first token of a text, the last, and the only one; empty if no token has
-        other bytes there.
+        """`codes_of_tokens` for the first token of a text, the last, and the only one.
+
+        Empty if no token has other bytes there.
         """
         return [token_bytes.pad_bytes(pieces) for pieces in _token_bytes(self._folder)[1:]]
 

@@ -86,9 +86,11 @@ class Verifiers(Table):
 
     @property
     def _key(self) -> tuple[str, str, int | None]:
+        """The arguments of `_rows` and `_tasks`."""
         return self.environment, self.arguments, self.size
 
     async def _score(self, task: Any, text: str) -> float:
+        """The score of one response `text`."""
         trace = _completed_trace(task, text)
         try:
             async with asyncio.timeout(task.data.timeout.scoring):
@@ -104,6 +106,7 @@ class Verifiers(Table):
 
 
 async def _gather_scores(coroutines: Sequence[Coroutine[Any, Any, float]]) -> list[float]:
+    """The results of all coroutines; raises the error of the first that failed, after all have ended."""
     results: list[Any] = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):  # the first in the order of the batch, not of time
