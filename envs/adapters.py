@@ -115,7 +115,7 @@ def hashable_parameters(where: str, arguments: Mapping[str, Any], kinds: Any = K
     return values
 
 
-def check_count(where: str, name: str, value: Any) -> None:
-    """Raises an `FdgError` unless a parameter is an integer of at least 1."""
-    if type(value) is not int or value < 1:
-        raise FdgError(f"{where}: {name}={value!r} must be an integer of at least 1")
+def check_count(where: str, name: str, value: Any, least: int = 1) -> None:
+    """Raises an `FdgError` unless a parameter is an integer of at least `least`."""
+    if type(value) is not int or value < least:
+        raise FdgError(f"{where}: {name}={value!r} must be an integer of at least {least}")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.adapters import check_names
+from envs.adapters import check_count, check_names
 from envs.environment import MaskedObservation, Observation, Vectorized, vectorize
 from envs.probe_parts import Parts, Reach, Unlike, check_positive
 from envs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -326,6 +326,7 @@ class Agents(_Probe):
 
     def __post_init__(self) -> None:
         check_positive(self, "num_agents")
+        check_count(f"environment '{self.name}'", "delay", self.delay, least=0)
 
     @property
     def action_space(self) -> Space:

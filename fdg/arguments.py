@@ -241,7 +241,6 @@ def check_order(function: Callable, names: Sequence[str], what: str) -> None:
 
 
 def _signature_error(signature: inspect.Signature, names: Sequence[str], what: str, end: str) -> FdgError:
-    """The error for a function `what` that cannot take arguments of these names; `end` ends the message."""
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in signature.parameters.values()):
         end = " by position, so remove the *"
     takes, called = str(signature).partition(" -> ")[0], ", ".join(names)
@@ -266,10 +265,7 @@ def _bind(
     name: str = "",
     what: str = "argument",
 ) -> Mapping[str, Any]:
-    """The arguments of a call by name; raises an `FdgError` if the function does not accept them.
-
-    Messages call the function `name` (by default its own name), and an argument `what`.
-    """
+    """The arguments of a call by name; raises an `FdgError` if the function does not accept them."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -352,8 +348,6 @@ def check_at_least(least: int, **values: Any) -> None:
 def check_members(what: str, value: Any, names: Sequence[str], fix: str) -> None:
     """Raises an error for a user's object that lacks some of these attributes and methods.
 
-    The message calls the object `what` and ends with `fix`.
-
     >>> check_members("source", 3, ("real", "begin", "tick"), "give an fdg.Source")
     Traceback (most recent call last):
     fdg.errors.FdgError: source=3 has no begin or tick: give an fdg.Source
@@ -382,7 +376,6 @@ def check_options(where: str, takes: Any, options: Mapping[str, Any]) -> None:
 
 
 def _option_kinds(takes: Any) -> dict[str, Any]:
-    """The annotations that `check_options` checks, by option."""
     hints: dict[str, Any] = {}
     by_default: dict[type, type] = {bool: bool, int: int, float: float, str: str}
     if not isinstance(takes, Mapping):

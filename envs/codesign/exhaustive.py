@@ -51,8 +51,11 @@ def specs_at(problem: Problem, quantile: float, samples: int = 100_000, seed: in
     """Specs at a quantile (0 to 1) of latency, energy and area over `samples` uniformly drawn designs.
 
     A smaller quantile gives tighter specs.
+
+    Raises:
+      FdgError: there are more than 2^31 designs.
     """
-    drawn = np.random.default_rng(seed).integers(0, problem.count(), samples)
+    drawn = np.random.default_rng(seed).integers(0, _checked_count("specs_at", problem), samples)
     costs = designs_at(problem, jnp.asarray(drawn, jnp.int32))[2]
     return Specs(*(float(np.quantile(x, quantile)) for x in costs))
 
@@ -72,9 +75,7 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
             f"enumerate_all: the tasks have {counts} choices, but the scores are of"
             f" {[len(task_scores) for task_scores in scores]}: give one score for each choice"
         )
-    total = problem.count()
-    if total + _CHUNK >= 2**31:
-        raise FdgError(f"enumerate_all: {total:,} designs, more than 2^31: give fewer options")
+    total = _checked_count("enumerate_all", problem)
     padded = jnp.asarray(np.stack([np.pad(x, (0, max(counts) - len(x))) for x in scores]), jnp.float32)
     feasible, best, index = _find_best(problem, jnp.asarray(problem.chips.all()), padded, specs)
     networks, kinds, costs = jax.tree.map(lambda x: x[0], designs_at(problem, index[None]))
@@ -87,6 +88,14 @@ def enumerate_all(problem: Problem, scores: tuple[np.ndarray, ...], specs: Specs
         costs=Costs(*(x.item() for x in costs)),
         violation=float(best[0]),
     )
+
+
+def _checked_count(function: str, problem: Problem) -> int:
+    """The number of designs, whose indices must fit into int32."""
+    total = problem.count()
+    if total + _CHUNK >= 2**31:
+        raise FdgError(f"{function}: {total:,} designs, more than 2^31: give fewer options")
+    return total
 
 
 @functools.partial(jax.jit, static_argnames="problem")

@@ -22,7 +22,6 @@ from fdg.training.space import parse_grid, points_of
 from fdg.training.statistics import STATISTICS, estimate_text, finite_mean, interval, intervals
 
 __getattr__ = moved(__name__, "fdg.training.curves", {"compare": "plot_runs"})  # the old name
-
 RETURN = "episode_return"
 _MAX_POINTS = 200  # points per curve; more would show only noise at this size of figure
 _COLOURS = (*PALETTE, "#000000")  # further lines repeat them with other line styles
@@ -41,8 +40,7 @@ class Curves:
     env: str  # the environment
     x: Sequence[np.ndarray]  # per agent `[points]`, steps or seconds
     y: Sequence[np.ndarray]  # per agent `[points]`, the metric
-    # `[agents]` float, the final return: from the evaluation, else the mean over the last tenth of the curve
-    final: np.ndarray
+    final: np.ndarray  # `[agents]` float, from the evaluation, else the mean over the last tenth of the curve
     evaluated: Sequence[bool]  # of each agent, whether `final` is from an evaluation
     seeds: Sequence[int]  # the seed of each agent
     failed: np.ndarray  # `[agents]` bool, whether the final losses or the evaluation are not finite
@@ -50,15 +48,10 @@ class Curves:
 
 
 class CurvePlot(NamedTuple):
-    """A plot of runs: the result of `plot_runs`.
+    """A plot of runs: the result of `plot_runs`."""
 
-    Attributes:
-      figure: a `matplotlib.figure.Figure`.
-      curves: the plotted curves.
-    """
-
-    figure: Any
-    curves: list[Curves]
+    figure: Any  # a `matplotlib.figure.Figure`
+    curves: list[Curves]  # the plotted curves
 
     def savefig(self, file: Any, **options: Any) -> None:
         """Writes the plot, as `figure.savefig` does."""
@@ -91,11 +84,10 @@ def draw_run(
 ) -> None:
     """Plots a run's `metric_to_plot` over its steps as PNG: a faint line per agent, and the mean.
 
-    `rows` are those of `metrics.jsonl`, and `picture` is the file to write. `solved` is a return to mark with
-    a line, and `x_label` the label of the x axis. `points` names the points of a sweep, which have equally
-    many agents. With two to seven points, each point has its own mean; else there is one mean over all
-    agents. Agents at the positions `failed` are left out, unless all failed; the label counts them. The plot
-    is 7 inches wide.
+    `rows` are those of `metrics.jsonl`; `picture` is the file to write. A line marks the return `solved`.
+    `points` names the points of a sweep, which have equally many agents. With two to seven points, each point
+    has its own mean; else there is one mean over all agents. Agents at the positions `failed` are left out,
+    unless all failed; the label counts them.
     """
     figure, axes = make_figure()
     metric = metric_to_plot(rows) or RETURN
@@ -296,8 +288,7 @@ def read_curves(
     label_of = _make_labels(list(dict.fromkeys(key for keys in run_keys for key in keys)))
     for keys, label in reversed(list(zip(run_keys, labels, strict=False))):
         label_of |= {key: label if len(keys) == 1 else f"{label}, {label_of[key]}" for key in keys}
-    # The agents of each curve, as the values of the fields of `Curves` from `x` to `runs`.
-    agents_of: dict[Any, list[tuple[Any, ...]]] = {}
+    agents_of: dict[Any, list[tuple[Any, ...]]] = {}  # for each curve: its fields from `x` to `runs`
     for path, config, keys in zip(paths, configs, run_keys, strict=True):
         rows = list(read_metrics(path / "metrics.jsonl"))
         # Lists have one value per agent; `metric_columns` reads them by the name of their mean.

@@ -142,6 +142,8 @@ def test_specs_at_quantiles():
         all(a < b for a, b in zip(tight, loose, strict=True))
         and exhaustive.specs_at(SMALL, 0.1, samples=4096) == tight
     )
+    with refuses("specs_at: 65,733,132,288 designs, more than 2^31"):
+        exhaustive.specs_at(reading.get("w1"), 0.1)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ EVERY_SOURCE = "CartPole-v1", "probe:value", "text:sorting", "gymnasium:CartPole
             {"max_steps_in_episode": 0},
             "max_steps_in_episode=0 must be an integer of at least 1",
         ),
+        ("probe:agents", {"delay": -1}, "delay=-1 must be an integer of at least 0"),
         ("CartPole-v1", {"max_steps_in_episode": "20"}, "max_steps_in_episode='20' must be an integer"),
         ("CartPole-v1", {"max_steps_in_episode": True}, "must be an integer"),
         ("CartPole-v1", {"gravity": jax.numpy.float32}, "must be a Python number, string or tuple"),
