@@ -5,7 +5,6 @@ Also lists the operations that every device repeats because they have no rule.
 
 import collections
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,58 +12,11 @@ from typing import Any, NamedTuple
 from fdg import jaxprs
 from fdg.batch.collective import Collective
 from fdg.batch.equation import must_be_whole
-from fdg.batch.flow import EquationFlow, Flow
+from fdg.batch.flow import Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis
 from fdg.fragment import FragmentMark, boundary_p
-
-
-def prune(flow: Flow) -> Flow:
-    """Removes unused equations and all-gathers from a flow; keeps equations with effects."""
-    return _prune(flow, frozenset(range(len(flow.outputs))))[0]
-
-
-@functools.lru_cache(maxsize=4096)  # bodies are called from several places
-def _prune(flow: Flow, outputs: frozenset[int]) -> tuple[Flow, frozenset[int]]:
-    """Removes code that `outputs` do not need; also returns the positions of the inputs that are read."""
-    read = {flow.jaxpr.outvars[j] for j in outputs if not jaxprs.is_literal(flow.jaxpr.outvars[j])}
-    equations = []
-    for step in reversed(flow.equations):
-        used = frozenset(k for k, v in enumerate(step.eqn.outvars) if v in read)
-        if used or step.eqn.effects:
-            pruned, operands = _prune_equation(step, used)
-            equations.append(dataclasses.replace(pruned, read=frozenset(operands)))
-            atoms = [step.eqn.invars[i] for i in operands]
-            read.update(jaxprs.variables(atoms))
-    inputs = frozenset(i for i, v in enumerate(flow.jaxpr.invars) if v in read)
-    gathered = tuple(i for i in flow.gathered if i in outputs)
-    live = dataclasses.replace(flow, equations=tuple(reversed(equations)), gathered=gathered, read=outputs)
-    return live, inputs
-
-
-def _prune_equation(step: EquationFlow, used: frozenset[int]) -> tuple[EquationFlow, set[int]]:
-    """Prunes an equation's bodies for its results `used`; also returns the positions of operands read."""
-    if not step.bodies:
-        return step, set(range(len(step.eqn.invars)))
-    operands = {0} if step.eqn.primitive.name == "cond" else set()
-    if step.eqn.effects:  # reads all operands, and returns all results
-        operands = set(range(len(step.eqn.invars)))
-        used = frozenset(range(len(step.eqn.outvars)))
-    while True:  # carried values may need other carried values
-        num_before, pruned_bodies = len(operands), []
-        for body, inner in zip(jaxprs.bodies(step.eqn), step.bodies, strict=True):
-            # A body without results is the condition of a while loop, or has only effects.
-            outputs = range(len(inner.jaxpr.outvars))
-            needed = {body.results[k] for k in used} if body.results else set(outputs)
-            operands |= {body.operands[i] for i, j in body.carry if j in needed}
-            needed |= {j for i, j in body.carry if body.operands[i] in operands}
-            pruned, inputs = _prune(inner, frozenset(needed))
-            pruned_bodies.append(pruned)
-            operands |= {body.operands[i] for i in inputs}
-        if len(operands) == num_before:
-            gathered = tuple(i for i in step.gathered if i in operands)
-            return dataclasses.replace(step, bodies=tuple(pruned_bodies), gathered=gathered), operands
 
 
 class WithoutRule(NamedTuple):
@@ -105,7 +57,7 @@ def predict_exchanges(
         are one entry.
       2. The operations without a rule (`batch.rules`), except those that must not be split (`must_be_whole`).
     """
-    flow = prune(follow(jaxpr, input_axes, devices, output_axes))
+    flow = follow(jaxprs.without_dead_code(jaxpr), input_axes, devices, output_axes)
     totals: dict[Collective | WithoutRule, int] = collections.defaultdict(int)
     for entry, size in _walk_flow(flow, (), ()):
         totals[entry] += size

@@ -1,7 +1,7 @@
 """The result of batch-axis propagation: a `Flow`, with an `EquationFlow` per equation.
 
-Flows are plain data. `follow` makes them, `prune` removes unused parts, `exchanges` reads the collectives
-from them, and `lowering.constraints` writes them into the jaxpr.
+Flows are plain data. `follow` makes them, `exchanges` reads the collectives from them, and
+`lowering.constraints` writes them into the jaxpr.
 """
 
 import dataclasses
@@ -34,7 +34,6 @@ class EquationFlow:
     trips: int | None = None  # the number of trips of a loop; None if it is not a loop
     # True if devices decide together, by an all-reduce of one byte, whether a while loop makes another trip
     agrees_on_predicate: bool = False
-    read: frozenset[int] = frozenset()  # after `prune`: the positions of operands that live code reads
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +49,6 @@ class Flow:
     requested_axes: tuple[Axis, ...]
     gathered: tuple[int, ...] = ()  # positions of outputs that are replicated at the end
     sliced: tuple[tuple[int, int], ...] = ()  # (position, axis) of replicated outputs to split at the end
-    read: frozenset[int] = frozenset()  # after `prune`: the positions of outputs that live code reads
 
 
 def is_independent(flow: Flow) -> bool:

@@ -25,7 +25,6 @@ from jax import lax
 from jax.extend import core
 
 from fdg import jaxprs, keys
-from fdg.batch.exchanges import prune
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
 from fdg.batch.rules.result import Axis
@@ -44,13 +43,12 @@ def order_collectives(
 
     `axes`, `devices` and `output_axes` are as in `batch.follow.follow`.
     """
-    # Remove dead code first: XLA could not remove code on which a collective depends.
-    flow = prune(follow(jaxpr, axes, devices, output_axes))
-    return (
-        jaxprs.with_jaxpr(jaxpr, jaxprs.Rewriter(_order_block)(flow))
-        if _has_inner_collectives(flow)
-        else jaxpr
-    )
+    # Dead code goes first: XLA could not remove code on which a collective depends.
+    live = jaxprs.without_dead_code(jaxpr)
+    flow = follow(live, axes, devices, output_axes)
+    if not _has_inner_collectives(flow):
+        return jaxpr
+    return jaxprs.with_jaxpr(live, jaxprs.Rewriter(_order_block)(flow))
 
 
 def hoist_batch_reductions(
@@ -205,16 +203,11 @@ def _carry(step: EquationFlow) -> list[tuple[int, Any, bool]]:
 def _order_block(flow: Flow, context: None, inside: jaxprs.Inside) -> list[Any]:
     """The equations of a flow, with dependencies so that no collective overlaps a loop with collectives."""
     equations: list[Any] = []
-    live_steps = {id(step.eqn): step for step in flow.equations}
-    atoms = [step.eqn.invars[i] for step in flow.equations for i in step.read]
-    read = set(jaxprs.variables([*atoms, *(flow.jaxpr.outvars[i] for i in flow.read)]))
+    atoms = [*flow.jaxpr.outvars, *(v for eqn in flow.jaxpr.eqns for v in eqn.invars)]
+    read = set(jaxprs.variables(atoms))
     earlier: list[_Pending] = []  # the last loop with collectives, and the collectives after it
-    for eqn in flow.jaxpr.eqns:
-        step = live_steps.get(id(eqn))
-        if step is None:
-            equations.append(eqn)
-            continue
-        eqn = inside(eqn, blocks=step.bodies) if step.bodies else eqn
+    for step in flow.equations:
+        eqn = inside(step.eqn, blocks=step.bodies) if step.bodies else step.eqn
         pending = _make_pending(step, read) if _has_collectives(step) else []
         waiting_operands: dict[_Pending, set[Any]] = {}
         if _has_collectives(step):

@@ -31,11 +31,7 @@ def put(value: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
     sharding: Any = shape.sharding
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
-    parts = sharding.addressable_devices_indices_map(shape.shape)
-    if not parts:
-        return absent_array(shape)
-    local = [jax.device_put(value[index] if value.ndim else value, device) for device, index in parts.items()]
-    return jax.make_array_from_single_device_arrays(shape.shape, sharding, local, dtype=shape.dtype)
+    return jax.make_array_from_callback(shape.shape, sharding, lambda index: value[index], dtype=shape.dtype)
 
 
 def make_in_process(

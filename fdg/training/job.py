@@ -162,11 +162,11 @@ def open_run(job: Job) -> tuple[RunDirectory, Checkpoints]:
         run: RunDirectory = NullRunDirectory(job.out or Path())
         return run, Checkpoints(run.checkpoints)
     session = {**job.record, "versions": versions(), "git_commit": git_commit()}
-    path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
     env, _ = unwrapped(getattr(unwrap_sweep(job.algorithm), "env", None))
     tokenizer = getattr(env, "tokenizer", None)
     digest = getattr(tokenizer, "digest", None)
     digest = digest if isinstance(digest, str) else None  # a user's tokenizer may use the name otherwise
+    path = job.out or make_new_run_folder(job.described["env"], job.described["algo"], job.seed)
     if not job.resumes:
         identity = {"id": secrets.token_hex(8), **({"tokenizer_digest": digest} if digest else {})}
         run = RunDirectory.create(path, {**identity, **job.config, **session})

@@ -14,7 +14,6 @@ import io
 import json
 import math
 import re
-import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -48,21 +47,11 @@ class RecordedArray:
     array: np.ndarray | None = None  # the elements; None if only the digest was stored
 
 
-class Digests:
-    """Computes digests of arrays; caches them by the arrays' identity."""
-
-    def __init__(self) -> None:
-        self._cache: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}  # by `id` of the array
-
-    def __call__(self, array: np.ndarray) -> str:
-        """The digest of an array's dtype, shape and bits: 32 hexadecimal digits."""
-        key = id(array)
-        if key in self._cache and self._cache[key][0]() is array:
-            return self._cache[key][1]
-        hasher = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
-        hasher.update(np.ascontiguousarray(bits(array)).data)
-        self._cache[key] = weakref.ref(array, lambda _: self._cache.pop(key, None)), hasher.hexdigest()
-        return hasher.hexdigest()
+def digest_of(array: np.ndarray) -> str:
+    """The digest of an array's dtype, shape and bits: 32 hexadecimal digits."""
+    hasher = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
+    hasher.update(np.ascontiguousarray(bits(array)).data)
+    return hasher.hexdigest()
 
 
 def is_float(dtype: Any) -> bool:
@@ -97,7 +86,7 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
 
     All arrays of the initial state are stored, and then the earliest other arrays up to `limit` bytes.
     """
-    digest, stored, remaining = Digests(), set[str](), limit
+    stored, remaining = set[str](), limit
     entries: list[Any] = []
     with (
         writing(path) as file,
@@ -106,12 +95,12 @@ def write_recording(path: Path, facts: Mapping[str, Any], borders: Iterable[Bord
         for index, border in enumerate(borders):
             arrays = []
             for name, array in border.arrays.items():
-                array_digest = digest(array)
-                arrays.append([name, str(array.dtype), list(array.shape), array_digest])
-                if array_digest not in stored and (index == 0 or array.nbytes <= remaining):
+                digest = digest_of(array)
+                arrays.append([name, str(array.dtype), list(array.shape), digest])
+                if digest not in stored and (index == 0 or array.nbytes <= remaining):
                     remaining -= array.nbytes if index else 0
-                    stored.add(array_digest)
-                    package.writestr(f"{array_digest}.npy", _npy_bytes(array))
+                    stored.add(digest)
+                    package.writestr(f"{digest}.npy", _npy_bytes(array))
             entries.append([*border.place, arrays])
         content = {"format": _FORMAT, **facts, "borders": entries}
         package.writestr(FACTS, json.dumps(content, allow_nan=False))
@@ -216,9 +205,7 @@ class ArrayDifference:
     values: tuple[Any, ...] = ()
 
 
-def array_difference(
-    name: str, a: Any, b: Any, tolerance: float = 0.0, digests: Digests | None = None
-) -> ArrayDifference | None:
+def array_difference(name: str, a: Any, b: Any, tolerance: float = 0.0) -> ArrayDifference | None:
     """The difference of two arrays, each a NumPy array or `RecordedArray`; None if they are equal.
 
     NaN equals NaN. A tolerance of 0 compares bits, so -0.0 differs from 0.0. Floats x and y are equal where
@@ -227,9 +214,8 @@ def array_difference(
     kinds = kind_of(a), kind_of(b)
     if kinds[0] != kinds[1]:
         return ArrayDifference(name, kinds)
-    digests = digests or Digests()
     if isinstance(a, RecordedArray) or isinstance(b, RecordedArray):
-        digest_a, digest_b = (x.digest if isinstance(x, RecordedArray) else digests(x) for x in (a, b))
+        digest_a, digest_b = (x.digest if isinstance(x, RecordedArray) else digest_of(x) for x in (a, b))
         if digest_a == digest_b:
             return None
         a, b = (x.array if isinstance(x, RecordedArray) else x for x in (a, b))
