@@ -16,6 +16,7 @@ from fdg.errors import FdgError
 
 def measurements(settings: Settings) -> list[Measurement]:
     """Pairs whose rounds take seconds on a GPU; peers run in this interpreter's environment."""
+    # purejaxrl: environment, environments, steps per round, target; brax: environments, rollout, steps, task
     pairs = [
         purejaxrl("CartPole-v1", 4096, 10_485_760, 1.0),
         purejaxrl("Breakout-MinAtar", 4096, 10_485_760, 1.0),
@@ -32,7 +33,7 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
-    """The medians of both sides, and the median of the ratios.
+    """The medians of both sides, and the median of the ratios; `peers` is the folder of checkouts.
 
     Raises:
       FdgError: the peer needs a checkout, and there is none; or a side failed.
@@ -42,7 +43,8 @@ def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
         checkout = peers and peers / pair.peer
         if checkout is None or not checkout.is_dir():
             raise FdgError(
-                f"no checkout of {PEERS[pair.peer].source} in {checkout or 'a folder: --peers DIR'}"
+                f"{checkout or f'DIR/{pair.peer}'} is no folder: clone {PEERS[pair.peer].source} there, and"
+                " name DIR by --peers"
             )
     try:
         comparison = compare(
