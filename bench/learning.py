@@ -171,7 +171,8 @@ def main() -> None:
     unknown = [name for name in args.names if name not in by_name]
     if unknown or not (args.names or args.all or args.list):
         parser.error(
-            f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(by_name)}"
+            f"{'unknown: ' + unknown[0] if unknown else 'name experiments, or give --all'}; there are"
+            f" {', '.join(by_name)}"
         )
     chosen = [e for e in EXPERIMENTS if args.all or args.list or e.name in args.names]
     if args.num_seeds is not None:

@@ -92,6 +92,8 @@ def compare(
 ) -> dict[str, Any]:
     """Measures a pair: a warm-up round of each side, then `rounds` rounds of each in turns.
 
+    Returns the figures of both sides (`ours`, `theirs`), the ratio of speeds, its middle half, and `rounds`.
+
     Args:
       pair: the two sides.
       checkout: the folder of a peer's scripts, if it needs one.
