@@ -21,7 +21,7 @@ from bench import harness, results
 from envs.codesign import accuracy, children, images, reading
 from fdg import files
 
-SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)  # the table that `envs.codesign` uses
+SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)  # the table that `envs.codesign` reads
 CHUNK = 16  # networks that one call trains
 
 

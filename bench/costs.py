@@ -245,7 +245,7 @@ def report(kind: str, half: str) -> None:
     processes = PROCESSES.get(kind, 1)
     for host in machines():
         print(f"{host.name}:")
-        rows, num_groups = [], {}  # (cell, measured seconds, predicted seconds); by cell, its plan's groups
+        rows, num_groups = [], {}  # (cell, measured s, predicted s); groups of each cell's plan
         for cell, seconds in host.measured_cells(kind):
             if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
@@ -354,7 +354,11 @@ def main() -> None:
     parser.add_argument("--of", choices=KINDS, default="cells", help="measure, report: kind of cells")
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--again", action="store_true", help="measure all again; the shorter time is kept")
-    parser.add_argument("--half", choices=("other", "fitted", "all"), help="half of the cells; report: other")
+    parser.add_argument(
+        "--half",
+        choices=("other", "fitted", "all"),
+        help="half of the cells; fit: fitted; report: other, or all if --of is not cells",
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after these seconds")
     parser.add_argument("--machines", action="store_true", help="fit: calibrations of machines, too")
     parser.add_argument("--address", default="", help="one: address of process 0, if there are two")

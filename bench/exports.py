@@ -39,7 +39,7 @@ def _rope(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def _longrope(original_length: int) -> dict[str, Any]:
-    """LongRoPE: beyond `original_length` positions the long factors apply, one for each of 8 frequencies."""
+    """LongRoPE with factors for 8 frequencies; texts longer than `original_length` use the long factors."""
     short, long = tuple(1 + i / 20 for i in range(8)), tuple(1.5 + i for i in range(8))
     lengths = {"factor": 4.0, "original_max_position_embeddings": original_length}
     return _rope("longrope", **lengths, short_factor=short, long_factor=long)

@@ -109,7 +109,7 @@ EXPERIMENTS = (
 
 
 def train_seeds(experiment: Experiment, out: Path, first: int) -> list[Path]:
-    """Trains all seeds, in one program or one after the other; returns the run directories."""
+    """Trains all seeds from `first` on, in one program or one by one; returns the run directories."""
     flags, count = experiment.train_flags, experiment.num_seeds
     if experiment.together:
         return [_train([*flags, "--num-seeds", str(count), "--seed", str(first)], out)]

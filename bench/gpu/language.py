@@ -20,7 +20,7 @@ from bench.harness import repeated, seconds
 from bench.peers.serve import Stopwatch
 from envs.text import CharacterTokenizer
 
-# Qwen2.5-0.5B's config.json, with random weights.
+# Qwen2.5-0.5B's config.json, with fewer positions; measurements use random weights.
 HALF_A_BILLION = DecoderConfig(
     vocab_size=151_936,
     hidden_size=896,
@@ -149,7 +149,7 @@ def time_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str)
 
 
 def time_grpo(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
-    """Times the first iterations of GRPO on the task of adding numbers, without the very first.
+    """Times GRPO on the task of adding numbers: the shorter of its second and third iteration.
 
     An iteration has `prompts` prompts with `group` responses of at most `response` tokens; a gradient is
     computed for `micro_batch` responses at a time.

@@ -93,6 +93,7 @@ def profile_fragments(flags: tuple[str, ...], rounds: int) -> Figures:
     """Profiles each fragment: its share of an iteration, and its speed relative to the machine's limit."""
     engine, state = _without_options(flags)
     profile = fdg.profile(engine, state, rounds)
+    # The limit of an iteration: fragments that are called by no other fragment.
     limit = sum(x.limit_s * x.calls for x in profile.fragments if x.depth == 0)
     rows = [
         {

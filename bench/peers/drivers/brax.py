@@ -18,7 +18,7 @@ _EPOCHS = 64  # more than there are rounds
 
 
 def prepare(config: dict[str, Any]):
-    """Starts the trainer, and waits until its first epoch ends."""
+    """Starts the trainer, and waits until its first epoch ends; returns what `bench.peers.serve` needs."""
     from brax import envs
     from brax.training.agents.ppo import networks, train
 

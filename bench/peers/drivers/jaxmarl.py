@@ -15,7 +15,7 @@ from bench.peers.drivers.scripts import add_to_path, compile_script
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the script's whole training."""
+    """Compiles the script's whole training; returns what `bench.peers.serve` needs."""
     folder, name = config["script"].split("/")
     add_to_path(config, "baselines", folder)
     logged: collections.deque[dict[str, Any]] = collections.deque(maxlen=8)

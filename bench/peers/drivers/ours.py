@@ -31,7 +31,7 @@ def compile_job(flags: Sequence[str]) -> tuple[Job, fdg.Engine, Any]:
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the job of the flags."""
+    """Compiles the job of the flags; returns what `bench.peers.serve` needs."""
     with Stopwatch() as watch:
         job, engine, _ = compile_job(config["flags"])
     steps = job.num_iterations * job.steps_per_iteration * (job.agents or 1)

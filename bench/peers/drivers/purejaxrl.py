@@ -40,7 +40,7 @@ class _GymnaxForBrax:
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the script's whole training."""
+    """Compiles the script's whole training; returns what `bench.peers.serve` needs."""
     add_to_path(config, "purejaxrl")
     gymnax.make = old_gymnax.make
     # The script imports navix, but uses it only for other environments.
