@@ -1,4 +1,7 @@
-"""Trains every network of the co-design workloads' tasks, and writes their accuracies to a table; resumes.
+"""Trains every network of the co-design workloads' tasks, and writes their accuracies to a table.
+
+An interrupted training continues. The table is a JSON file, from a task's signature to `"settings"` (of
+training) and `"accuracy"`: `[seeds][networks]` integers, of which `accuracy.UNIT` is an accuracy of 1.
 
 python -m bench.codesign_table --seeds 4            # the shipped table
 python -m bench.codesign_table mine.toml --seeds 3 --out mine.json
@@ -18,12 +21,12 @@ from bench import harness, results
 from envs.codesign import accuracy, children, images, reading
 from fdg import files
 
-SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)
+SHIPPED = Path(accuracy.__file__).with_name(accuracy.SHIPPED)  # the table that `envs.codesign` reads
 CHUNK = 16  # networks that one call trains
 
 
 def tasks_of(workloads):
-    """The workloads' tasks by signature; equal tasks of several workloads appear once."""
+    """Tasks of the named workloads that have decisions, by signature; equal tasks appear once."""
     return {
         accuracy.signature(task): task
         for name in workloads
@@ -46,7 +49,10 @@ def save(path, table):
 
 @functools.lru_cache(maxsize=4)
 def trainer(task):
-    """A compiled function `(choices, seed) -> accuracies` of networks, and the settings of training."""
+    """Returns a jitted function and the settings of training.
+
+    The function trains networks: (choices `[CHUNK, decisions]`, seed) -> accuracies `[CHUNK]` in [0, 1].
+    """
     data = images.get(task.data)
     children.check_images(task, data)
     network, settings = children.network(task), children.settings(data)
@@ -54,12 +60,15 @@ def trainer(task):
 
 
 def measure(tasks, seeds, path):
-    """Trains the networks that the table lacks, and writes it after each task and seed."""
+    """Trains the networks that the table in `path` lacks, and writes the table after each task and seed.
+
+    The accuracies of an unfinished task and seed are in a `.part.json` file beside the table.
+    """
     for seed in range(seeds):
         for key, task in tasks.items():
             table = results.read(path)
             train, settings = trainer(task)
-            # Results of other settings are dropped.
+            # Accuracies from other settings of training are dropped.
             if table.get(key, {}).get("settings") != list(settings):
                 table[key] = {"settings": list(settings), "accuracy": []}
             row = table[key]
@@ -68,14 +77,14 @@ def measure(tasks, seeds, path):
             part_file, cell = path.with_suffix(".part.json"), {"task": key, "seed": seed}
             partial_results = results.read(part_file)
             scores = partial_results["found"] if partial_results and partial_results["at"] == cell else []
-            options, before = children.options(task), time.process_time()
+            options, cpu_before = children.options(task), time.process_time()
             while len(scores) < len(options):
                 chunk = options[len(scores) : len(scores) + CHUNK]
                 padded = np.pad(chunk, ((0, CHUNK - len(chunk)), (0, 0)), mode="edge")
-                shares = np.asarray(train(padded, seed))[: len(chunk)]
-                scores += np.rint(shares * accuracy.UNIT).astype(int).tolist()
+                accuracies = np.asarray(train(padded, seed))[: len(chunk)]
+                scores += np.rint(accuracies * accuracy.UNIT).astype(int).tolist()
                 part_file.write_text(json.dumps({"at": cell, "found": scores}))
-                seconds = time.process_time() - before
+                seconds = time.process_time() - cpu_before
                 print(
                     f"{task.name}, seed {seed}: {len(scores)} of {len(options)}, {seconds:.0f} s", flush=True
                 )
@@ -87,7 +96,7 @@ def measure(tasks, seeds, path):
 def show(tasks, path):
     """Prints the accuracies' spread over networks and seeds, and the agreement of two halves of the seeds."""
     for task in tasks.values():
-        scores = accuracy.by_seed(task, "" if path == SHIPPED else str(path))
+        scores = accuracy.by_seed(task, "" if path == SHIPPED else str(path))  # [seeds, networks]
         mean, seeds = scores.mean(0), len(scores)
         print(f"{task.data}: {scores.shape[1]} networks, {seeds} seeds; {mean.min():.3f} to {mean.max():.3f}")
         if seeds > 1:

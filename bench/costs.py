@@ -1,15 +1,15 @@
 """Compares the cost model (`fdg.costs`) with measured seconds per iteration.
 
     python -m bench.costs measure        measures each cell in its own process; resumes
-    python -m bench.costs report         prints errors and choices by machine, for cells outside of the fit
+    python -m bench.costs report         prints errors and choices by machine, for the cells left out of `fit`
     python -m bench.costs fit            fits the model's constants to one half of the cells
     python -m bench.costs fit --machines also fits each machine's calibration to its jobs
     python -m bench.costs memory         compares estimated peak memory with XLA's (`costs_memory`)
     python -m bench.costs search         times the choice of a policy among 245 candidates
 
-A cell is an algorithm, an environment, settings, a policy, a number of host devices and a staleness. Cells of
-`--of processes` have two processes with one device each. Cells of `--of streaming` have a lag, in
-micro-batches; there the choice is the smallest lag whose predicted time is within 5% of the shortest.
+A cell is an algorithm, an environment, settings, a policy (with its staleness) and a number of host devices.
+Cells of `--of processes` have two processes with one device each. Cells of `--of streaming` have a lag, in
+micro-batches; the model chooses the smallest lag whose predicted time is within 5% of the shortest.
 `bench/machines/` has the measured seconds and the calibration of each machine. Measure on a quiet machine,
 after `python -m fdg.calibrate`.
 """
@@ -38,9 +38,9 @@ from fdg.costs.fitting import JobSample
 from fdg.training.reference_jobs import ReferenceJob
 
 MACHINES = ROOT / "bench" / "machines"
-_TIMEOUT = 300  # seconds
+_TIMEOUT = 300  # seconds in which a cell must be measured
 
-# Names of policies with their arguments.
+# Policies: name of the class, and fields.
 _GPU_ONLY: tuple[str, Any] = ("GPUOnly", ())
 _COARSE: list[tuple[str, Any]] = [("SingleLearnerCoarse", (("staleness", i),)) for i in (0, 1, 2)]
 
@@ -92,8 +92,8 @@ def machines() -> list[Machine]:
 
 
 def cells() -> list[Cell]:
-    """Cells of one process: each job on several numbers of devices, under all policies that fit."""
-    jobs = [
+    """Cells of one process: each job on one device, and on several devices under several policies."""
+    jobs = [  # algorithm, environment, fields of the algorithm
         ("PPO", "CartPole-v1", (("num_envs", 16), ("num_steps", 32))),
         ("PPO", "CartPole-v1", (("num_envs", 256), ("num_steps", 32))),
         ("PPO", "Acrobot-v1", (("num_envs", 1024), ("num_steps", 16), ("hidden", (128, 128)))),
@@ -133,9 +133,9 @@ def cells_of_processes() -> list[Cell]:
 def cells_of_lags() -> list[Cell]:
     """Five lags for each of eight jobs: four language models, and four with one step per micro-batch."""
     model = (("group_size", 4), ("hidden_size", 32), ("num_layers", 2), ("num_heads", 4))
-    jobs: list[tuple] = [
-        ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", parts), *model), "Split", parts)
-        for task, prompts, parts in (
+    jobs: list[tuple] = [  # algorithm, environment, fields, policy, micro-batches per iteration
+        ("GRPO", f"text:{task}", (("num_prompts", prompts), ("micro_batches", count), *model), "Split", count)
+        for task, prompts, count in (
             ("sorting", 16, 4), ("sorting", 64, 8), ("addition", 32, 4), ("addition", 128, 8),
         )
     ] + [
@@ -147,17 +147,20 @@ def cells_of_lags() -> list[Cell]:
     ]  # fmt: skip
     return [
         Cell(name, env, fields, policy, (("lag", lag),), 2)
-        for name, env, fields, policy, parts in jobs
-        for lag in (0, 1, parts // 2, parts, 2 * parts)
+        for name, env, fields, policy, micro_batches in jobs
+        for lag in (0, 1, micro_batches // 2, micro_batches, 2 * micro_batches)
     ]
 
 
-KINDS = {"cells": cells, "processes": cells_of_processes, "streaming": cells_of_lags}
-PROCESSES = {"processes": 2}  # other kinds have one process
+KINDS = {"cells": cells, "processes": cells_of_processes, "streaming": cells_of_lags}  # values of `--of`
+PROCESSES = {"processes": 2}  # processes of a kind of cells; other kinds have one
 
 
 def measure_one(key: str, address: str, process: int) -> float:
-    """Seconds per iteration, in this process; with an address, this process is one of two."""
+    """Seconds per iteration of the cell with a key, in this process.
+
+    With an address, this process is number `process` (0 or 1) of two. `measure_in_processes` starts it.
+    """
     import jax
 
     from fdg.costs.candidate_times import iteration_seconds
@@ -191,9 +194,15 @@ def measure_in_processes(cell: Cell, processes: int) -> float:
 
 
 def measure(kind: str, only: str, again: bool, seconds: float) -> None:
-    """Measures the missing cells, or all cells again, and saves each result at once.
+    """Measures cells of a kind, and saves each result at once.
 
     A cell keeps its shortest time, because a shared machine can be slow for minutes.
+
+    Args:
+      kind: a key of `KINDS`.
+      only: a text that the cells' names contain; if empty, all cells.
+      again: whether to measure measured cells again.
+      seconds: no cell starts after this time.
     """
     calibration = machine.path_of("cpu")
     if calibration is None or not calibration.exists():
@@ -236,7 +245,7 @@ def report(kind: str, half: str) -> None:
     processes = PROCESSES.get(kind, 1)
     for host in machines():
         print(f"{host.name}:")
-        rows, num_groups = [], {}  # (cell, measured seconds, predicted seconds); a plan's groups of devices
+        rows, num_groups = [], {}  # (cell, measured s, predicted s); groups of each cell's plan
         for cell, seconds in host.measured_cells(kind):
             if is_in_half(half, cell):
                 plan = fdg.place(*cell.build(), cell.devices)
@@ -345,7 +354,11 @@ def main() -> None:
     parser.add_argument("--of", choices=KINDS, default="cells", help="measure, report: kind of cells")
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--again", action="store_true", help="measure all again; the shorter time is kept")
-    parser.add_argument("--half", choices=("other", "fitted", "all"), help="half of the cells; report: other")
+    parser.add_argument(
+        "--half",
+        choices=("other", "fitted", "all"),
+        help="half of the cells; fit: fitted; report: other, or all if --of is not cells",
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after these seconds")
     parser.add_argument("--machines", action="store_true", help="fit: calibrations of machines, too")
     parser.add_argument("--address", default="", help="one: address of process 0, if there are two")

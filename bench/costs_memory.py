@@ -5,8 +5,8 @@
     python -m bench.costs memory --again           compiles all jobs again
 
 Nothing is timed, so a busy machine is fine. `bench/costs_memory.json` has the jobs, with XLA's peak bytes of
-each program; the tests read it. To add a job, add an entry `"NAME": {}`. The estimate of a group is compared
-with the program of the group that needs most memory.
+each program; the tests read this file. To add a job, add an entry `"NAME": {}`. The estimate of a group is
+compared with the program of the group that needs most memory.
 """
 
 import ast
@@ -24,27 +24,28 @@ TOLERANCE = 0.3  # an estimate is good if its ratio to XLA's bytes differs from 
 
 
 def xla_bytes() -> dict[str, dict[str, int]]:
-    """XLA's bytes on one device, by job and program."""
+    """XLA's peak bytes on one device, by job and program; a job without programs is not compiled yet."""
     return json.loads(RESULTS.read_text())
 
 
 def job_of(name: str) -> ReferenceJob:
-    """The job with a name.
+    """The job with a name, as `str(job)` writes it; only the argument `staleness` is the policy's.
 
     >>> job_of("PPO CartPole-v1 GPUOnly on 2 (num_envs=4, hidden=(8,), staleness=1)").policy_fields
     (('staleness', 1),)
     """
     parts = re.fullmatch(r"(\S+) (\S+) (\S+) on (\d+) \((.*)\)", name)
     assert parts is not None, name
-    algorithm, env, policy, devices, arguments = parts.groups()
-    call = ast.parse(f"f({arguments})", mode="eval").body
+    algorithm, env, policy, devices, argument_text = parts.groups()
+    call = ast.parse(f"f({argument_text})", mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [
+    arguments = [  # (name, value); a bare word is a string
         (str(x.arg), x.value.id if isinstance(x.value, ast.Name) else ast.literal_eval(x.value))
         for x in call.keywords
     ]
-    fields, sizes = (tuple(v for v in values if (v[0] == "staleness") == of_policy) for of_policy in (0, 1))
-    return ReferenceJob(algorithm, env, fields, policy, sizes, int(devices))
+    fields = tuple(pair for pair in arguments if pair[0] != "staleness")
+    policy_fields = tuple(pair for pair in arguments if pair[0] == "staleness")
+    return ReferenceJob(algorithm, env, fields, policy, policy_fields, int(devices))
 
 
 def jobs() -> list[ReferenceJob]:
@@ -52,7 +53,7 @@ def jobs() -> list[ReferenceJob]:
 
 
 def compiled_bytes(job: ReferenceJob) -> dict[str, int]:
-    """XLA's bytes on one device, by program."""
+    """Compiles a job; returns XLA's peak bytes on one device, by program."""
     import jax
 
     fdg.host_devices(job.devices)
@@ -62,7 +63,7 @@ def compiled_bytes(job: ReferenceJob) -> dict[str, int]:
 
 
 def compare(job: ReferenceJob) -> list[tuple[str, int, int]]:
-    """For each group: its name, its estimated bytes, and XLA's bytes of its largest program."""
+    """For each group: its name, its estimated bytes, and XLA's peak bytes of its largest program."""
     plan, measured = fdg.place(*job.build(), job.devices), xla_bytes()[str(job)]
     estimated, largest = dict(plan.memory), dict.fromkeys((group.name for group in plan.groups), 0)
     for program in plan.programs:
@@ -71,7 +72,7 @@ def compare(job: ReferenceJob) -> list[tuple[str, int, int]]:
 
 
 def memory(only: str, again: bool) -> None:
-    """Compiles the missing jobs, or all, and prints ratios of estimates to XLA's bytes."""
+    """Compiles missing jobs whose name contains `only` (`again`: all of them); prints estimates / XLA's."""
     ratios = []
     for job in jobs():
         if only not in str(job):

@@ -31,7 +31,7 @@ from bench.results import read
 TABLE = Path("docs/every_environment.md")
 RESULTS = Path("docs/every_environment.json")
 ITERATIONS = 3
-ON_THE_HOST = ("envpool:", "gymnasium:")
+ON_THE_HOST = ("envpool:", "gymnasium:")  # prefixes of the names of environments that run on the host
 
 
 def sample_host_environments(count: int, seed: int) -> list[str]:
@@ -60,7 +60,11 @@ def jax_environments(seed: int) -> list[str]:
 
 
 def start(name: str, trace: bool) -> dict[str, Any]:
-    """Trains, or with `trace` only traces (and steps, if on the host); returns the row of the results."""
+    """Trains in the environment; with `trace` only traces, and steps an environment on the host.
+
+    Returns:
+      The environment's entry in `RESULTS`.
+    """
     import jax
 
     import envs
@@ -101,7 +105,7 @@ def _step(env: Any, count: int) -> None:
 
 
 def start_in_fork(name: str, trace: bool, limit: int) -> dict[str, Any]:
-    """The result of `start` in a fork."""
+    """The result of `start` in a fork, or an entry with the error; `limit` is in seconds of CPU time."""
     begun = time.perf_counter()
 
     def call() -> dict[str, Any]:

@@ -29,14 +29,17 @@ from envs.text.tokenizer_folders import tokenizer_of
 
 TOLERANCE = 1e-5  # largest accepted difference of logits, float32
 
+# Fields of `DecoderConfig` that the shapes share, unless `SHAPES` has another value.
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "max_positions": 64}
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    """The field of `DecoderConfig` for scaled rotary positions; Hugging Face's format has the same keys."""
     return {"rope_scaling": tuple(sorted({"rope_type": kind, **values}.items()))}
 
 
 def _longrope(original_length: int) -> dict[str, Any]:
+    """LongRoPE with factors for 8 frequencies; texts longer than `original_length` use the long factors."""
     short, long = tuple(1 + i / 20 for i in range(8)), tuple(1.5 + i for i in range(8))
     lengths = {"factor": 4.0, "original_max_position_embeddings": original_length}
     return _rope("longrope", **lengths, short_factor=short, long_factor=long)
@@ -67,7 +70,10 @@ WORDS = "the quick brown fox sums 12 and 345, then jumps over été naïve grö�
 
 
 def _trained(tokenizer: Tokenizer, trainer: Any, alphabet: list[str], **options: Any) -> Tokenizer:
-    """Trains a tokenizer on random words; `alphabet` and `SPECIAL` are in its vocabulary in any case."""
+    """Trains a tokenizer on random words; its vocabulary always has `alphabet` and `SPECIAL`.
+
+    `trainer` is a class of `tokenizers.trainers`, `options` are its arguments.
+    """
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(300)]
     options |= {"initial_alphabet": alphabet, "special_tokens": list(SPECIAL), "show_progress": False}
@@ -135,7 +141,10 @@ TOKENIZERS = {
 
 
 def make_tokenizer(kind: str, folder: pathlib.Path) -> Any:
-    """Writes the files of a tokenizer of this kind into a folder, and reads them as from a checkpoint."""
+    """Writes the files of a tokenizer of this kind into a folder, and reads them as from a checkpoint.
+
+    The kind "characters" has no files: it is fdg's own tokenizer.
+    """
     if kind == "characters":
         return CharacterTokenizer()
     folder.mkdir()
@@ -152,7 +161,8 @@ def make_tokenizer(kind: str, folder: pathlib.Path) -> Any:
 def random_texts(kind: str, count: int) -> list[str]:
     """Random strings for a kind of tokenizer, equal in every run.
 
-    For "characters" they are of its alphabet, else of characters, words, blanks, numbers and special tokens.
+    Strings for "characters" consist of its alphabet, all others of characters, words, blanks, numbers and
+    special tokens.
     """
     rng = random.Random(f"{kind} strings")
     if kind == "characters":
@@ -179,7 +189,7 @@ def random_texts(kind: str, count: int) -> list[str]:
 
 
 def random_parameters(config: DecoderConfig, seed: int) -> Any:
-    """Random parameters, large enough that logits differ; those with one axis have mean 1 (else 0)."""
+    """Random parameters, large enough that logits differ; arrays with one axis have mean 1, others mean 0."""
     shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
     rng = np.random.default_rng(seed)
     return jax.tree.map(
@@ -202,11 +212,14 @@ def main() -> int:
 
 
 def compare(scratch: pathlib.Path, python: str, count: int) -> int:
-    """Prints the comparison; returns exit status 1 if anything differs."""
+    """Prints the comparison; returns exit status 1 if anything differs, except decoded text.
+
+    `scratch` is an empty folder, `python` the interpreter of Transformers, `count` the number of strings.
+    """
     kinds = [*TOKENIZERS, "characters"]
     tokenizers = {kind: make_tokenizer(kind, scratch / f"tokenizer {kind}") for kind in kinds}
-    jobs: dict[str, Any] = {}
-    ours: dict[str, Any] = {}
+    jobs: dict[str, Any] = {}  # input of `bench/exports_reference.py`
+    ours: dict[str, Any] = {}  # name of a job -> fdg's logits, and the folder of the export (None: adapters)
     for i, (name, options) in enumerate(SHAPES.items()):
         kind = kinds[i % len(kinds)]
         config = DecoderConfig(tokenizers[kind].vocab_size, **{**_SIZES, "num_kv_heads": 2, **options})
@@ -217,7 +230,7 @@ def compare(scratch: pathlib.Path, python: str, count: int) -> int:
         assert decoder.config == config, (decoder.config, config)
         ours[name] = logits(decoder, parameters, tokens), folder
         jobs[name] = {"folder": str(folder), "tokens": tokens.tolist()}
-        if i <= len(kinds):
+        if i <= len(kinds):  # compares each kind of tokenizer once, and the first kind twice
             message = [{"role": "user", "content": "1+2="}]
             jobs[name] |= {"texts": random_texts(kind, count), "messages": message}
     base_name = "qwen2"

@@ -4,6 +4,7 @@
 
 A job has a model's `folder`. It may have `tokens` (for logits), `texts` (to encode and decode), `messages` of
 a chat, `adapters` (a folder to load), and `make_adapters` (a folder; random adapters are written there).
+JOBS.json has the jobs by name. OUT.npz has an array "NAME KEY" for each key of `results_of`.
 """
 
 import json
@@ -21,7 +22,7 @@ transformers.logging.set_verbosity_error()
 
 
 def write_adapters(model, folder: str) -> None:
-    """Writes random adapters with PEFT."""
+    """Writes random adapters with PEFT; changes `model`."""
     settings = peft.LoraConfig(
         r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "down_proj"],
         layers_to_transform=[1], task_type="CAUSAL_LM",
@@ -42,7 +43,11 @@ def logits(model, tokens: list[list[int]]) -> np.ndarray:
 
 
 def results_of(job: dict) -> dict:
-    """The libraries' results for a job."""
+    """The libraries' results for a job, as arrays; lists of tokens and texts are JSON.
+
+    With `tokens`: `logits` [rows, length, vocabulary] and `eos` (tokens). With `texts`: `ids` and `decoded`
+    for each text, `chat` (the messages as a prompt) and `special` (begin, end, padding; -1 if there is none).
+    """
     result: dict = {}
     if "tokens" in job:
         model = AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32)

@@ -66,7 +66,7 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
 
 
 def _wait(read_end: int, session: int, limit: float) -> None:
-    """Waits until the pipe is readable.
+    """Waits until the pipe is readable; `session` is the fork, `limit` the limit of `forked`.
 
     Raises:
       LateError: the limit is exceeded.
@@ -87,5 +87,5 @@ def _cpu_seconds(session: int) -> float:
         with contextlib.suppress(OSError):  # the process has ended
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))
+                ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return ticks / os.sysconf("SC_CLK_TCK")

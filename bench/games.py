@@ -5,9 +5,11 @@
 
 AlphaZero trains for `--steps` moves, or for `--seconds` if that is less; the moves of both sides count. PPO
 then trains for the same number of moves, in which the moves of its opponents do not count. AlphaZero plays by
-search. PPO samples from its policy; "ppo greedy" plays the most probable move. Each game begins with two
-random moves; each side has the first move in half of the games. Elo ratings (Bradley and Terry) are fitted to
-all matches. `--out` writes games.json after each match, and a picture of the ratings over training.
+search; "network" samples from its policy instead. PPO samples from its policy; "ppo greedy" plays the most
+probable move. Untrained players: "random", "greedy" (looks two moves ahead), "playouts" (searches by random
+playouts). Each game begins with two random moves; each side has the first move in half of the games. Elo
+ratings (Bradley and Terry) are fitted to all matches. `--out` writes games.json after each match, and a
+picture of the ratings over training.
 """
 
 import functools
@@ -28,9 +30,9 @@ from algos.search import RandomPlayouts
 from bench import harness
 from envs import games
 
-CHECKPOINTS = 4
+CHECKPOINTS = 4  # of a training; the last one is at its end
 _CHUNKS = 24  # a training has this many calls of `Engine.run`; the time limit is checked after each
-_OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
+_OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}  # by result of the first player's game
 
 
 class Residual(nn.Module):
@@ -73,6 +75,7 @@ class Training:
         moves_per_iteration = self.algorithm.steps_per_iteration
         total = min(self.algorithm.num_iterations, round(moves / moves_per_iteration))
         snapshots, iterations, seconds = [], 0, 0.0
+        # The next chunk takes about the mean time of the earlier ones.
         while iterations < total and seconds + seconds / max(1, len(snapshots)) <= limit:
             chunk = min(max(1, total // _CHUNKS), total - iterations)
             begun = time.perf_counter()
@@ -164,6 +167,7 @@ def main() -> None:
     state_shapes = {"alphazero": jax.eval_shape(alphazero.init, key), "ppo": jax.eval_shape(ppo.init, key)}
 
     def player(kind: str, parameters: Any) -> Any:
+        """A player of `games.match`; untrained players ignore `parameters`."""
         match kind:
             case "random":
                 return games.Uniform(game)
@@ -181,6 +185,7 @@ def main() -> None:
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def play(kind: str, first: Any, other_kind: str, second: Any, key: Any) -> Any:
+        """Results [games] of a match; `first` and `second` are the players' parameters."""
         return games.match(game, player(kind, first), player(other_kind, second), key, args.games, 2)
 
     shapes = {kind: policy_of(state_shapes[kind]) for kind in state_shapes}
@@ -188,6 +193,7 @@ def main() -> None:
     pool, programs = ThreadPoolExecutor(), {}
 
     def program(kind: str, other: str) -> Any:
+        """A future of the compiled `play` for two kinds."""
         if (kind, other) not in programs:
             lowered = play.lower(kind, shapes.get(kind, ()), other, shapes.get(other, ()), key)
             programs[kind, other] = pool.submit(lowered.compile)
@@ -207,21 +213,22 @@ def main() -> None:
     checkpoints["ppo"], ppo_moves, seconds["ppo"] = training_ppo.run(moves, no_limit)
     report(f"ppo: {ppo_moves:,} moves in {seconds['ppo']:.0f} s")
 
+    # Players are (kind, checkpoint); checkpoint 0: untrained. `versions` has their parameters.
     parts = range(1, CHECKPOINTS + 1)
     versions = {(kind, part): checkpoints[kind][part - 1] for kind in checkpoints for part in parts}
     last, rival = ("alphazero", CHECKPOINTS), ("ppo", CHECKPOINTS)
-    versions[("network", CHECKPOINTS)] = versions[last]
-    versions[("ppo greedy", CHECKPOINTS)] = versions[rival]
-    untrained = [("playouts", 0), ("random", 0), ("greedy", 0)]
+    network_player, greedy_rival = ("network", CHECKPOINTS), ("ppo greedy", CHECKPOINTS)
+    versions |= {network_player: versions[last], greedy_rival: versions[rival]}
+    untrained = playouts, uniform, greedy = [("playouts", 0), ("random", 0), ("greedy", 0)]
     versions |= dict.fromkeys(untrained, ())
-    earlier = [[(kind, part) for part in parts[:-1]] for kind in ("alphazero", "ppo")]
+    earlier, earlier_ppo = ([(kind, part) for part in parts[:-1]] for kind in ("alphazero", "ppo"))
     pairs = [  # the most important matches first; their programs are compiled already
-        *((last, x) for x in (rival, untrained[0], ("ppo greedy", CHECKPOINTS), *earlier[1], *earlier[0])),
-        *((x, untrained[0]) for x in earlier[0]),
+        *((last, x) for x in (rival, playouts, greedy_rival, *earlier_ppo, *earlier)),
+        *((x, playouts) for x in earlier),
         *((rival, x) for x in untrained),
-        *((("network", CHECKPOINTS), x) for x in (untrained[2], rival)),
-        *((last, x) for x in untrained[1:]),
-        *((x, untrained[2]) for x in (*untrained[:2], *earlier[0], *earlier[1])),
+        *((network_player, x) for x in (greedy, rival)),
+        *((last, x) for x in (uniform, greedy)),
+        *((x, greedy) for x in (playouts, uniform, *earlier, *earlier_ppo)),
     ]
 
     def label(kind: str, part: int) -> str:
@@ -267,7 +274,8 @@ def draw(args: Any, moves: int, ratings: dict[str, float]) -> None:
 
     figure, axes = plt.subplots(figsize=(6, 4))
     for kind in ("alphazero", "ppo"):
-        names = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in range(1, 5)}
+        parts = range(1, CHECKPOINTS + 1)
+        names = {moves * part / CHECKPOINTS: f"{kind} {100 * part // CHECKPOINTS}%" for part in parts}
         points = [(x, ratings[name]) for x, name in names.items() if name in ratings]
         axes.plot(*zip(*points, strict=True), marker="o", label=kind)
     for kind in ratings.keys() & {"greedy", "playouts", "random"}:

@@ -70,9 +70,11 @@ def repeated(step: Callable[[Any], tuple[Any, Any]], state: Any) -> Callable[[],
 def run_module(module: str, *arguments: str, seconds: float, **environment: str) -> Any:
     """Runs a module in a new process, on CPUs by default; returns the last line of its output, as JSON.
 
+    `environment` has environment variables, in addition to those of this process.
+
     Raises:
-      subprocess.SubprocessError: it took more than `seconds`, or failed; the message of a failure is the last
-        line of its errors.
+      subprocess.SubprocessError: the process took more than `seconds`, or failed; the message of a failure is
+        the last line of its error output.
     """
     process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -89,7 +91,7 @@ def run_module(module: str, *arguments: str, seconds: float, **environment: str)
 
 
 def zeros_and_keys(shapes: Any) -> Any:
-    """Zeros or random keys with these shapes and shardings, as arguments of a compiled program."""
+    """Zeros or random keys with the shapes and shardings of a pytree, as arguments of a compiled program."""
     import jax
     import jax.numpy as jnp
 
@@ -133,7 +135,7 @@ class Spread:
 
     @classmethod
     def ratio(cls, above: Iterable[float], below: Iterable[float]) -> "Spread":
-        """The spread of the ratios of both sides, one ratio for each round."""
+        """The spread of the ratios `above / below`, one ratio for each round."""
         return cls.of(a / b for a, b in zip(above, below, strict=True))
 
     def __format__(self, spec: str) -> str:
@@ -184,7 +186,11 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def interpreter(name: str) -> str:
-    """The absolute path of a Python interpreter, for `type=` of an argument."""
+    """The absolute path of a Python interpreter, for `type=` of an argument.
+
+    Raises:
+      argparse.ArgumentTypeError: there is no such program.
+    """
     if path := shutil.which(name):
         return os.path.abspath(path)
     raise argparse.ArgumentTypeError(f"there is no program {name}: create its environment first")

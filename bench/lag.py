@@ -22,7 +22,7 @@ import fdg
 import policies
 from bench.harness import in_turns, parser, seconds
 
-MICRO_BATCHES, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7
+MICRO_BATCHES, MILLISECONDS, ITERATIONS, ROUNDS = 8, 20, 8, 7  # milliseconds of a stage of relative time 1
 EQUAL = (1, 1, 1, 1)  # relative times of the stages
 RATIOS = {"3:1": (3, 0, 0, 1), "1:1": (1, 0, 0, 1), "1:3": (1, 0, 0, 3)}  # generation : learning
 
@@ -39,7 +39,7 @@ def sleep_then_return(x, duration):
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Four stages of a micro-batch.
+    """An algorithm of four stages; its metrics are the weights that the first and last micro-batch used.
 
     Attributes:
       times: seconds of each stage.
@@ -86,7 +86,11 @@ class Stages:
 
 
 def simulate_seconds(times, parts, lag, iterations):
-    """Seconds of `iterations` iterations if every stage has a device and waits only for its inputs."""
+    """Seconds of `iterations` iterations if every stage has a device and waits only for its inputs.
+
+    `times` has the seconds of each stage, `parts` is the number of micro-batches per iteration, `lag` is in
+    micro-batches.
+    """
     device_free, parameters_ready, end = [0.0] * len(times), {0: 0.0}, 0.0
     for n in range(iterations * parts):
         end = parameters_ready[max(0, (n - lag) // parts)]
@@ -98,7 +102,10 @@ def simulate_seconds(times, parts, lag, iterations):
 
 
 def runs_of(unit_s, iterations):
-    """Stage seconds, lag (None: stages run one after the other) and bound of each run, by the run's name."""
+    """By name of a run: seconds of its stages, lag (None: one stage after the other), and bound in seconds.
+
+    A stage of relative time 1 takes `unit_s` seconds.
+    """
     settings = {"sequential": (EQUAL, None)} | {f"lag {lag}": (EQUAL, lag) for lag in (0, 1, 2, 4, 8)}
     settings |= {f"{name}, lag {lag}": (times, lag) for name, times in RATIOS.items() for lag in (0, 1)}
     scaled = {name: (tuple(unit_s * time for time in times), lag) for name, (times, lag) in settings.items()}

@@ -109,7 +109,7 @@ EXPERIMENTS = (
 
 
 def train_seeds(experiment: Experiment, out: Path, first: int) -> list[Path]:
-    """Trains all seeds, in one program or one after the other; returns the run directories."""
+    """Trains all seeds from `first` on, in one program or one by one; returns the run directories."""
     flags, count = experiment.train_flags, experiment.num_seeds
     if experiment.together:
         return [_train([*flags, "--num-seeds", str(count), "--seed", str(first)], out)]
@@ -171,7 +171,8 @@ def main() -> None:
     unknown = [name for name in args.names if name not in by_name]
     if unknown or not (args.names or args.all or args.list):
         parser.error(
-            f"{'unknown: ' + unknown[0] if unknown else 'name some'}; there are {', '.join(by_name)}"
+            f"{'unknown: ' + unknown[0] if unknown else 'name experiments, or give --all'}; there are"
+            f" {', '.join(by_name)}"
         )
     chosen = [e for e in EXPERIMENTS if args.all or args.list or e.name in args.names]
     if args.num_seeds is not None:

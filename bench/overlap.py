@@ -1,8 +1,9 @@
 """Measures how far actors and learners overlap with staleness, on two host devices with one thread each.
 
 One process alternates between iterations without staleness, in which actor and learner never overlap, and
-iterations with `staleness=1`. Two host devices share caches and memory. So `machine` measures how much the
-same two programs slow each other down without an engine, if they start together on arrays that are ready.
+iterations with `staleness=1`. Two host devices share caches and memory, which slows programs down. The figure
+`machine` shows by how much: the time of the same two programs without an engine, started together on arrays
+that are ready, relative to the longer one alone.
 
     python -m bench.overlap
 """
@@ -28,7 +29,13 @@ ROUNDS, ITERATIONS = 7, 40  # calls are long, because at the end of a call one o
 
 
 def main() -> dict:
-    """Measures; returns medians over the rounds: seconds per iteration, and ratios."""
+    """Measures; returns medians over the rounds.
+
+    Returns:
+      Seconds per iteration: `synchronous` (without staleness), `staleness_1`, and by name of a group its busy
+      seconds without staleness. Ratios: `over_longer` is `staleness_1` over the longer busy time, with its
+      middle half; `synchronous_over_sum` is `synchronous` over the sum of busy times; `machine`.
+    """
     fdg.host_devices(2)
     devices = jax.devices("cpu")
     algorithm = algos.PPO(

@@ -15,7 +15,7 @@ from bench.results import RESULTS, read, returns_text
 DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
 
-Figures = Mapping[str, Any]
+Figures = Mapping[str, Any]  # an entry of `docs/performance.json`, or the whole file
 
 
 def main() -> None:
@@ -133,6 +133,7 @@ def _bench_row(figures: Figures) -> Sequence[str]:
 
 
 def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
+    """The row of a measurement in `test_costs.py`: a ratio of times, a growth of memory, or seconds."""
     name, figures = item
     at_most = figures["at_most"]
     if "ratio" in figures:
@@ -151,6 +152,7 @@ def _cost_row(item: tuple[str, Figures]) -> Sequence[str]:
 
 
 def _picture(name: str, text: str, pictures_drawn: Sequence[Path]) -> str:
+    """The Markdown of the picture with a name; empty if it was not drawn."""
     path = next((path for path in pictures_drawn if path.stem == name), None)
     return f"![{text}](images/performance/{path.name})" if path else ""
 

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 _OUR_COLOR, _TARGET_COLOR = "#1f6f8b", "#c8553d"
-_TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)
+_TICKS = (0.5, 1, 2, 3, 5, 10, 25, 50)  # of the axis of ratios
 _MIN_SIZES = 3  # a task with fewer sizes gets no picture of its sizes
 
 

@@ -17,14 +17,16 @@ from bench.harness import table
 TRAIN, GENERATE, DATA = 4, 2, 2  # devices per model in training and in generation, replicas of the model
 # Axes: model replicas, generation shards, training shards within a generation shard.
 MESH = (("d", DATA), ("g", GENERATE), ("j", TRAIN // GENERATE))
-SHAPE = (1024, 1024)
+SHAPE = (1024, 1024)  # of a leaf, float32
 
-ENGINES = {  # mesh axes of each dimension in training and in generation, and the paper's formulas
+# Mesh axes of each dimension in training and in generation; the paper's formulas for received data, peak
+# memory, and data that are stored twice.
+ENGINES = {
     "DeepSpeed-Chat": ((("d", "g", "j"),), (), "(tpd-1)/tpd", "1", "1/tpd"),
     "HybridFlow-V": ((("g", "j"),), (), "(tp-1)/tp", "1", "1/tp"),
     "HybridFlow, and here": ((("g", "j"),), (("g",),), "(tp-tg)/(tg tp)", "1/tg", "0"),
 }
-LEAVES = {
+LEAVES = {  # mesh axes of each dimension before and after
     "rows, to fewer devices": ((("g", "j"),), (("g",),)),
     "and back": ((("g",),), (("g", "j"),)),
     "columns, to fewer": (((), ("g", "j")), ((), ("g",))),
@@ -50,7 +52,7 @@ def main() -> None:
         stored_twice = (
             0.0 if change_of_layout.kind == "all-gather" and after else 1 / change_of_layout.source.num_parts
         )
-        paper_received, paper_peak, paper_stored = (value(formula, sizes) for formula in formulas)
+        paper_received, paper_peak, paper_stored = (evaluate_formula(formula, sizes) for formula in formulas)
         figures = (paper_received, received, paper_peak, shard + temporary, paper_stored, stored_twice)
         rows.append((name, *(f"{figure:.3g}" for figure in figures)))
     head = ("engine", "received: paper", "XLA", "peak: paper", "XLA", "stored twice: paper", "here")
@@ -72,8 +74,11 @@ def main() -> None:
     print(table(head, rows))
 
 
-def value(formula: str, sizes: dict[str, int]) -> float:
-    """The value of a formula of the paper, such as "(tp-tg)/(tg tp)"; a product is written without a sign."""
+def evaluate_formula(formula: str, sizes: dict[str, int]) -> float:
+    """The value of a formula of the paper, such as "(tp-tg)/(tg tp)"; a product is written without a sign.
+
+    `sizes` has the values of `t`, `tg`, `p` and `d`.
+    """
     top, _, bottom = formula.partition("/")
 
     def product(text: str) -> int:
@@ -85,7 +90,7 @@ def value(formula: str, sizes: dict[str, int]) -> float:
 
 
 def plan_and_compile(before, after):
-    """The planned change of a leaf's layout, and its compiled program."""
+    """The planned change of a leaf's layout, and its compiled program; arguments as in `LEAVES`."""
     import jax
     import numpy as np
 

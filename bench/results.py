@@ -16,7 +16,7 @@ RESULTS = ROOT / "docs" / "performance.json"
 
 
 def keep(section: str, name: str, figures: dict[str, Any], path: Path = RESULTS) -> None:
-    """Writes the figures of a name, with facts of this machine."""
+    """Writes figures under a section and a name into `path`, with facts of this machine."""
     results = read(path)
     results.setdefault(section, {})[name] = {**figures, "machine": machine_facts()}
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

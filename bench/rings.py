@@ -23,19 +23,23 @@ import numpy as np
 
 from algos.rings import in_parts, of_parts
 from algos.rollout import rollout
-from bench.harness import in_turns, parser, repeated, seconds
+from bench.harness import Spread, in_turns, parser, repeated, seconds
 from envs import Box, Discrete, HostEnvironment, host
 from envs.pools import Transition
 
-STEPS, ROWS, INFERENCE = 16, 8, 0.01  # inference: seconds per row
+# Even: steps of a rollout, environments, seconds of inference per row; then s / f, and numbers of rings.
+STEPS, ROWS, INFERENCE = 16, 8, 0.01
 RATIOS, RINGS = (1, 3), (1, 2, 4)
 OBSERVATIONS, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
-SIGMAS = (0.5, 1.0)
+SIGMAS = (0.5, 1.0)  # uneven: standard deviations of the logarithm of step times
 
 
 @dataclasses.dataclass(frozen=True)
 class Sleeping:
-    """Instances that sleep `seconds` each, one after the other; with `sigma`, lognormal times in parallel."""
+    """A `Source` of instances that sleep `seconds` in a step, one after the other.
+
+    With `sigma`, instances sleep in parallel, for lognormal times with the median `seconds`.
+    """
 
     seconds: float
     sigma: float | None = None
@@ -53,7 +57,7 @@ class Sleeping:
 
 
 class SleepingPool:
-    """A pool of sleeping instances: `recv` waits until the slowest of them is done."""
+    """A `Pool` of sleeping instances: `recv` waits until the slowest of them is done."""
 
     def __init__(self, source: Sleeping, size: int):
         self._source, self._size, self._step = source, size, 0
@@ -62,6 +66,7 @@ class SleepingPool:
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray, timeout: float) -> np.ndarray:
         if self._source.sigma is not None:
+            # After 4,096 steps the durations start again.
             self._durations = np.stack([self._source.durations(int(seed), 4096) for seed in seeds])
         return np.zeros((len(rows), 1), np.float32)
 
@@ -97,7 +102,10 @@ def act(row_seconds: float, observation: jax.Array, keys: jax.Array) -> tuple[ja
 
 
 def timed_rollout(source: Sleeping, rows: int, rings: int, inference: float, steps: int = STEPS) -> Any:
-    """A function that takes `steps` steps with all instances, and returns the seconds."""
+    """A function that takes `steps` steps with all instances, and returns the seconds.
+
+    `rows` is the number of instances, `inference` the seconds of inference per row.
+    """
     env = HostEnvironment(source)
     step = env.step if rings == 1 else (env.send, env.recv, env.ready)
 
@@ -127,9 +135,9 @@ def measure_even(rounds: int, inference: float = INFERENCE) -> bool:
     all_reached = True
     for ratio in RATIOS:
         sides = {r: timed_rollout(Sleeping(ratio * inference), ROWS, r, inference) for r in RINGS}
-        seconds = in_turns(sides, rounds)
+        times = in_turns(sides, rounds)
         for rings in RINGS[1:]:
-            gain = statistics.median(a / b for a, b in zip(seconds[1], seconds[rings], strict=True))
+            gain = Spread.ratio(times[1], times[rings]).median
             bound = min(rings, 1 + ratio)
             all_reached &= gain >= 0.9 * bound
             print(f"s / f = {ratio}, {rings} rings: {gain:.2f} times one, bound {bound}: {gain / bound:.2f}")
@@ -154,8 +162,8 @@ def measure_uneven(rounds: int, workers: int, median: float, steps: int) -> None
 
         sides: dict[Any, Any] = {"free": run_freely}
         sides |= {rings: timed_rollout(source, workers, rings, 0.0, steps) for rings in (1, workers)}
-        seconds = {side: statistics.median(times) for side, times in in_turns(sides, rounds, 0).items()}
-        shares = [seconds["free"] / seconds[rings] for rings in (1, workers)]
+        medians = {side: statistics.median(times) for side, times in in_turns(sides, rounds, 0).items()}
+        shares = [medians["free"] / medians[rings] for rings in (1, workers)]
         mean = 1e3 * median * math.exp(sigma**2 / 2)
         print(
             f"{workers} workers, {steps} steps of {mean:.0f} ms, sigma {sigma}: share of free-running workers"

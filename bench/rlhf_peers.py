@@ -36,7 +36,7 @@ from bench.harness import ROOT, Spread, environment, in_turns, parser
 from bench.peers.alternate import ON_CPU, Driver, ours, speeds
 
 _ASYNCHRONOUS_FLAGS = "--policy split --devices 2 --slots 8 --ahead 1 --staleness 1 --old-log-prob actor"
-# Environment and driver, the target of the ratio, additions to the driver's configuration, and our flags.
+# By peer: virtual environment, driver, target of the ratio, keys added to the configuration, our flags.
 PEERS: dict[str, tuple[str, str, float, dict[str, Any], str]] = {
     "trl": ("language", "trl", 3.0, {}, ""),
     "tunix": ("tunix", "tunix", 1.2, {}, ""),
@@ -49,7 +49,7 @@ _PROBLEMS = 8_192
 
 
 def prompts_and_answers(env: Any, count: int) -> list[tuple[str, str]]:
-    """Problems with their answers, as text."""
+    """`count` prompts of a text environment with their answers, as text."""
     keys = jax.random.split(jax.random.key(7), count)
     demonstration = jax.jit(env.demonstration, static_argnums=1)(keys, "train")
     prompts = env.texts(demonstration.prompts.tokens, np.asarray(demonstration.prompts.mask))
@@ -58,7 +58,10 @@ def prompts_and_answers(env: Any, count: int) -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Our flags and the configuration of drivers, with a network and problems in a temporary folder."""
+    """Our flags and the configuration of drivers, with a network and problems in a temporary folder.
+
+    A round is `iterations` iterations; TRL trains for at most `rounds` rounds.
+    """
     env_name = "text:addition?max_response=16"
     env = environment(env_name)
     with tempfile.TemporaryDirectory() as folder:
@@ -92,15 +95,15 @@ def _driver(name: str, config: dict[str, Any]) -> Driver:
     python = ROOT / "build" / "venvs" / venv / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{python} does not exist: python -m bench.rlhf_peers --help says how to make it")
-    variables = ON_CPU | (_TWO_DEVICES if added_config else {})  # an asynchronous trainer has two devices
+    variables = ON_CPU | (_TWO_DEVICES if added_config else {})  # asynchronous trainers have two devices
     return Driver(python, driver, {**config, **added_config}, variables)
 
 
 def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
-    """Responses per second of both sides, in turns, and their ratio."""
+    """Responses per second of fdg and of the peer `name`, in turns, and their ratio."""
     _, _, target, _, added_flags = PEERS[name]
     with (
-        _task(rounds + 2, iterations) as (flags, driver_config),
+        _task(rounds + 2, iterations) as (flags, driver_config),  # also a round at the start, and a warm-up
         ours(f"{flags} {added_flags}", keeps_state=True) as our_driver,
         _driver(name, driver_config) as driver,
     ):
@@ -117,13 +120,14 @@ def speed(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
 
 def repeat(name: str, iterations: int) -> dict[str, Any]:
-    """The largest differences from the parameters of the first run: of a second run, and of a resumed run.
+    """The largest difference between the parameters of the first run and those of each other run.
 
-    Also of the killed run after its first round.
+    The others: a second run, a run that was killed and resumed, and this run after its first round.
     """
     with _task(2, iterations) as (_, driver_config):
 
         def parameters(folder: str, rounds: int) -> np.ndarray:
+            """All parameters after `rounds` rounds; resumes a run in the folder."""
             path = Path(driver_config["model"], folder)
             path.mkdir(exist_ok=True)
             with _driver(name, {**driver_config, "run": str(path)}) as driver:  # killed at the end

@@ -25,7 +25,11 @@ _ENVIRONMENTS_PER_TABLE = 6
 
 
 def part_of_study(study: Study, only: list[str], budgets: list[str], seeds: int | None) -> Study:
-    """The study with the cells of the named environments, algorithms and budgets (all, if none is named)."""
+    """The study with the cells of the named environments, algorithms and budgets (all, if none is named).
+
+    `only` has names of environments and algorithms. `seeds` is a number of seeds, counted from the study's
+    first; None: the study's seeds.
+    """
 
     def is_named(name: str, known_names: set[str]) -> bool:
         return name in only or not known_names & set(only)
@@ -87,9 +91,9 @@ def tables(cells: Cells, algorithms: Sequence[str], environments: Sequence[str])
 
 def write(study: Study, out: Path, document: Path = DOCUMENT) -> int:
     """Writes the trained cells of each budget into the document's table; other cells remain unchanged."""
-    random = read_json(out / "random.json")
+    random = read_json(out / "random.json")  # returns of random actions
     for budget in dict.fromkeys(cell.budget for cell in study.cells):
-        trained = {
+        trained = {  # run directory -> side
             out / "cells" / cell.name: cell.side
             for cell in study.cells
             if cell.budget == budget and (out / "cells" / cell.name / "summary.json").exists()

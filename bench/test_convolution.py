@@ -14,8 +14,9 @@ import pytest
 from algos.layers import Convolution
 from bench.harness import Spread, timed_in_turns
 
-PAIRS = 15
-UPDATES = 4  # in one call
+PAIRS = 15  # calls of each layer
+UPDATES = 4  # gradients in one call
+# Shape of a minibatch [N, H, W, C], filters, their size, stride.
 IMAGES = {"MinAtar": ((1024, 10, 10, 4), 16, 3, 1), "Atari": ((64, 84, 84, 4), 32, 8, 4)}
 
 

@@ -1,6 +1,6 @@
 """Measures what a run costs besides its steps (start, memory, evaluation, files), and large runs and sweeps.
 
-make bench ARGS="-k costs -s"
+make bench ARGS="-k test_costs -s"       # all of this file
 make bench ARGS="-k sweep -s"            # 3 x 16 agents, compared with a few separate runs
 make bench ARGS="-k sweep -s --thorough" # compared with all separate runs
 make bench ARGS="-k while_training -s"   # whole runs of some ten seconds, in turns
@@ -107,13 +107,15 @@ def _record_ratio(name, flags, reference_flags, at_most, benchmark, record):
     print(f"\n{name}: {ratio:.3f} of at most {at_most:g}")
 
 
-_POINTS, _SEEDS, _STEPS = (1e-4, 3e-4, 1e-3), 16, 100_000
+_POINTS, _SEEDS, _STEPS = (1e-4, 3e-4, 1e-3), 16, 100_000  # learning rates; seeds of each; steps of an agent
 _MAX_SWEEP_RATIO = 1 / 5
 
 
 @pytest.mark.parametrize("runs_per_point", [1, pytest.param(_SEEDS, marks=pytest.mark.thorough)])
 def test_sweep_cost(benchmark, record, tmp_path, runs_per_point):
     """Seconds of a sweep, with compilation, evaluation and files, relative to separate runs.
+
+    The first returns of the sweep are those of the separate runs.
 
     Args:
       runs_per_point: number of separate runs of each point; their mean stands for all seeds.
@@ -166,7 +168,7 @@ def _timed(call):
     return time.perf_counter() - begun, result
 
 
-_MAX_OVERHEAD = 0.05
+_MAX_OVERHEAD = 0.05  # of the time without evaluations and files
 
 
 def test_while_training_cost(benchmark, record, tmp_path):

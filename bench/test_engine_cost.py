@@ -18,7 +18,7 @@ import fdg
 import policies
 from bench.harness import Spread, repeated, timed_in_turns
 
-PAIRS = 15
+PAIRS = 15  # calls of each side
 SIZES = {
     "CleanRL's: 4 envs x 128 steps": {"num_envs": 4, "num_steps": 128, "iterations": 60},
     "1,024 envs x 32 steps": {"num_envs": 1024, "num_steps": 32, "iterations": 4},
@@ -34,6 +34,8 @@ class PPOWithoutFragments(algos.PPO):
 
 
 def train_with_scan(algorithm, iterations):
+    """A jitted `state -> (state, metrics)`, which scans `iterate`."""
+
     def train(state):
         return jax.lax.scan(lambda state, _: algorithm.iterate(state), state, None, length=iterations)
 
@@ -64,7 +66,15 @@ def ppo(size):
 
 
 def measure_ratio(name, train, size, benchmark, plain=None):
-    """The median ratio of the engine's steps/s to those of another loop over the algorithm."""
+    """The median ratio of the engine's steps/s to those of another loop over the algorithm.
+
+    Args:
+      name: the other loop's name.
+      train: makes the other loop, from an algorithm and a number of iterations.
+      size: a key of `SIZES`.
+      benchmark: the fixture of pytest-benchmark.
+      plain: the algorithm of the other loop; None: the engine's.
+    """
     algorithm, iterations = ppo(size)
     other_algorithm = plain or algorithm
     engine = fdg.compile(algorithm, policies.GPUOnly(), jax.devices()[:1])

@@ -54,7 +54,7 @@ class Figures:
     """Medians over the rounds.
 
     Attributes:
-      host_us: microseconds of the host's thread per program or transfer.
+      host_us: CPU microseconds of the host's thread per program or transfer.
       items: number of programs and transfers per iteration.
       engine: seconds of an iteration.
       alone: seconds per iteration of each program alone.
@@ -81,6 +81,7 @@ def measure(num_envs):
     algorithm = ActingOnly(env=envs.make("CartPole-v1"), num_envs=num_envs, num_steps=128, total_steps=10**9)
     engine = fdg.compile(algorithm, policies.SingleLearnerFine(), jax.devices()[:2])
     state, _ = engine.run(engine.init(0), ITERATIONS + 4)  # the engine times the first iterations
+    # The rollout's programs: all others run once per iteration.
     calls = {call.name: call for call, count in engine.plan.calls() if count > 1}
     chains = {p.name: _repeated_program(p, calls[p.name]) for p in engine.programs if p.name in calls}
     num_transfers = sum(count for _, count in engine.plan.moves())
@@ -99,8 +100,8 @@ def measure(num_envs):
         return iteration_seconds
 
     sides = {name: lambda _, chain=chain: seconds(chain) for name, chain in chains.items()}
-    rounds = in_turns({**sides, "": schedule}, ROUNDS, warm_up=0)
-    iteration_seconds = rounds.pop("")
+    rounds = in_turns({**sides, "schedule": schedule}, ROUNDS, warm_up=0)
+    iteration_seconds = rounds.pop("schedule")
     return Figures(
         statistics.median(host_seconds) / items * 1e6,
         items,
@@ -113,7 +114,7 @@ def measure(num_envs):
 def _repeated_program(program, call):
     """A function that runs a program as often as an iteration does; its results replace donated arguments."""
     arguments = jax.tree.leaves(zeros_and_keys(program.arguments))
-    free_outputs, output_of = list(range(len(call.outputs))), {}
+    free_outputs, output_of = list(range(len(call.outputs))), {}  # output_of: donated argument -> result
     for i in sorted(call.donated):
         shape_key = _shape_key(call.inputs[i])
         output_of[i] = next(j for j in free_outputs if _shape_key(call.outputs[j]) == shape_key)
@@ -131,6 +132,7 @@ def _repeated_program(program, call):
 
 
 def _shape_key(value):
+    """What a result and a donated argument must have in common."""
     return value.shape, value.dtype, value.axis
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="use the small sizes of a rehearsal")
     args = parser.parse_args()
     if args.part and args.out is None:
-        parser.error("--part takes --out DIR")
+        parser.error("--part needs --out DIR, a folder for the figures")
     try:
         if args.part:
             run(args.part, Settings(args.out, args.tiny, args.peers), args.seconds)

@@ -20,7 +20,7 @@ from fdg.profiling.repeating import Repeated, compile_all
 TOLERANCE = 1e-4
 """Largest accepted difference between GPU and CPU, relative to the array's largest value."""
 
-_PRODUCTS = {
+_PRODUCTS = {  # name -> dtype of the operands, algorithm of the product (None: XLA chooses)
     "bfloat16": (jnp.bfloat16, None),
     "tf32": (jnp.float32, DotAlgorithmPreset.TF32_TF32_F32),
     "float32": (jnp.float32, DotAlgorithmPreset.F32_F32_F32),
@@ -30,6 +30,7 @@ _PACKAGES_OF_CUDA = "jax-cuda13-plugin nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia
 
 
 def measurements(settings: Settings) -> list[Measurement]:
+    """The first measurements of part 1 (`training.machine_and_training`)."""
     n = settings.full_or_tiny(8192, 128)
     megabytes = settings.full_or_tiny(1024, 1)
     compare = partial(compare_with_cpu, settings.full_or_tiny(256, 4))
@@ -73,7 +74,7 @@ def _version(package: str) -> str | None:
 
 
 def seconds_of(repeated: Repeated) -> float:
-    """The shortest time of a call."""
+    """Compiles, and returns the shortest time of a call, in seconds, over five rounds."""
     compile_all([repeated])
     for _ in range(5):
         repeated.measure()
@@ -99,7 +100,8 @@ def time_memory(size: int) -> Figures:
 def launch_overheads() -> Figures:
     """Times one iteration of a WHILE loop around a small operation, and a call that waits for its result."""
     x = jnp.ones(128)
-    trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], {0: 0}))
+    feedback = {0: 0}  # result 0 is argument 0 of the next call
+    trip = seconds_of(Repeated(lambda x: [jnp.sin(x)], [x], feedback))
     small = jax.jit(jnp.sin).lower(x).compile()
 
     for calls in (10, 1000):  # the first is a warm-up

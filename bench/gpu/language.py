@@ -20,7 +20,7 @@ from bench.harness import repeated, seconds
 from bench.peers.serve import Stopwatch
 from envs.text import CharacterTokenizer
 
-# Qwen2.5-0.5B's config.json, with random weights.
+# Qwen2.5-0.5B's config.json, with fewer positions; measurements use random weights.
 HALF_A_BILLION = DecoderConfig(
     vocab_size=151_936,
     hidden_size=896,
@@ -55,11 +55,12 @@ def measurements(settings: Settings) -> list[Measurement]:
     config = settings.full_or_tiny(HALF_A_BILLION, small)
     sizes = settings.full_or_tiny((64, 256, 16), (2,))
     tokens = settings.full_or_tiny(128, 4)
-    generate = partial(time_generation, config)
-    measure_grpo = partial(time_grpo, config, *settings.full_or_tiny((16, 8, 64, 32), (2, 2, 4, 4)))
+    time_rows = partial(time_generation, config)
+    grpo_sizes = settings.full_or_tiny((16, 8, 64, 32), (2, 2, 4, 4))  # prompts, group, response, micro_batch
+    measure_grpo = partial(time_grpo, config, *grpo_sizes)
     by_size = [
         Measurement(
-            "Generation", f"{rows} rows", partial(generate, rows, tokens), seconds=40, limit=150, alone=True
+            "Generation", f"{rows} rows", partial(time_rows, rows, tokens), seconds=40, limit=150, alone=True
         )
         for rows in sizes
     ]
@@ -148,7 +149,11 @@ def time_transformers(config: DecoderConfig, rows: int, tokens: int, cache: str)
 
 
 def time_grpo(config: DecoderConfig, prompts: int, group: int, response: int, micro_batch: int) -> Figures:
-    """Times the first iterations of GRPO on the task of adding numbers."""
+    """Times GRPO on the task of adding numbers: the shorter of its second and third iteration.
+
+    An iteration has `prompts` prompts with `group` responses of at most `response` tokens; a gradient is
+    computed for `micro_batch` responses at a time.
+    """
     algorithm = algos.GRPO(
         env=envs.make("text:addition").with_tokenizer(PaddedTokenizer(size=config.vocab_size)),
         decoder=Decoder(config),

@@ -91,6 +91,10 @@ class Part:
 class Record:
     """The figures of a part, in a file that is replaced atomically.
 
+    Attributes:
+      content: `tiny`, `machine`, and by name of a measurement `measured` (figures), `failed` and `left out`
+        (reasons).
+
     Raises:
       FdgError: the file is not a record, or `tiny` differs from the record's.
     """
@@ -120,7 +124,7 @@ class Record:
         return self.content["measured"]
 
     def keep(self, kind: str, name: str, value: Any) -> None:
-        """Writes figures to the disk, or the reason why there are no figures."""
+        """Writes the figures of a measurement (`kind` "measured"), or why it "failed" or was "left out"."""
         for other in ("measured", "failed", "left out"):
             self.content[other].pop(name, None)
         self.content[kind][name] = value
@@ -155,7 +159,7 @@ def measure_here(measurement: Measurement, limit: float) -> Figures:
 
 
 def measure(part: Part, settings: Settings, record: Record, call: Call, seconds: float | None = None) -> None:
-    """Makes the missing measurements of a part while there is time."""
+    """Makes the missing measurements of a part while there is time; `seconds` replaces the part's limit."""
     end = time.monotonic() + (part.seconds if seconds is None else seconds)
     for item in part.measurements(settings):
         if item.name in record.measured:

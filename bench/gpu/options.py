@@ -29,14 +29,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "latency hiding scheduler": {"xla_gpu_enable_latency_hiding_scheduler": True},
     "nothing": {},  # shows the noise of this measurement
 }
-"""XLA's options by name: fdg's preset, then parts of it and others."""
+"""XLA's options by name of a variant: fdg's preset, then parts of it and others."""
 
 
 def measurements(settings: Settings) -> list[Measurement]:
     """The measurements; those of the smallest networks, which launches slow down most, come first."""
     measurements = []
     seconds, profiling_seconds = settings.full_or_tiny((22, 45), (1, 1))
-    for env, num_variants in settings.full_or_tiny(
+    for env, num_variants in settings.full_or_tiny(  # None: all variants
         {"CartPole-v1": None, "Breakout-MinAtar": 5}, {"CartPole-v1": 2}
     ).items():
         flags = tuple(flags_of(env, settings.full_or_tiny(4096, 8)))
@@ -51,19 +51,22 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def _text(options: Mapping[str, Any]) -> str:
-    """The options as the value of `--xla-options`."""
+    """The options as the value of `--xla-options`, where `+` stands for a comma within an option's value."""
     return ",".join(f"{name}={str(value).replace(',', '+')}" for name, value in options.items()) or NONE
 
 
 @functools.lru_cache(maxsize=1)
 def _without_options(flags: tuple[str, ...]) -> tuple[Any, Any]:
-    """The engine without options, and its state; cached for the next measurement."""
+    """The engine without XLA's options, and its first state; cached for the next measurement."""
     _, engine, state = compile_job((*flags, "--xla-options", NONE))
     return engine, state
 
 
 def compare_option(flags: tuple[str, ...], name: str, rounds: int) -> Figures:
-    """Runs iterations without and with a variant, in turns; the ratio is the median over rounds."""
+    """Runs iterations without and with a variant, in turns; the ratio is the median over rounds.
+
+    `name` is in `VARIANTS`, or "bfloat16": products with bfloat16 operands, and no options.
+    """
     engine, state = _without_options(flags)
     options = VARIANTS.get(name, {})
     with Stopwatch() as watch:
@@ -90,6 +93,7 @@ def profile_fragments(flags: tuple[str, ...], rounds: int) -> Figures:
     """Profiles each fragment: its share of an iteration, and its speed relative to the machine's limit."""
     engine, state = _without_options(flags)
     profile = fdg.profile(engine, state, rounds)
+    # The limit of an iteration: fragments that are called by no other fragment.
     limit = sum(x.limit_s * x.calls for x in profile.fragments if x.depth == 0)
     rows = [
         {

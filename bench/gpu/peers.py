@@ -16,6 +16,8 @@ from fdg.errors import FdgError
 
 def measurements(settings: Settings) -> list[Measurement]:
     """Pairs whose rounds take seconds on a GPU; peers run in this interpreter's environment."""
+    # PureJaxRL: environment, number of environments, steps per round, target of the ratio.
+    # brax: number of environments, steps per rollout, steps per round, environment.
     pairs = [
         purejaxrl("CartPole-v1", 4096, 10_485_760, 1.0),
         purejaxrl("Breakout-MinAtar", 4096, 10_485_760, 1.0),
@@ -32,7 +34,7 @@ def measurements(settings: Settings) -> list[Measurement]:
 
 
 def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
-    """The medians of both sides, and the median of the ratios.
+    """The medians of both sides, and the median of the ratios; `peers` is the folder of checkouts.
 
     Raises:
       FdgError: the peer needs a checkout, and there is none; or a side failed.
@@ -41,8 +43,10 @@ def compare_pair(pair: Pair, rounds: int, peers: Path | None) -> Figures:
     if PEERS[pair.peer].is_checkout:
         checkout = peers and peers / pair.peer
         if checkout is None or not checkout.is_dir():
+            place = f" in {checkout}" if checkout else ""
             raise FdgError(
-                f"no checkout of {PEERS[pair.peer].source} in {checkout or 'a folder: --peers DIR'}"
+                f"no checkout of {PEERS[pair.peer].source}{place}: clone it into DIR/{pair.peer}, and add"
+                " --peers DIR"
             )
     try:
         comparison = compare(

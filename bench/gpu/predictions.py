@@ -31,9 +31,9 @@ def measurements(settings: Settings) -> list[Measurement]:
             _job("A2C", "Acrobot-v1", 16384, num_steps=8),
             _job("DQN", "CartPole-v1", 128, learning_starts=1024),
         ]
-    calibrate, title = partial(measure_calibration, file, not settings.tiny), "Seconds of an iteration"
+    measure, title = partial(measure_calibration, file, not settings.tiny), "Seconds of an iteration"
     return [
-        Measurement("Calibration", "this machine", calibrate, seconds=200, limit=400),
+        Measurement("Calibration", "this machine", measure, seconds=200, limit=400),
         *(
             Measurement(title, str(job), partial(compare_prediction, job, file), seconds=25, limit=90)
             for job in jobs
@@ -62,7 +62,7 @@ def measure_calibration(file: Path, fit: bool) -> Figures:
 
 
 def compare_prediction(job: ReferenceJob, file: Path) -> Figures:
-    """The time of a job, predicted by the calibration in `file`, and measured.
+    """The time of an iteration of a job, predicted by the calibration in `file`, and measured.
 
     Raises:
       FdgError: there is no calibration.

@@ -37,10 +37,12 @@ def markdown(part: Part, number: int, folder: Path) -> Iterator[str]:
 
 
 def _rows(name: str, figures: Mapping[str, Any] | None) -> list[Mapping[str, str]]:
+    """The rows of a measurement, each from column to text; the column "" has its name."""
     if figures is None:
         return [{"": name}]
     return [{"": name, **columns_of(row)} for row in figures.get(ROWS, [figures])]
 
 
 def record_of(folder: Path, number: int) -> Path:
+    """The file of a part's figures."""
     return folder / f"part-{number}.json"

@@ -25,7 +25,7 @@ TASKS: dict[str, tuple[str, float | None]] = {
     "Craftax-Classic-Symbolic-v1": ("", None),
 }
 NUM_ENVS = (4096, 16384, 65536)
-_STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v1": 16}
+_STEPS = {"CartPole-v1": 32, "Breakout-MinAtar": 32, "Craftax-Classic-Symbolic-v1": 16}  # of a rollout
 
 
 def flags_of(env: str, num_envs: int, total_steps: int = 200_000_000) -> list[str]:
@@ -55,7 +55,7 @@ def machine_and_training(settings: Settings) -> list[Measurement]:
 
 def larger_tasks(settings: Settings) -> list[Measurement]:
     """Longer runs, with the presets of their environments."""
-    tasks: list[tuple[str, str, float | None, float]] = [
+    tasks: list[tuple[str, str, float | None, float]] = [  # environment, flags, return to reach, seconds
         ("brax:ant", "--num-envs 4096 --total-steps 25000000", None, 240),
         ("Craftax-Symbolic-v1", "--num-envs 1024 --total-steps 100000000", None, 150),
         ("playground:CartpoleBalance", "--num-envs 2048 --total-steps 20000000", None, 90),

@@ -74,7 +74,7 @@ def _measure(pair: Pair, checkout: str | None, args: argparse.Namespace) -> bool
 
 
 def line(name: str, result: dict[str, Any], target_ratio: float) -> str:
-    """A result as a line of text."""
+    """The result of `compare` as a line of text; before each slash is fdg's figure."""
     ours, theirs = result["ours"], result["theirs"]
     low, high = result["ratio_middle_half"]
     return (

@@ -26,7 +26,9 @@ class DriverError(Exception):
 
 
 class Driver(contextlib.AbstractContextManager["Driver"]):
-    """A running driver process (`bench.peers.serve`).
+    """A driver process (`bench.peers.serve`): a module of `bench/peers/drivers/`, with its configuration.
+
+    `python` is its interpreter; `environment` has environment variables in addition to those of this process.
 
     Attributes:
       facts: the JSON object that the driver printed when ready, and `start_seconds`, the time until then.
@@ -91,6 +93,8 @@ def compare(
     environment: Mapping[str, str] = ON_CPU,
 ) -> dict[str, Any]:
     """Measures a pair: a warm-up round of each side, then `rounds` rounds of each in turns.
+
+    Returns the figures of both sides (`ours`, `theirs`), the ratio of speeds, its middle half, and `rounds`.
 
     Args:
       pair: the two sides.

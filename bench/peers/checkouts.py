@@ -16,7 +16,10 @@ def _pair(
     target_ratio: float,
     equal: str,
 ) -> Pair:
-    """A pair with a peer's script; `config` has the script's settings, with the number of environments."""
+    """A pair with a peer's script; most arguments are fields of `Pair`.
+
+    `config` has the script's settings, with the number of environments; `_pair` adds the number of steps.
+    """
     config["TOTAL_TIMESTEPS"] = steps
     size, config = config["NUM_ENVS"], {"script": script, "config": config}
     return Pair(peer, task, size, flags, config, steps, target_ratio, equal)
@@ -42,7 +45,10 @@ def purejaxrl(env: str, size: int, steps: int, target_ratio: float) -> Pair:
 def _continuous(
     env: str, name: str, size: int, num_steps: int, epochs: int, minibatches: int, steps: int
 ) -> Pair:
-    """PureJaxRL's PPO for continuous actions; the peer calls the environment `name`."""
+    """PureJaxRL's PPO for continuous actions; the peer calls the environment `name`.
+
+    `size` is the number of environments, `num_steps` the steps of a rollout, `steps` the steps of a round.
+    """
     return _pair(
         "purejaxrl",
         "ppo_continuous_action",
@@ -62,7 +68,7 @@ def _continuous(
 
 
 def _pqn(env: str, script: str, flags: str, changes: str, steps: int, equal: str) -> Pair:
-    """purejaxql's PQN; `changes` has settings that differ from `PQN`."""
+    """purejaxql's PQN; `changes` has settings that are not in `PQN` or differ."""
     config = settings(PQN, changes, NORM_INPUT=False, ENV_NAME=env, TOTAL_TIMESTEPS_DECAY=steps)
     flags = f"--algo pqn --env {env} {flags}"
     return _pair(
@@ -73,6 +79,7 @@ def _pqn(env: str, script: str, flags: str, changes: str, steps: int, equal: str
 def _jaxmarl(
     algo: str, script: str, flags: str, changes: str, steps: int, target_ratio: float, equal: str
 ) -> Pair:
+    """A baseline of JaxMARL with 16 environments; `changes` has settings that are not in `PPO` or differ."""
     env = "MPE_simple_spread_v3"
     config = settings(PPO, changes, SCALE_CLIP_EPS=False, NUM_ENVS=16, ENV_NAME=env, ENV_KWARGS={}, SEED=0)
     flags, task = f"--algo {algo.lower()} --env {env}{flags}", f"{algo} {env}"

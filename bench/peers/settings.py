@@ -6,7 +6,7 @@ from typing import Any
 
 
 def settings(*texts: str, **further: Any) -> dict[str, Any]:
-    """Parses settings; later ones replace earlier ones.
+    """Parses settings; later ones replace earlier ones. A value that is no Python literal stays text.
 
     >>> settings("LR=5e-4 ANNEAL_LR=True", "LR=1e-3", ENV_NAME="CartPole-v1")
     {'LR': 0.001, 'ANNEAL_LR': True, 'ENV_NAME': 'CartPole-v1'}

@@ -10,7 +10,7 @@ import pytest
 
 import fdg
 import policies
-from bench.resharding import ENGINES, group_size, value
+from bench.resharding import ENGINES, evaluate_formula, group_size
 from fdg.lowering.mesh import mesh_of
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
@@ -172,7 +172,7 @@ def test_hybridflow_table_2(engine):
         engine, (1 / 4, 1 / 2, 0)
     )
     sizes = {"t": 4, "p": 1, "tg": 2, "d": 2}
-    assert tuple(value(formula, sizes) for formula in (arrives, peak, redundant)) == figures
+    assert tuple(evaluate_formula(formula, sizes) for formula in (arrives, peak, redundant)) == figures
     mesh = (("d", 2), ("g", 2), ("j", 2))
     common = CommonMesh(mesh, tuple(range(8)), *[tuple((name, (name,)) for name, _ in mesh)] * 2)
     reshard = change(common, Layout(SHAPE, before, mesh), Layout(SHAPE, after, mesh))

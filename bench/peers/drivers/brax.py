@@ -2,7 +2,8 @@
 
 A call of the trainer trains in epochs, and reports the speed of each. Here a round is an epoch; the first
 epoch compiles. The call runs in a thread, in which the trainer's progress function waits for the next round.
-Configuration: `{"env", "hidden", "steps", "train"}`; `train` has arguments of the trainer.
+Configuration: `{"env", "hidden", "steps", "train"}`; `hidden` has widths of layers, `steps` are those of a
+round, `train` has arguments of the trainer.
 """
 
 import functools
@@ -17,7 +18,7 @@ _EPOCHS = 64  # more than there are rounds
 
 
 def prepare(config: dict[str, Any]):
-    """Starts the trainer, and waits until its first epoch ends."""
+    """Starts the trainer, and waits until its first epoch ends; returns what `bench.peers.serve` needs."""
     from brax import envs
     from brax.training.agents.ppo import networks, train
 

@@ -8,7 +8,7 @@ import importlib.util
 from typing import Any
 
 import_context: Any = contextlib.nullcontext
-# gymnax imports these libraries only to plot, so it can be imported without them.
+# gymnax uses matplotlib and seaborn only to plot, so it can be imported without them.
 if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "seaborn")):
     from envs.lazy_plotting import without_plotting as import_context
 

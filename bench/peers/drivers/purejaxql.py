@@ -14,7 +14,7 @@ from bench.peers.drivers.scripts import add_to_path, compile_script, last_twenti
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the script's whole training."""
+    """Compiles the script's whole training; returns what `bench.peers.serve` needs."""
     # gymnax's wrappers have the new `step`, but the script expects five values of the outermost wrapper.
     log_wrapper = purerl.LogWrapper
     purerl.LogWrapper = lambda env: OldStep(log_wrapper(env))

@@ -1,6 +1,7 @@
 """Drives PureJaxRL's `ppo.py` and `ppo_continuous_action.py`, from a checkout of luchris429/purejaxrl.
 
 Configuration: `{"checkout": PATH, "script": "ppo", "config": {...}}`; `config` has settings of the script.
+The return is the mean over the episodes that end in the last twentieth of the training.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.drivers import old_gymnax  # before gymnax
+from bench.peers.drivers import old_gymnax  # imported before gymnax, which may lack its plotting libraries
 from bench.peers.drivers.scripts import add_to_path, compile_script, last_twentieth
 
 import gymnax  # isort: skip
@@ -39,7 +40,7 @@ class _GymnaxForBrax:
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the script's whole training."""
+    """Compiles the script's whole training; returns what `bench.peers.serve` needs."""
     add_to_path(config, "purejaxrl")
     gymnax.make = old_gymnax.make
     # The script imports navix, but uses it only for other environments.
@@ -51,7 +52,8 @@ def prepare(config: dict[str, Any]):
         setattr(script, "BraxGymnaxWrapper", _GymnaxForBrax)  # noqa: B010
 
     def final_returns(result: Any) -> Any:
-        last, info = last_twentieth(settings), result["metrics"]
-        return np.asarray(info["returned_episode_returns"][last])[np.asarray(info["returned_episode"][last])]
+        last, metrics = last_twentieth(settings), result["metrics"]
+        has_ended = np.asarray(metrics["returned_episode"][last])
+        return np.asarray(metrics["returned_episode_returns"][last])[has_ended]
 
     return compile_script(script, settings, final_returns)

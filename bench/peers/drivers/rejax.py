@@ -15,7 +15,7 @@ from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
-    """Compiles the whole training."""
+    """Compiles the whole training; returns what `bench.peers.serve` needs."""
     rejax.algos.algorithm.create = old_gymnax.make
     settings = config["config"]
     with_evaluation = getattr(rejax, config["algo"]).create(

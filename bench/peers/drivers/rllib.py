@@ -16,7 +16,7 @@ from bench.peers.serve import Stopwatch
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the algorithm."""
+    """Builds the algorithm; returns what `bench.peers.serve` needs."""
     module = importlib.import_module(f"ray.rllib.algorithms.{config['algo'].lower()}")
     workers = config["workers"]
     with Stopwatch() as watch:

@@ -19,10 +19,13 @@ from sample_factory.train import make_runner
 
 
 def make_env(env, options, *_, render_mode=None, **__):
+    """Makes an environment for Sample Factory, whose further arguments have no effect."""
     return gymnasium.make(env, render_mode=render_mode, **options)
 
 
 class UpdateTimes(AlgoObserver):
+    """Records when the learner updates; Sample Factory calls `on_training_step` after each update."""
+
     def __init__(self):
         self.updates: list[tuple[float, int]] = []  # seconds and environment steps, after each update
 
@@ -31,6 +34,7 @@ class UpdateTimes(AlgoObserver):
 
 
 def prepare(config: dict[str, Any]):
+    """Registers the environment; returns what `bench.peers.serve` needs. Each round starts the processes."""
     register_env("task", functools.partial(make_env, config["env"], config["options"]))
     folder, rounds = tempfile.mkdtemp(), itertools.count(1)
 

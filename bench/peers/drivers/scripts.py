@@ -21,7 +21,7 @@ def compile_script(script: Any, settings: dict[str, Any], returns_of: Callable[[
 
     Args:
       script: the module.
-      settings: the script's settings; `make_train` adds the number of updates.
+      settings: the script's settings; `make_train` adds `NUM_UPDATES`.
       returns_of: a function from the result of a training to returns; their mean is recorded.
     """
     with Stopwatch() as watch:
@@ -40,5 +40,5 @@ def compile_script(script: Any, settings: dict[str, Any], returns_of: Callable[[
 
 
 def last_twentieth(settings: Mapping[str, Any]) -> slice:
-    """A slice of the last updates of a training."""
+    """A slice of the last twentieth of a training's updates; call it after `make_train`."""
     return slice(-max(1, settings["NUM_UPDATES"] // 20), None)

@@ -27,7 +27,10 @@ from bench.peers.serve import Rounds, Stopwatch
 
 
 class InRounds(TrainerCallback):
-    """Ends a round when the trainer logs, and waits for the next round."""
+    """Ends a round when the trainer logs, and waits for the next round.
+
+    `responses` is their number per round. If `run` is a folder, the parameters are saved there.
+    """
 
     def __init__(self, rounds: Rounds, responses: int, run: str | None):
         self.rounds, self.responses, self.run = rounds, responses, run
@@ -54,11 +57,15 @@ class InRounds(TrainerCallback):
 def train(config: dict[str, Any], build: Callable[..., Any]):
     """Builds a trainer with common arguments, and trains to the end of the first round.
 
+    Args:
+      config: the configuration of the driver.
+      build: (config, common arguments of TRL's settings, **further arguments of the trainer) -> trainer.
+
     Returns:
       A function that trains the next round and returns its figures; facts, with the first round's figures.
     """
     torch.manual_seed(0)
-    config |= json.loads(Path(config["problems"]).read_text())
+    config |= json.loads(Path(config["problems"]).read_text())  # the problems replace their file's name
     run = config.get("run")
     common_arguments = {
         "output_dir": run or tempfile.mkdtemp(),

@@ -21,7 +21,12 @@ from bench.peers.drivers.characters import tokenizer_of
 def attend(
     module, query, key, value, mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, **options
 ):
-    """Attention over packed sequences: TRL stores equal prefixes once, as a tree; tokens see ancestors."""
+    """Attention over packed sequences: TRL stores equal prefixes once, as a tree; tokens see ancestors.
+
+    Elements i and i + 1 of `tree_cu_seqlens_q` are the first query of branch i, and the first after it. The
+    branch sees the positions in `tree_kv_index` between elements i and i + 1 of `tree_cu_seqlens_k`, if they
+    are not later than the query.
+    """
     index = torch.arange(query.shape[2])
     visible = torch.zeros(len(index), len(index), dtype=torch.bool)
     bounds = zip(itertools.pairwise(tree_cu_seqlens_q), itertools.pairwise(tree_cu_seqlens_k), strict=True)
@@ -34,7 +39,10 @@ def attend(
 
 
 class Worker:
-    """The generation process, as the trainer's rollout worker and weight transfer."""
+    """The generation process, as the trainer's rollout worker and weight transfer.
+
+    The process waits for `version`, the trainer's number of updates plus 1, and reads `weights` under `lock`.
+    """
 
     def __init__(self, config: dict[str, Any]):
         context = torch.multiprocessing.get_context("spawn")
@@ -122,7 +130,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
 
 
 def prepare(config: dict[str, Any]):
-    """Builds the trainer, and trains to the end of the first round."""
+    """Builds the trainer, and trains to the end of the first round; returns as `trl.train`."""
     torch.set_num_threads(1)
     torch.cuda.get_device_name = lambda *_: "CPU"  # the trainer assumes a GPU, whose peak rate it looks up
 

@@ -4,8 +4,8 @@ Training is one call of `train`, in its own thread. A round is `iterations` (con
 Between rounds, training waits in a function that it calls once per iteration: the reward function of
 `GRPOLearner`, or the data iterator of the agentic learner.
 
-Configuration: the keys that `trl.py` describes. With `"lag"`, the agentic learner trains on one
-device and generates on another, with parameters at most that many updates old.
+Configuration: the keys that `trl.py` describes. With `"lag"`, the agentic learner trains on one device and
+generates on another, with parameters at most `lag` updates old.
 """
 
 import itertools
@@ -44,7 +44,7 @@ def prepare(config: dict[str, Any]):
     Returns:
       A function that trains the next round and returns its figures; facts, with the first round's figures.
     """
-    config |= json.loads(Path(config["problems"]).read_text())
+    config |= json.loads(Path(config["problems"]).read_text())  # the problems replace their file's name
     settings = config["trl"]
     group = settings["num_generations"]
     prompts = settings["per_device_train_batch_size"] // group
@@ -87,7 +87,7 @@ def prepare(config: dict[str, Any]):
     rounds = Rounds()
     iterations = config["iterations"]
     rewards: list[float] = []
-    call_numbers, round_start = itertools.count(1), [time.perf_counter()]
+    call_numbers, round_start = itertools.count(1), [time.perf_counter()]  # of `exact_match_reward`; seconds
 
     def end_round(updates: int) -> None:
         seconds = time.perf_counter() - round_start[0]
@@ -153,7 +153,7 @@ def prepare(config: dict[str, Any]):
 
 
 def model_config(folder: str) -> llama.ModelConfig:
-    """The sizes in the folder's `config.json`."""
+    """tunix's settings of the network in a checkpoint, from its `config.json`."""
     config = json.loads(Path(folder, "config.json").read_text())
     return llama.ModelConfig(
         num_layers=config["num_hidden_layers"],
