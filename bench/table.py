@@ -35,6 +35,8 @@ def part_of_study(study: Study, only: list[str], budgets: list[str], seeds: int 
         return name in only or not known_names & set(only)
 
     algorithms, environments = ({getattr(cell, kind) for cell in study.cells} for kind in ("algo", "env"))
+    if unknown := set(only) - algorithms - environments:
+        raise SystemExit(f"--only {' '.join(sorted(unknown))}: no cell has this algorithm or environment")
     cells = [
         cell
         for cell in study.cells
