@@ -218,3 +218,16 @@ def test_cores_of_a_cluster(count, cores, each, uses_all):
     gpus = cluster(each, cores=cores)
     cpus = dataclasses.replace(gpus, kind=dataclasses.replace(gpus.kind, platform="cpu"))
     assert uses_all_cores(group, cpus) == uses_all and not uses_all_cores(group, gpus)
+
+
+@pytest.mark.parametrize(("parameters", "share"), [("declared", 0.5), ("fsdp", 1)])
+def test_devices_of_a_row_split_products_if_rules_split_parameters(language, parameters, share):
+    """Attention's products too, of which there is one per head; in decoding, each has a single column."""
+    policy = policies.GPUOnly(model_parallel=2, parameters=parameters)
+    for of_heads in (False, True):
+        alone, row = (
+            sum(p.flops * count for p, count in work.work.products.items() if (p.batch > 1) == of_heads)
+            for policy, devices in ((policies.GPUOnly(), 1), (policy, 2))
+            for work in program_works(fdg.place(language, policy, devices), cluster(devices))
+        )
+        assert row == pytest.approx(share * alone, rel=1e-3)
