@@ -112,6 +112,7 @@ def _one_device_work(work: Work, group: Group) -> Work:
 
     Products of several matrices (attention's, one per head) are split along these, others by columns.
     """
+    assert not isinstance(group.parameters, str)  # `sharded.with_rules` has replaced it
     if not any(MODEL in str(split) for _, split in group.parameters):
         return work  # the devices of a row hold the same parameters, and compute the same
     products: collections.Counter[Product] = collections.Counter()
@@ -126,8 +127,9 @@ def _one_device_work(work: Work, group: Group) -> Work:
 
 def _setting(axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, cluster: Cluster) -> Setting:
     """The properties of a group's program and devices on which its rewrites depend."""
-    num_parts, on_cpu = group.num_batch_parts, cluster.kind.platform == "cpu"
-    all_cores = uses_all_cores(group, cluster)
+    part = cluster.part_of(group.devices)
+    num_parts, on_cpu = group.num_batch_parts, part.kind.platform == "cpu"
+    all_cores = uses_all_cores(group, part)
     return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, all_cores, sharded=group.shards)
 
 

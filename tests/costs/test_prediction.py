@@ -51,6 +51,17 @@ def test_work_per_device_shrinks_with_devices(graph):
     assert one.inside == 0 < four.inside
 
 
+def test_groups_have_the_rates_of_their_hosts(graph):
+    """Actors on hosts whose devices are ten times as slow as the learners'; the policy puts them first."""
+    where = cluster(4, first=cluster(4, figures={"product/float32": 1e8, "memory": 1e8}))
+    plan = fdg.place(graph, policies.SingleLearnerCoarse(learners=4), where.to_place(where.devices))
+    fast = fdg.place(graph, policies.SingleLearnerCoarse(learners=4), 8)
+    found, alike = predict(plan, where), predict(fast, cluster(8))
+    assert found.busy["actors"] == pytest.approx(10 * alike.busy["actors"], rel=0.1)
+    with pytest.raises(FdgError, match="of another kind"):
+        predict(fdg.place(graph, policies.GPUOnly(), where.to_place(8)), where)
+
+
 def test_dispatch_bound_iteration(graph):
     """If nothing else takes time, an iteration takes as long as its dispatches on the host."""
     plan = fdg.place(graph, policies.SingleLearnerCoarse(), 2)
