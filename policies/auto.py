@@ -184,7 +184,9 @@ def _checked_devices(devices: int | Sequence[jax.Device] | Cluster | None) -> An
 
 def _devices_to_place(devices: int | list[jax.Device] | Cluster, count: int) -> Any:
     """The argument `devices` of `place`: the first `count` devices, or `count` if there are no devices."""
-    return count if isinstance(devices, int | Cluster) else devices[:count]
+    if isinstance(devices, Cluster):
+        return devices.to_place(count)
+    return count if isinstance(devices, int) else devices[:count]
 
 
 def device_counts(count: int) -> list[int]:

@@ -44,7 +44,7 @@ def sensitivity(
     `choose` maps a cluster to its choice; `agents` is the number of agents (None: no axis of agents).
     """
     original = choose(cluster)
-    plan = fdg.place(original.graph, original.policy, original.devices, agents)
+    plan = fdg.place(original.graph, original.policy, cluster.to_place(original.devices), agents)
     results = [HalvedRate("", original.seconds, _describe(original), original.seconds)]
     for rate, value in _rates(cluster).items():
         if rate not in SIZES and value > 0:
@@ -157,8 +157,11 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     scale_batch = functools.cache(functools.partial(_scale_batch, job.algorithm, envs_per_device))
     points: list[Point] = []
     paragraphs: list[str] = [
-        f"{cluster.kind.name}: {cluster.hosts} hosts of {cluster.devices_per_host} devices;"
-        f" steps are {steps_unit(job.algorithm)}"
+        "; ".join(
+            f"{part.kind.name}: {part.hosts} hosts of {part.devices_per_host} devices"
+            for part in cluster.parts
+        )
+        + f"; steps are {steps_unit(job.algorithm)}"
     ]
     infeasible: list[str] = []
     for policy in compared:
@@ -171,7 +174,7 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
                 infeasible.append(f"on {count}: {error}")
     if not points:
         raise FdgError(infeasible[0])
-    paragraphs.append(points_report(points, cluster.price > 0))
+    paragraphs.append(points_report(points, cluster.per_hour("price", cluster.devices) > 0))
     paragraphs += [f"not feasible {line}" for line in infeasible]
     if flags.get("pictures"):
         path = Path(flags["pictures"], "sweep.png")
@@ -240,6 +243,6 @@ def _choose_and_predict(
         policy = search(**policy.limits).policy
     elif is_auto_lag:
         policy = search(policies=lags(graph, policy), further=False).policy
-    plan = fdg.place(graph, policy, cluster.devices, agents)
+    plan = fdg.place(graph, policy, cluster.to_place(cluster.devices), agents)
     check_memory(plan, cluster)
     return predict_point(plan, cluster, algorithm.steps_per_iteration * (agents or 1))

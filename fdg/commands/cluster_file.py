@@ -13,8 +13,14 @@ straggling = 0.02
 platform = "gpu"
 "product/float32" = 4e13
 memory = 1.5e12
+
+[first]                    # hosts of another kind, whose devices come before those above
+hosts = 480
+devices_per_host = 32
+kind = "CPU core"
 """
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +32,14 @@ import jax
 from fdg.arguments import quoted
 from fdg.costs import published
 from fdg.costs.hardware import RATES, Cluster, DeviceKind, Figure, Link
-from fdg.costs.machine import FIX, usable_calibration
+from fdg.costs.machine import FIX, SHARED_MEMORY, UNCALIBRATED_CPU, usable_calibration
 from fdg.errors import FdgError, FdgWarning, escape_unprintable, unknown_name
 from fdg.kinds import number_fix, parse_quantity
 from fdg.placing.place import MAX_DEVICES
 from fdg.reading import read_toml
 
 THIS_MACHINE = "this machine"
+_CORE = dataclasses.replace(UNCALIBRATED_CPU, name="CPU core")  # each core is a device
 # Key in the file -> (field of `Cluster`, meaning and unit of the number, an example).
 _NUMBER_FIELDS: Mapping[str, tuple[str, str, float]] = {
     "price": ("price", "per device and hour, in any currency", 2.5),
@@ -49,7 +56,14 @@ _LINK_FIELDS: Mapping[str, tuple[str, float]] = {
 }
 # Keys of the file whose values are whole numbers, and all keys.
 _WHOLE_NUMBERS = ("hosts", "devices_per_host", "cores")
-_SETTINGS = (*_WHOLE_NUMBERS, *_NUMBER_FIELDS, "kind", "inside", "between", "kinds", "links", "devices")
+_OF_HOSTS = (*_WHOLE_NUMBERS, "devices", "kind", "inside", "between", "price", "failures_per_device_hour")
+_SETTINGS = (
+    *_OF_HOSTS,
+    *(name for name in _NUMBER_FIELDS if name not in _OF_HOSTS),
+    "kinds",
+    "links",
+    "first",
+)
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -106,16 +120,37 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
             f" hosts; a cluster has at most {MAX_DEVICES:,} devices"
         )
     source = "measured" if "measured" in kind.figures["memory"].source else "published or from the file"
+    note, first = f"those of {kind.name}, {source}", _read_first(content, between.name)
+    if first is not None:
+        note = f"{first.note.removeprefix('rates: ')}; {note}"
     return Cluster(
         kind,
         per_host,
         hosts,
         inside,
         between,
-        cores=whole_numbers.get("cores", cores),
-        note=f"rates: those of {kind.name}, {source}",
+        cores=whole_numbers.get("cores", per_host if kind is _CORE else cores),
+        note=f"rates: {note}",
+        first=first,
         **numbers,
     )
+
+
+def _read_first(content: Mapping[str, Any], between: str) -> Cluster | None:
+    """The hosts of the table [first], by default on the same network; None without the table."""
+    table = content.get("first")
+    if table is None:
+        return None
+    if not isinstance(table, Mapping):
+        raise FdgError("first: write the hosts of another kind as a table [first]")
+    for name in table:
+        if name not in _OF_HOSTS:
+            raise unknown_name("setting of [first]", name, _OF_HOSTS)
+    shared = {name: content[name] for name in ("kinds", "links") if name in content}
+    try:
+        return cluster_from({"between": between, **shared, **table})
+    except FdgError as error:
+        raise FdgError(f"[first] {error}") from None
 
 
 def _tables(content: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]:
@@ -173,8 +208,8 @@ def _read_kind(
         base: Mapping[str, Figure] = {}
         usual_links: tuple[Link | None, Link | None] = (None, None)
         if like_name is not None:
-            similar = published.kind(like_name)
-            base, usual_links = similar.figures, published.usual_links(similar.name)
+            similar, usual_links = _kind_and_links(like_name)
+            base = similar.figures
             platform = platform or similar.platform
         if platform is None:
             raise FdgError(f"[kinds.{name}] needs platform = 'gpu', 'tpu' or 'cpu', or like = 'H100'")
@@ -188,9 +223,17 @@ def _read_kind(
         if calibration is None:
             raise FdgError(f"kind = '{THIS_MACHINE}', but this machine has no calibration: {FIX}")
         return calibration.kind, (calibration.inside, calibration.between), calibration.cores
-    if name not in published.KINDS and name not in published.ALIASES:
-        raise unknown_name("device kind", name, (*published.KINDS, *kinds, THIS_MACHINE))
-    return published.kind(name), published.usual_links(name), None
+    if name not in published.KINDS and name not in published.ALIASES and name != _CORE.name:
+        raise unknown_name("device kind", name, (*published.KINDS, *kinds, _CORE.name, THIS_MACHINE))
+    return *_kind_and_links(name), None
+
+
+def _kind_and_links(name: Any) -> tuple[DeviceKind, tuple[Link, Link | None]]:
+    """A device kind that needs no table, and its usual links."""
+    if name == _CORE.name:
+        return _CORE, (SHARED_MEMORY, None)
+    kind = published.kind(name)
+    return kind, published.usual_links(kind.name)
 
 
 def _read_figures(

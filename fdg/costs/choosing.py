@@ -304,7 +304,7 @@ def _distinct(candidates: Iterable[Candidate], cluster: Cluster) -> list[Candida
     distinct = []
     for candidate in candidates:
         try:
-            placement = candidate.policy.place([cluster.kind.platform] * candidate.devices)
+            placement = candidate.policy.place(cluster.platforms(candidate.devices))
         except PlanError:
             distinct.append(candidate)
             continue
@@ -330,11 +330,12 @@ def _cached_plan(graph: FDG, policy: Any, devices: Sequence[Any] | int) -> Plan:
 
 def check_memory(plan: Plan, cluster: Cluster) -> None:
     """Raises `PlanError` if a plan's estimated memory (`Plan.memory`) does not fit into its devices."""
-    capacity = cluster.kind.rate("memory_bytes")
+    kinds = {group.name: cluster.part_of(group.devices).kind for group in plan.groups}
     for group, needed in plan.memory:
-        if needed > capacity:
+        kind = kinds[group]
+        if needed > (capacity := kind.rate("memory_bytes")):
             raise PlanError(
                 f"{plan.policy}: each device of its {group} needs about {quantity(needed, 'B')} of memory,"
-                f" and {cluster.kind.name} has {quantity(capacity, 'B')}: use more devices, a smaller batch,"
+                f" and {kind.name} has {quantity(capacity, 'B')}: use more devices, a smaller batch,"
                 f" or --parameters fsdp"
             )

@@ -6,11 +6,11 @@ figures by name, so published tables, calibrations and cluster files all have th
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg.costs.overheads import OVERHEADS, Overheads
-from fdg.errors import FdgError, unknown_name
+from fdg.errors import FdgError, PlanError, unknown_name
 
 
 class Figure(NamedTuple):
@@ -197,9 +197,16 @@ class Link:
             _check_number(f"link {self.name}: {name}", value, may_be_zero=name != "bandwidth")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannedDevice:
+    """A device that need not exist."""
+
+    platform: str  # as in JAX
+
+
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Hosts with devices of one kind on one network."""
+    """Hosts with devices of one kind on one network; with `first`, hosts of several kinds."""
 
     kind: DeviceKind  # the kind of all devices
     devices_per_host: int
@@ -214,6 +221,9 @@ class Cluster:
     restart: float = 300.0  # seconds from a failure until the last checkpoint is loaded
     storage: float = 1e9  # bytes/s at which all hosts together write checkpoints
     note: str = ""  # further information on these figures
+    # hosts of another kind, whose devices come before those of this one; policies give them to environments
+    # and actors
+    first: "Cluster | None" = None
 
     def __post_init__(self) -> None:
         for name in ("devices_per_host", "hosts", "hosts_per_machine", "cores"):
@@ -239,8 +249,61 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
-        return self.hosts * self.devices_per_host
+        """Number of devices, of all kinds."""
+        return self._devices_before + self.hosts * self.devices_per_host
+
+    @property
+    def _devices_before(self) -> int:
+        return 0 if self.first is None else self.first.devices
+
+    @property
+    def parts(self) -> tuple["Cluster", ...]:
+        """The hosts of each kind, in the order of their devices."""
+        if self.first is None:
+            return (self,)
+        return (*self.first.parts, dataclasses.replace(self, first=None))
+
+    def part_of(self, devices: Sequence[int]) -> "Cluster":
+        """The hosts of one kind that have these devices; `PlanError` if the devices are of several kinds."""
+        if self.first is None:
+            return self
+        before = self._devices_before
+        if max(devices) < before:
+            return self.first.part_of(devices)
+        if min(devices) < before:
+            raise PlanError(
+                f"a group has devices {min(devices)} to {max(devices)}, but those before {before} are of"
+                f" another kind than {self.kind.name}: choose a policy and sizes of groups so that all"
+                " devices of a group are of one kind"
+            )
+        return self.parts[-1]
+
+    def host_of(self, device: int) -> int:
+        """The number of a device's host, counted over all kinds."""
+        if self.first is None:
+            return device // self.devices_per_host
+        if device < self._devices_before:
+            return self.first.host_of(device)
+        hosts_before = sum(part.hosts for part in self.first.parts)
+        return hosts_before + (device - self._devices_before) // self.devices_per_host
+
+    def per_hour(self, name: str, devices: int) -> float:
+        """The sum of `price` or `failures` over the first `devices` devices."""
+        before = min(devices, self._devices_before)
+        own = getattr(self, name) * (devices - before)
+        return own if self.first is None else self.first.per_hour(name, before) + own
+
+    def platforms(self, devices: int) -> list[str]:
+        """The platforms of the first `devices` devices, as in JAX."""
+        before = min(devices, self._devices_before)
+        own = [self.kind.platform] * (devices - before)
+        return own if self.first is None else self.first.platforms(before) + own
+
+    def to_place(self, devices: int) -> Any:
+        """The first `devices` devices, as `fdg.place` takes them: their number if all are of one kind."""
+        if self.first is None:
+            return devices
+        return [PlannedDevice(platform) for platform in self.platforms(devices)]
 
     def of(self, devices: int) -> "Cluster":
         """A part of the cluster with this many devices, from 1 to `self.devices`.
@@ -248,6 +311,11 @@ class Cluster:
         Raises:
           FdgError: the devices fill more than one host, but not whole hosts.
         """
+        if self.first is not None:
+            if devices <= self.first.devices:
+                return self.first.of(devices)
+            rest = self.parts[-1].of(devices - self.first.devices)
+            return dataclasses.replace(rest, first=self.first)
         if devices <= self.devices_per_host:
             return dataclasses.replace(self, hosts=1, devices_per_host=devices)
         hosts, remainder = divmod(devices, self.devices_per_host)

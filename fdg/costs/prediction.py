@@ -104,44 +104,53 @@ class _CostModel:
         self.plan, self.cluster = plan, cluster
         self.straggler_ratio = _straggler_ratio(cluster)
         self.groups = {group.name: group for group in plan.groups}
-        self.overheads = cluster.kind.effective_overheads
+        self.hosts = {group.name: cluster.part_of(group.devices) for group in plan.groups}
+        self.overheads = {name: hosts.kind.effective_overheads for name, hosts in self.hosts.items()}
         self.program_works = program_works(plan, cluster)
         self.seconds: dict[str, Seconds] = {}
         # for each program: the cost of each collective, and its number of runs; `meetings` is the number of
         # compiled collectives per collective of the plan
         self.collective_costs: dict[str, list[tuple[traffic.CommunicationCost, float]]] = {}
         for program in self.program_works:
-            cores, devices = self.overheads.cores(self.cores(program.group)), program.group.devices
-            self.seconds[program.name] = seconds_of(program.work, cluster.kind, cores)
+            name, devices = program.group.name, program.group.devices
+            cores, meetings = (
+                self.overheads[name].cores(self.cores(program.group)),
+                self.overheads[name].meetings,
+            )
+            self.seconds[program.name] = seconds_of(program.work, self.hosts[name].kind, cores)
             self.collective_costs[program.name] = [
-                (traffic.collective(collective, devices, cluster), collective.calls * self.overheads.meetings)
+                (traffic.collective(collective, devices, cluster), collective.calls * meetings)
                 for collective in program.collectives
             ]
 
     def cores(self, group: Group) -> float:
         """Cores per device of a group, if the other groups are idle."""
-        if self.cluster.cores is None:
+        hosts = self.hosts[group.name]
+        if hosts.cores is None:
             return 1.0
-        return self.cluster.cores / max(1, min(len(group), self.cluster.devices_per_machine))
+        return hosts.cores / max(1, min(len(group), hosts.devices_per_machine))
 
     def used_cores(self, program: ProgramWork) -> float:
         """The number of shared cores that a program occupies; 0 if each device has its own cores."""
-        if self.cluster.cores is None:
+        if self.hosts[program.group.name].cores is None:
             return 0.0
         return len(program.group) * self.seconds[program.name].cores
 
     @property
     def pool_cores(self) -> float:
         """The number of cores that groups share, on all machines; infinite if each device has its own."""
-        if self.cluster.cores is None:
+        cores = sum((part.cores or 0) * part.machines for part in self.cluster.parts)
+        if not cores:
             return math.inf
+        sharing = [name for name, hosts in self.hosts.items() if hosts.cores is not None]
         # `shared` is the fraction of cores that several groups can use
-        usable_fraction = 1.0 if len(self.plan.groups) == 1 else self.overheads.shared
-        return self.cluster.cores * self.cluster.machines * usable_fraction
+        usable_fraction = 1.0 if len(sharing) < 2 else self.overheads[sharing[0]].shared
+        return cores * usable_fraction
 
     def parts(self, program: ProgramWork, stretch: float = 1.0) -> dict[str, float]:
         """Seconds of a program by part, times `stretch`, while no other group runs."""
-        stretch *= self.overheads.stretch(min(self.plan.num_devices, self.cluster.devices_per_host))
+        hosts, overheads = self.hosts[program.group.name], self.overheads[program.group.name]
+        stretch *= overheads.stretch(min(self.plan.num_devices, hosts.devices_per_host))
         parts = {
             f"{name} on {program.group.name}": seconds * stretch
             for name, seconds in self.seconds[program.name].by_class.items()
@@ -159,7 +168,8 @@ class _CostModel:
         for program in self.program_works:
             for cost, calls in self.collective_costs[program.name]:
                 # Bytes are those of the plan's collectives: without the factor of the compiled program.
-                num_runs = calls / self.overheads.meetings * calls_per_iteration[program.name]
+                meetings = self.overheads[program.group.name].meetings
+                num_runs = calls / meetings * calls_per_iteration[program.name]
                 inside, between = inside + cost.inside * num_runs, between + cost.between * num_runs
                 routes[f"collectives of {program.group.name}"] += (cost.inside + cost.between) * num_runs
         for move, num_runs in self.plan.moves():
@@ -175,18 +185,23 @@ class _CostModel:
 
     def costs(self) -> dict[Step, Cost]:
         """The cost of each call and move of the schedule."""
-        kind = self.cluster.kind
-        start, array = kind.rate("dispatch"), kind.rate("argument")
         costs: dict[Step, Cost] = {}
         for program, (call, _) in zip(self.program_works, self.plan.calls(), strict=True):
-            seconds = sum(self.parts(program).values()) + self.overheads.seconds_to_start(len(program.group))
-            costs[call] = Cost(start + array * program.num_arrays, seconds, self.used_cores(program))
+            hosts = self.hosts[program.group.name]
+            # the devices of a machine: those of other machines start at the same time
+            devices = min(len(program.group), hosts.devices_per_machine)
+            seconds = sum(self.parts(program).values())
+            seconds += self.overheads[program.group.name].seconds_to_start(devices)
+            host = hosts.kind.rate("dispatch") + hosts.kind.rate("argument") * program.num_arrays
+            costs[call] = Cost(host, seconds, self.used_cores(program))
         for move, _ in self.plan.moves():
             source, target = self.groups[move.source].devices, self.groups[move.target].devices
             programs, arrays = traffic.host_work(move, source, target, self.cluster)
-            host = kind.rate("transfer") + programs * start + arrays * (array + self.overheads.array)
+            kind, overheads = self.hosts[move.source].kind, self.overheads[move.source]
+            seconds_per_array = kind.rate("argument") + overheads.array
+            host = kind.rate("transfer") + programs * kind.rate("dispatch") + arrays * seconds_per_array
             cost = self.transfer(move)
-            seconds = cost.seconds + arrays * self.overheads.arrival
+            seconds = cost.seconds + arrays * overheads.arrival
             costs[move] = Cost(host, seconds, occupies_groups=cost.between > 0)
         return costs
 
@@ -254,7 +269,7 @@ def _simulated_times(
     `loop_trips` has the simulated number of trips of each long loop (`ScheduleTasks`, `lengths`).
     """
     simulation = Simulation(model.pool_cores)
-    dispatch_cores = 0.0 if model.cluster.cores is None else 1.0
+    dispatch_cores = 0.0 if all(part.cores is None for part in model.cluster.parts) else 1.0
     tasks = ScheduleTasks(simulation, plan, costs, dispatch_cores, model.straggler_ratio, loop_trips)
     staleness = plan.delayed.staleness if plan.delayed is not None else 0
     warm_up = _WARM_UP + staleness

@@ -6,6 +6,7 @@ The programs are first rewritten, as they are before compilation. Examples of wh
     actors (3) + learners (1)    act+step with a third of the batch on each actor; learn with the whole batch
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,10 @@ from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process
 from fdg.costs.hardware import Cluster
 from fdg.jax_internals import ClosedJaxpr
+from fdg.jaxprs.count import Product
 from fdg.lowering.programs import prepare_for_vmap, vmapped_program
 from fdg.lowering.rewriting import Setting, rewrite_all
+from fdg.placing.layout import MODEL
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
 from fdg.profiling.work import Work, work_of
@@ -105,20 +108,28 @@ def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, agents_per_vmap: int) -> Work
 
 
 def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one device, given that `group.model` devices split `work`'s matrix products evenly."""
-    if group.model == 1:
-        return work
-    products = {
-        product._replace(n=max(1, product.n // group.model)): count
-        for product, count in work.products.items()
-    }
+    """The work of one device, given that `group.model` devices split `work`'s matrix products evenly.
+
+    Products of several matrices (attention's, one per head) are split along these, others by columns.
+    """
+    assert not isinstance(group.parameters, str)  # `sharded.with_rules` has replaced it
+    if not any(MODEL in str(split) for _, split in group.parameters):
+        return work  # the devices of a row hold the same parameters, and compute the same
+    products: collections.Counter[Product] = collections.Counter()
+    for product, count in work.products.items():
+        if product.batch % group.model == 0:
+            part = product._replace(batch=product.batch // group.model)
+        else:
+            part = product._replace(n=max(1, product.n // group.model))
+        products[part] += count
     return dataclasses.replace(work, products=products)
 
 
 def _setting(axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, cluster: Cluster) -> Setting:
     """The properties of a group's program and devices on which its rewrites depend."""
-    num_parts, on_cpu = group.num_batch_parts, cluster.kind.platform == "cpu"
-    all_cores = occupies_all_cores(group, cluster)
+    part = cluster.part_of(group.devices)
+    num_parts, on_cpu = group.num_batch_parts, part.kind.platform == "cpu"
+    all_cores = occupies_all_cores(group, part)
     return Setting(tuple(axes), num_parts, tuple(output_axes), on_cpu, all_cores, sharded=group.shards)
 
 

@@ -3,7 +3,8 @@
 The model of a collective is a ring, first among the devices of each host, then among the hosts, each with one
 network card. Small messages use a tree, so latency grows with the logarithm of the number of devices (Thakur,
 Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH"). A transfer is
-limited by the side with fewer devices (within a host) or fewer hosts.
+limited by the side with fewer devices (within a host), or by the hosts with the slower links. Between hosts,
+what several devices need is sent along a tree, in rounds (`running.exchange`).
 """
 
 import collections
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 from fdg.batch.collective import Collective
 from fdg.costs.hardware import Cluster, Link
-from fdg.placing.layout import moved_bytes
+from fdg.placing.layout import Layout, moved_bytes
 from fdg.placing.scheduling.schedule import Move
 
 # The bytes that each device of a long ring sends, relative to the bytes of the whole array. An all-reduce is
@@ -33,12 +34,13 @@ class CommunicationCost:
 
 def count_hosts(devices: Sequence[int], cluster: Cluster) -> int:
     """The number of hosts that these devices belong to."""
-    return len({device // cluster.devices_per_host for device in devices})
+    return len({cluster.host_of(device) for device in devices})
 
 
 def collective(operation: Collective, devices: Sequence[int], cluster: Cluster) -> CommunicationCost:
     """The cost of one collective of a group."""
     count, hosts = len(devices), count_hosts(devices, cluster)
+    cluster = cluster.part_of(devices)
     if count < 2:
         return CommunicationCost(0.0, 0.0, 0.0, "nothing")
     per_host = math.ceil(count / hosts)
@@ -74,17 +76,30 @@ def transfer_cost(
 ) -> CommunicationCost:
     """The cost of one transfer between groups."""
     total = sum(moved_bytes(target_value.bytes, target_value.laid_out) for _, target_value in move.pairs)
-    device_hosts = [device // cluster.devices_per_host for device in (*source, *target)]
-    if len(set(device_hosts)) == 1:
-        link, num_links = cluster.inside, min(len(source), len(target))
-        inside, between = float(total), 0.0
-    else:
-        link, num_links = cluster.between, min(count_hosts(source, cluster), count_hosts(target, cluster))
-        inside, between = 0.0, float(total)
-    latency, bandwidth = link.latency.value, total / num_links / link.bandwidth.value
-    if between:  # between processes, a transfer is a collective
-        latency += link.call.value
-    return CommunicationCost(latency + bandwidth, inside, between)
+    if count_hosts((*source, *target), cluster) == 1:
+        link, num_links = cluster.part_of(source).inside, min(len(source), len(target))
+        seconds = link.latency.value + total / num_links / link.bandwidth.value
+        return CommunicationCost(seconds, float(total), 0.0)
+    sent = received = 0.0  # the bytes of each side's hosts, if every round is as large as the largest one
+    max_rounds = 1
+    for source_value, target_value in move.pairs:
+        size = moved_bytes(target_value.bytes, target_value.laid_out)
+        readers = math.ceil(_copies(target_value.laid_out) / _copies(source_value.laid_out))
+        rounds = math.ceil(math.log2(readers + 1))
+        sent, received = sent + size * rounds / readers, received + size * rounds
+        max_rounds = max(max_rounds, rounds)
+    sides = [
+        (cluster.part_of(devices).between, size / count_hosts(devices, cluster))
+        for devices, size in ((source, sent), (target, received))
+    ]
+    latency = max(link.latency.value + link.call.value for link, _ in sides)  # a round is a collective
+    bandwidth = max(size / link.bandwidth.value for link, size in sides)
+    return CommunicationCost(max_rounds * latency + bandwidth, 0.0, float(total))
+
+
+def _copies(layout: Layout) -> float:
+    """The number of devices that hold the same part of an array."""
+    return layout.num_devices / layout.num_parts
 
 
 def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster: Cluster) -> tuple[int, int]:
@@ -96,7 +111,7 @@ def host_work(move: Move, source: Sequence[int], target: Sequence[int], cluster:
     """
     if len(source) == len(target) == 1 and source != target:
         return 1, len(move.pairs)
-    devices_by_host = collections.Counter(device // cluster.devices_per_host for device in {*source, *target})
+    devices_by_host = collections.Counter(cluster.host_of(device) for device in {*source, *target})
     if len(devices_by_host) > 1:
         return 3, len(move.pairs) * max(devices_by_host.values())
     has_cuts = has_joins = False

@@ -265,16 +265,16 @@ def checked_devices(devices: Any) -> list[Any]:
             f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){fix}"
         )
     device_list = list(devices)
+    positions: dict[int, int] = {}  # by the identity of the device
     for position, device in enumerate(device_list):
         if not isinstance(getattr(device, "platform", None), str):  # of an array, `platform` is a method
             raise PlanError(
                 f"devices[{position}] is {quoted(device)}, which is not a device: give a list such as"
                 " jax.devices()[:2]"
             )
-        earlier = [i for i in range(position) if device_list[i] is device]
-        if earlier:
+        if (earlier := positions.setdefault(id(device), position)) != position:
             raise PlanError(
-                f"devices contains {device} twice, at {earlier[0]} and {position}: list each device once"
+                f"devices contains {device} twice, at {earlier} and {position}: list each device once"
             )
     return device_list
 

@@ -70,9 +70,41 @@ def test_user_defined_kinds_and_links(file):
     assert found.kind.platform == "gpu" and found.inside.bandwidth.value == 1e10
 
 
+FIRST = """
+hosts = 4
+kind = "A100"
+between = "Ethernet 100"
+[first]
+hosts = 480
+devices_per_host = 32
+kind = "Fleet"
+price = 0.02
+[kinds.Fleet]
+like = "CPU core"
+host_call = 1.5
+"""
+
+
+def test_hosts_of_another_kind(file):
+    found = read_cluster(file(FIRST))
+    assert (found.devices, found.first.devices, found.of(15_376).hosts) == (15_392, 15_360, 2)
+    assert found.first.kind.platform == "cpu" and found.first.kind.rate("host_call") == 1.5
+    assert found.first.between == found.between  # by default
+    assert found.platforms(15_361)[-2:] == ["cpu", "gpu"]
+    assert found.per_hour("price", 15_370) == pytest.approx(15_360 * 0.02)
+    assert [part.kind.name for part in found.parts] == ["Fleet", "A100"]
+    assert "those of Fleet, measured; those of A100, published" in found.note
+    cores = read_cluster(file(FIRST.replace('"Fleet"', '"CPU core"'))).first
+    assert cores.cores == 32
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (FIRST.replace("hosts = 480", "host = 480"), "unknown setting of [first] 'host'"),
+        (FIRST.replace("hosts = 480", "hosts = 0"), "[first] hosts = 0: give a whole number"),
+        ('first = 3\nhosts = 4\nkind = "A100"', "hosts of another kind as a table [first]"),
+        (FIRST.replace('like = "CPU core"', 'like = "CPU cores"'), "unknown device kind 'CPU cores'"),
         (GOOD.replace("price", "prise"), "unknown setting of a cluster 'prise': did you mean 'price'"),
         (GOOD.replace("H100", "H1000"), "unknown device kind 'H1000': did you mean 'H100'"),
         (GOOD.replace("hosts = 4", "hosts = -4"), "hosts = -4: give a whole number of at least 1"),

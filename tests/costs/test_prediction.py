@@ -51,6 +51,17 @@ def test_work_per_device_shrinks_with_devices(graph):
     assert one.inside == 0 < four.inside
 
 
+def test_groups_have_the_rates_of_their_hosts(graph):
+    """Actors on hosts whose devices are ten times as slow as the learners'; the policy puts them first."""
+    where = cluster(4, first=cluster(4, figures={"product/float32": 1e8, "memory": 1e8}))
+    plan = fdg.place(graph, policies.SingleLearnerCoarse(learners=4), where.to_place(where.devices))
+    fast = fdg.place(graph, policies.SingleLearnerCoarse(learners=4), 8)
+    found, alike = predict(plan, where), predict(fast, cluster(8))
+    assert found.busy["actors"] == pytest.approx(10 * alike.busy["actors"], rel=0.1)
+    with pytest.raises(FdgError, match="of another kind"):
+        predict(fdg.place(graph, policies.GPUOnly(), where.to_place(8)), where)
+
+
 def test_dispatch_bound_iteration(graph):
     """If nothing else takes time, an iteration takes as long as its dispatches on the host."""
     plan = fdg.place(graph, policies.SingleLearnerCoarse(), 2)
@@ -218,3 +229,16 @@ def test_cores_of_a_cluster(count, cores, each, uses_all):
     gpus = cluster(each, cores=cores)
     cpus = dataclasses.replace(gpus, kind=dataclasses.replace(gpus.kind, platform="cpu"))
     assert occupies_all_cores(group, cpus) == uses_all and not occupies_all_cores(group, gpus)
+
+
+@pytest.mark.parametrize(("parameters", "share"), [("declared", 0.5), ("fsdp", 1)])
+def test_devices_of_a_row_split_products_if_rules_split_parameters(language, parameters, share):
+    """Attention's products too, of which there is one per head; in decoding, each has a single column."""
+    policy = policies.GPUOnly(model_parallel=2, parameters=parameters)
+    for of_heads in (False, True):
+        alone, row = (
+            sum(p.flops * count for p, count in work.work.products.items() if (p.batch > 1) == of_heads)
+            for policy, devices in ((policies.GPUOnly(), 1), (policy, 2))
+            for work in program_works(fdg.place(language, policy, devices), cluster(devices))
+        )
+        assert row == pytest.approx(share * alone, rel=1e-3)

@@ -4,10 +4,13 @@ import types
 
 import pytest
 
+import algos
+import envs
 import fdg
 import policies
 from fdg.batch.collective import Collective
 from fdg.costs.traffic import collective, host_work, transfer_cost
+from fdg.errors import PlanError
 from fdg.placing.layout import Layout, find_route
 from fdg.running.exchange import broadcast_rounds
 from tests.costs.machines import cluster, link
@@ -53,13 +56,44 @@ def test_devices_that_share_cores_take_turns():
 @pytest.mark.parametrize(("hosts", "seconds"), [(1, 2e-3 + 1e-3), (2, 4e-3 + 0.5e-3 + 7e-3)])
 def test_transfer_between_hosts_costs_a_collective(hosts, seconds):
     """1 MB at 1 GB/s after 2 ms; to another host at 2 GB/s after 4 ms, plus 7 ms for the call."""
-    value = types.SimpleNamespace(bytes=10**6, laid_out=Layout.of_batch((250_000,), None, 1))
-    move = types.SimpleNamespace(pairs=[(value, value)])
+    one = Layout.of_batch((250_000,), None, 1)
     inside = link("inside", latency=2e-3, call=5e-3)
     between = link("between", latency=4e-3, bandwidth=2e9, call=7e-3)
-    found = transfer_cost(move, [0], [1], cluster(2, hosts, inside=inside, between=between))
+    found = transfer_cost(
+        moving(10**6, one, one), [0], [1], cluster(2, hosts, inside=inside, between=between)
+    )
     assert found.seconds == pytest.approx(seconds)
     assert (found.inside, found.between) == ((10**6, 0) if hosts == 1 else (0, 10**6))
+
+
+def moving(size, source, target):
+    """A move of one value of `size` bytes between these layouts."""
+    values = [types.SimpleNamespace(bytes=size, laid_out=layout) for layout in (source, target)]
+    return types.SimpleNamespace(pairs=[values])
+
+
+@pytest.mark.parametrize(("receivers", "rounds"), [(1, 1), (2, 2), (3, 2), (4, 3), (7, 3)])
+def test_parameters_are_sent_along_a_tree(receivers, rounds):
+    """1 MB at 1 GB/s, one device per host: each round takes 1 ms, after a latency of 2 ms."""
+    one, all_of_them = (Layout.of_batch((250_000,), None, count) for count in (1, receivers))
+    where = cluster(8, hosts=8, between=link("between", latency=2e-3))
+    found = transfer_cost(moving(10**6, one, all_of_them), [0], range(1, 1 + receivers), where)
+    assert found.seconds == pytest.approx(rounds * (2e-3 + 1e-3))
+    assert found.between == receivers * 10**6
+
+
+def test_transfer_between_kinds_of_hosts():
+    """8 MB from 4 hosts with links of 1 GB/s to one host with a link of 16 GB/s, and back."""
+    first = cluster(8, hosts=4)
+    where = cluster(2, first=first, between=link("fast", bandwidth=1.6e10))
+    assert [where.host_of(device) for device in (0, 1, 2, 7, 8, 9)] == [0, 0, 1, 3, 4, 4]
+    slow, fast = (Layout.of_batch((8,), 0, count) for count in (8, 2))
+    there = transfer_cost(moving(8 * 10**6, slow, fast), range(8), [8, 9], where)
+    back = transfer_cost(moving(8 * 10**6, fast, slow), [8, 9], range(8), where)
+    assert there.seconds == back.seconds == pytest.approx(8e6 / 4 / 1e9)
+    assert collective(Collective("all-reduce", 10**6, 1), [8, 9], where).between == 0
+    with pytest.raises(PlanError, match="devices 0 to 9, but those before 8 are of another kind"):
+        collective(Collective("all-reduce", 10**6, 1), range(10), where)
 
 
 def test_arrays_per_host():
@@ -82,9 +116,20 @@ def test_arrays_per_host():
     ],
 )
 def test_host_work_is_independent_of_device_count(policy):
+    check_host_work(fdg.trace(Pupil(num_envs=4096)), policy)
+
+
+def test_host_work_of_a_stream_is_independent_of_device_count():
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_minibatches": 1, "micro_batch": None}
+    stream = {"num_prompts": 1024, "group_size": 8, "slots": 4096, "micro_batches": 4, "ahead": 1}
+    algorithm = algos.GRPO(env=envs.make("text:addition"), **sizes, **stream)
+    check_host_work(fdg.trace(algorithm), lambda count: policies.Split(learners=count // 2, lag=1))
+
+
+def check_host_work(graph, policy):
     """Programs, transfers, arrays and communication rounds of an iteration, on hosts with eight devices. The
     rounds depend on the ratio of senders to receivers, which is constant here."""
-    graph, found = fdg.trace(Pupil(num_envs=4096)), []
+    found = []
     for count in (64, 512, 4096):
         plan, where = fdg.place(graph, policy(count), count), cluster(count, hosts=count // 8)
         groups = {group.name: group.devices for group in plan.groups}
