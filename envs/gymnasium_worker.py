@@ -6,15 +6,21 @@ replies `(True, result)` or `(False, error)`.
 """
 
 import importlib
+import os
 import re
+import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+
+_GRACE_SECONDS = 5.0  # for environments to close after the parent has gone
 
 
 class WrongAnswerError(Exception):
@@ -235,12 +241,22 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
+def _end_after_parent(connection: Connection) -> None:
+    """Kills this process if it still runs a while after its parent has gone: an environment hangs."""
+    parent = select.poll()
+    parent.register(connection, 0)  # no events: it only waits until the other end is closed
+    parent.poll()
+    time.sleep(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     """Serves requests until the parent has gone."""
     # The parent handles signals: it saves before it ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_after_parent, args=(connection,), daemon=True).start()
     instances = Instances()
     while True:
         try:

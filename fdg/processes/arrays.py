@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fdg import keys
 from fdg.lowering.mesh import make_mesh
+from fdg.processes import distributed
 
 
 def absent_array(shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -41,7 +42,9 @@ def make_in_process(
     data_shapes = [keys.data_shape(shape.shape, shape.dtype) for shape in shapes]
     values: Sequence[Any] = [None] * len(shapes)
     if jax.process_index() == owner:
-        values = list(map(keys.to_data, make()))
+        values = jax.block_until_ready(list(map(keys.to_data, make())))
+    # XLA's collectives on CPUs fail if a process is 30 s late, and environments may take minutes to start.
+    distributed.exchange(None)
     copies = [copy.addressable_data(0) for copy in broadcast(values, data_shapes, [owner] * len(shapes))]
     return [keys.from_data(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
 

@@ -24,6 +24,7 @@ from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import Change
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
+from fdg.processes import distributed
 from fdg.running.exchange import Exchange, ProcessCollectives
 from fdg.running.lanes import COLLECTIVE_LANE, Action, Lanes, may_block_host
 from fdg.running.program import Program, is_here, spans_processes
@@ -134,6 +135,7 @@ class StepBuilder:
         self.programs: list[Program] = []  # the programs of the steps built so far, in order
         self.collectives = ProcessCollectives()  # the order of collectives between processes
         self.lanes = lanes  # the threads that dispatch programs; None if the calling thread dispatches them
+        self._exchanges: list[Exchange] = []  # of the steps, in order
         self.num_runs: collections.Counter[Transfer] = collections.Counter()  # runs of each transfer
         self._groups = {group.name: group for group in groups}
         self._timeline = timeline
@@ -155,6 +157,17 @@ class StepBuilder:
     def moved_bytes(self) -> int:
         """Bytes transferred so far."""
         return sum(transfer.bytes * count for transfer, count in self.num_runs.items())
+
+    def connect(self) -> None:
+        """Runs each exchange between processes once, with zeros. All processes must call it.
+
+        XLA's collectives on CPUs connect the devices when they run first, and fail if a process is 30 s late.
+        In an iteration it may be later, since another process may act in slow environments before.
+        """
+        distributed.exchange(None)
+        for exchange in self._exchanges:
+            exchange.exchange(None)
+        self.collectives.wait()
 
     def memory(self) -> Memory:
         """An empty memory with slots for all values that have a slot so far."""
@@ -275,6 +288,7 @@ class StepBuilder:
             return None
         count, num_runs = len(move.pairs), self.num_runs
         if isinstance(transfer, Exchange):  # all exchanges share one lane, in the schedule's order
+            self._exchanges.append(transfer)
             cut = self.on_lane(move.source, lambda arrays: [transfer.cut(arrays)], 1)
             exchange = self.on_lane(COLLECTIVE_LANE, lambda parts: transfer.exchange(parts[0]), count)
             transfer_arrays: Action = lambda arrays: exchange(cut(arrays))  # noqa: E731

@@ -241,9 +241,9 @@ def _chosen_policy(choice: Mapping[str, Any]) -> Any:
 
 def _choose_lag(policy: Any, search: Search, graph: fdg.FDG, devices: Any) -> tuple[int, str]:
     """The smallest lag within 5% of the best prediction, and the candidates as text; process 0 chooses."""
-    if policy.staleness:
+    if staleness := getattr(policy, "staleness", 0):
         raise FdgError(
-            f"--lag {AUTO_LAG} and --staleness {policy.staleness}: both set the age of actors' parameters:"
+            f"--lag {AUTO_LAG} and --staleness {staleness}: both set the age of actors' parameters:"
             " give one of them"
         )
     choice = search(devices, policies=lags(graph, policy), all_devices=True, further=False)

@@ -149,6 +149,19 @@ def test_stopped_workers_share_one_limit():
     pool.close()
 
 
+def test_hanging_worker_ends_after_its_parent():
+    """After Ctrl-C or a kill of the run, no worker is left, even if its environment never returns."""
+    pool = envs.make(COUNTING, fault="hang", workers=1).source.start(1)
+    pool.reset(np.arange(1), np.arange(1), 60.0)
+    for _ in range(2):
+        pool.step(np.zeros(1, np.int32), 60.0)
+    pool.send(np.zeros(1, np.int32), 60.0)
+    (worker,) = pool._workers.values()
+    worker.connection.close()  # as at the end of this process
+    assert worker.process.wait(20) == -signal.SIGKILL
+    pool.close()
+
+
 def test_numbers_beyond_float32_become_infinite(recwarn):
     env = counting("huge")
     state, first = env.reset(keys(1))

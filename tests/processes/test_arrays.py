@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from fdg.processes import arrays, distributed
 from fdg.processes.arrays import broadcast, commit, make_in_process, put
 
 
@@ -28,6 +29,21 @@ def test_make_in_process(kind):
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
             got, want = jax.random.key_data(got), jax.random.key_data(want)
         np.testing.assert_array_equal(got, want)
+
+
+def test_collectives_wait_until_arrays_are_made(monkeypatch):
+    """XLA's collectives on CPUs fail after 30 s, and environments may take minutes to start."""
+    events = []
+    exchange, select = distributed.exchange, arrays._select_rows
+    monkeypatch.setattr(distributed, "exchange", lambda value: events.append("exchange") or exchange(value))
+    monkeypatch.setattr(arrays, "_select_rows", lambda *x: events.append("collective") or select(*x))
+
+    def make():
+        events.append("make")
+        return [jnp.int32(7)]
+
+    make_in_process(0, make, [jax.ShapeDtypeStruct((), jnp.int32)])
+    assert events == ["make", "exchange", "collective"]
 
 
 def test_broadcast(devices):

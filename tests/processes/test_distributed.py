@@ -93,6 +93,7 @@ from fdg import cores, host_devices
 from fdg.commands.parse import parse
 from fdg.training import loop, summary
 from fdg.training.checkpoint import _place
+from fdg.running.exchange import Exchange
 from tests.processes.hosted import Hosted, WorkersLast
 loop.draw_learning_curve = lambda *_, **__: None
 summary.predicted_seconds = lambda engine: None
@@ -121,6 +122,11 @@ assert cores.processes_sharing_cores() == 2  # of this machine, its cores
 print("fetched", flush=True)
 pair = [jax.devices()[0], jax.devices()[2]]  # the environments live with process 1
 engine = fdg.compile(Hosted(envs.make("envpool:CartPole-v1")), WorkersLast(), pair)
+exchange, connected = Exchange.exchange, []
+Exchange.exchange = lambda self, sent: connected.append(self) or exchange(self, sent)
+engine.compile()
+assert connected  # with all processes there; in an iteration, gloo gives up if one is 30 s late
+Exchange.exchange = exchange
 state = engine.init(3)
 assert host.running() == index, (index, host.running())
 metrics = distributed.fetch(engine.run(state, 5)[1])

@@ -1,12 +1,14 @@
 """Compares the metrics of streams with a reference in plain Python, `tests.stream.reference.Clock`.
 
     python -m tests.rlhf.ages
+    python -m tests.rlhf.ages --only grpo --lag 1 --lag 2
 
 The metrics of each run contain the prompt and the response length of every row. Given these lengths, the
 reference computes which version of the parameters sampled each token, hence the ages of tokens and the
 problems of each batch. These must equal those of the run, and no problem may be skipped or used twice.
 """
 
+import argparse
 import dataclasses
 
 import fdg
@@ -36,6 +38,11 @@ CASES = [
         (policies.Split(staleness=1), {"ahead": 3, "slots": 6}),
         (policies.Split(staleness=2), {"ahead": 1, "micro_batches": 4, "late": "mask"}),
         (policies.Split(lag=3), {"ahead": 1, "slots": 6, "micro_batches": 2}),
+        *(
+            (policies.Split(lag=lag), {"ahead": ahead, "micro_batches": 4})
+            for lag in (1, 2, 4)
+            for ahead in (0, 2)
+        ),
     )
 ]
 
@@ -118,7 +125,8 @@ def check(name, policy, devices, iterations=12, **fields):
             responses.append(take.responses)
             for response, drawn in zip(take.responses, take.drawn, strict=True):
                 versions = [version for _, version in drawn]
-                tokens = [versions[0], *versions][: lengths[response]]
+                # Without a stream, a run counts the age of each response, which all of its tokens share.
+                tokens = [versions[0], *versions][: lengths[response] if sizes.ahead else 1]
                 ages += [i - version for version in tokens]
         by_row = np.asarray(responses).reshape(parts, -1, group).transpose(1, 0, 2).reshape(-1)
         assert used[i] == [ids[response // group] for response in by_row], f"iteration {i}: problems differ"
@@ -131,6 +139,8 @@ def check(name, policy, devices, iterations=12, **fields):
             "queued": counted["queued"],
             "running": counted["running"],
         }
+        if not sizes.ahead:
+            expected = {"staleness": expected["staleness"]}  # the others are metrics of a stream
         for key, value in expected.items():
             np.testing.assert_allclose(metrics[key][i], value, rtol=1e-6, err_msg=f"{key}, iteration {i}")
         oldest = max(oldest, *ages)
@@ -138,7 +148,15 @@ def check(name, policy, devices, iterations=12, **fields):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=sorted({name for name, *_ in CASES}))
+    parser.add_argument("--lag", type=int, action="append", help="only cases with this lag (None: all)")
+    arguments = parser.parse_args()
     for name, policy, fields in CASES:
+        if arguments.only not in (None, name):
+            continue
+        if arguments.lag and getattr(policy, "lag", 0) not in arguments.lag:
+            continue
         devices = jax.devices()[: 1 if policy == policies.Colocated() else 2]
         oldest = check(name, policy, devices, **fields)
         print(f"{name}, {policy}, {fields}: equal; maximum age {oldest} updates", flush=True)

@@ -4,11 +4,14 @@
     python -m tests.running.sleeps --runs 30 --processes 2
     python -m tests.running.sleeps --runs 30 --algo grpo
     python -m tests.running.sleeps --runs 30 --algo ppo_rlhf --processes 2
+    python -m tests.running.sleeps --runs 30 --algo impala --policy single_learner_coarse
+    python -m tests.running.sleeps --runs 30 --algo ppo --rings 2
 
 Every fragment and every transfer sleeps 0 to 50 ms on the host; in each run, one group runs a busy loop
 instead. Four groups, each with a lane, are in one process, or in two. Algorithms for language models stream:
-`ahead=2`, fewer slots than responses, micro-batches. The last line counts, for each lag, the runs whose
-state or metrics differ from the first run in any bit.
+`ahead=2`, fewer slots than responses, micro-batches. PPO and IMPALA act in workers of Gymnasium, whose steps
+sleep too. The last line counts, for each lag, the runs whose state or metrics differ from the first run in
+any bit.
 """
 
 import argparse
@@ -28,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import algos
+import envs
 import fdg
 import policies
 from fdg import keys
@@ -39,7 +43,8 @@ from fdg.running.transfers import Mover
 from tools.break_it.language import counted
 
 ROLES = ("actor", "reward", "reference", "learner")
-LAGS = (0, 1, 3, 4)  # in micro-batches; an iteration has 3, or 2 for language models
+LAGS = (0, 1, 2, 3, 4)  # in micro-batches; an iteration has 3, or 2 for language models
+STALENESS = (0, 1, 2)  # in iterations, for rings, which take no lag
 
 
 class Pause:
@@ -116,8 +121,8 @@ class Apart:
         return {role: Group(f"{role}s", (i,)) for i, role in enumerate(ROLES)}
 
 
-def language(name, pause, lag):
-    """A streaming algorithm whose fragments all sleep, and its policy, with four groups."""
+def sleepy(name, pause):
+    """A subclass of an algorithm, whose fragments all sleep."""
 
     def paused(fragment):
         role, index = fragment.mark.role, -1
@@ -126,23 +131,62 @@ def language(name, pause, lag):
             pause(role)
             return np.asarray(x)
 
-        def sleepy(*arguments):
+        def sleeping(*arguments):
             leaves, structure = jax.tree.flatten(fragment.__wrapped__(*arguments))
             shape = jax.ShapeDtypeStruct(leaves[index].shape, leaves[index].dtype)
             leaves[index] = jax.pure_callback(wait, shape, leaves[index])
             return jax.tree.unflatten(structure, leaves)
 
-        return fdg.fragment(role, fragment.in_axes, fragment.out_axes, name=fragment.mark.name)(sleepy)
+        return fdg.fragment(role, fragment.in_axes, fragment.out_axes, name=fragment.mark.name)(sleeping)
 
     kind = algos.get(name)
     found = inspect.getmembers_static(kind, lambda x: isinstance(x, FragmentFunction))
-    sleepy = type(kind.__name__, (kind,), {attribute: paused(fragment) for attribute, fragment in found})
-    algorithm = sleepy(
-        env=counted(max_response=12), num_prompts=4, group_size=2, hidden_size=8, num_layers=1, num_heads=2,
-        ahead=2, slots=6, micro_batches=2, learning_rate=1e-2,
-    )  # fmt: skip
-    apart = {"rewards": 1} if name == "grpo" else {"critics": 1}
-    return algorithm, policies.Standalone(actors=1, lag=lag, **apart)
+    return type(kind.__name__, (kind,), {attribute: paused(fragment) for attribute, fragment in found})
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is run: an algorithm of `algos`, or `Stages` if `algo` is None.
+
+    `ahead` is for language models; `policy` and `rings` are for PPO and IMPALA. `only` has the delays to
+    test, if not all.
+    """
+
+    algo: str | None = None
+    ahead: int = 2
+    policy: str = "workers"
+    rings: int = 1
+    only: tuple[int, ...] = ()
+
+    @property
+    def lags(self):
+        """The delays to test: lags, or with rings, numbers of iterations."""
+        return self.only or (LAGS if self.rings == 1 else STALENESS)
+
+    def parts(self, pause, lag):
+        """The algorithm, its policy and the number of devices."""
+        if self.algo is None:
+            return Stages(pause), Apart(lag), 4
+        if self.algo in ("ppo", "impala"):
+            return self._on_host(pause, lag)
+        algorithm = sleepy(self.algo, pause)(
+            env=counted(max_response=12), num_prompts=4, group_size=2,
+            hidden_size=8, num_layers=1, num_heads=2, learning_rate=1e-2,
+            ahead=self.ahead, slots=6, micro_batches=2,
+        )  # fmt: skip
+        apart = {"rewards": 1} if self.algo == "grpo" else {"critics": 1}
+        return algorithm, policies.Standalone(actors=1, lag=lag, **apart), 4
+
+    def _on_host(self, pause, lag):
+        """PPO or IMPALA; each of two workers sleeps up to 60 ms per step, in three environments."""
+        env = envs.make("gymnasium:bench.peers.sleeping:Dozing-v0", milliseconds=20.0, workers=2)
+        algorithm = sleepy(self.algo, pause)(
+            env=env, num_envs=6, num_steps=3, hidden=(8,), learning_rate=1e-2, rings=self.rings
+        )
+        delay = {"lag": lag} if self.rings == 1 else {"staleness": lag}
+        if self.policy == "workers":
+            return algorithm, policies.Workers(**delay), 3
+        return algorithm, policies.SingleLearnerCoarse(**delay), 2
 
 
 @contextlib.contextmanager
@@ -165,19 +209,22 @@ def sleeping_transfers(pause):
 def digest(state, metrics):
     """A hash of all bits of the state and the metrics in this process."""
     found = hashlib.sha256()
-    for leaf in jax.tree.leaves((state, metrics)):
+    for path, leaf in jax.tree.leaves_with_path((state, metrics)):
+        if jax.tree_util.keystr(path[-2:]) == ".inner.pool":
+            continue  # the number of a pool of environments is drawn at random
         for shard in leaf.addressable_shards:
             found.update(np.asarray(keys.to_data(shard.data)).tobytes())
     return found.hexdigest()
 
 
-def digests(runs, seconds, devices, iterations=3, lags=LAGS, algo=None):
+def digests(runs, seconds, devices, iterations=3, case=Case()):
     """For each lag, the digest of a run without sleeps, and those of `runs` runs."""
     pause = Pause(seconds)
     found = {}
-    for lag in lags:
-        parts = language(algo, pause, lag) if algo else (Stages(pause), Apart(lag))
-        engine = fdg.compile(*parts, devices)
+    for lag in case.lags:
+        algorithm, policy, count = case.parts(pause, lag)
+        # In two processes, both have devices of the run.
+        engine = fdg.compile(algorithm, policy, devices[:: len(devices) // count][:count])
         pause.max_seconds, pause.starved = 0.0, None
         of_lag = [digest(*engine.run(engine.init(0), iterations))]
         pause.max_seconds = seconds
@@ -189,19 +236,19 @@ def digests(runs, seconds, devices, iterations=3, lags=LAGS, algo=None):
     return found
 
 
-def _process(index, port, runs, seconds, algo):
+def _process(index, port, runs, seconds, case):
     fdg.host_devices(2)
     jax.distributed.initialize(f"localhost:{port}", 2, index)
-    print(json.dumps(digests(runs, seconds, jax.devices(), algo=algo)), flush=True)
+    print(json.dumps(digests(runs, seconds, jax.devices(), case=case)), flush=True)
 
 
-def in_processes(runs, seconds, algo):
+def in_processes(runs, seconds, case):
     """As `digests`, for two processes with two groups each."""
     port = ports.free_port("localhost")
-    code = "from tests.running.sleeps import _process; _process({}, {}, {}, {}, {!r})"
+    code = "from tests.running.sleeps import Case, _process; _process({}, {}, {}, {}, {!r})"
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", code.format(i, port, runs, seconds, algo)],
+            [sys.executable, "-c", code.format(i, port, runs, seconds, case)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -216,14 +263,19 @@ def main(words=None):
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2))
     parser.add_argument("--seconds", type=float, default=0.05, help="longest sleep of a fragment or transfer")
-    parser.add_argument("--algo", choices=("grpo", "ppo_rlhf"), help="instead of stubs")
+    parser.add_argument("--algo", choices=("grpo", "ppo_rlhf", "ppo", "impala"), help="instead of stubs")
+    parser.add_argument("--ahead", type=int, default=2, help="of language models")
+    parser.add_argument("--policy", choices=("workers", "single_learner_coarse"), default="workers")
+    parser.add_argument("--rings", type=int, default=1, help="of PPO and IMPALA: with staleness, not lag")
+    parser.add_argument("--lag", type=int, action="append", default=[], help="only this delay (none: all)")
     given = parser.parse_args(words)
-    runs = -(-given.runs // len(LAGS))
+    case = Case(given.algo, given.ahead, given.policy, given.rings, tuple(given.lag))
+    runs = -(-given.runs // len(case.lags))
     if given.processes == 2:
-        found = in_processes(runs, given.seconds, given.algo)
+        found = in_processes(runs, given.seconds, case)
     else:
         fdg.host_devices(4)
-        found = digests(runs, given.seconds, jax.devices(), algo=given.algo)
+        found = digests(runs, given.seconds, jax.devices(), case=case)
     apart = {lag: sum(one != every[0] for one in every[1:]) for lag, every in found.items()}
     print(f"{sum(len(every) - 1 for every in found.values())} runs; that differ, by lag: {apart}")
     return int(any(apart.values()))

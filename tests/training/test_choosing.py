@@ -204,6 +204,21 @@ def test_auto_lag_is_stored_as_a_number():
     assert (again.job.policy, again.message) == (settled.job.policy, "")
 
 
+@dataclasses.dataclass(frozen=True)
+class OnlyLag:
+    """A policy with a lag and without a staleness."""
+
+    lag: int = 0
+
+    def place(self, devices):
+        return policies.Split(lag=self.lag).place(devices)
+
+
+def test_auto_lag_of_a_policy_without_staleness():
+    job = parse(f"{PUPIL} --policy {__name__}:OnlyLag --devices 2 --lag auto")
+    assert prepare(job, plans_only=True).job.policy.lag in range(5)
+
+
 def test_auto_lag_tells_that_functions_on_the_host_take_no_time():
     words = "--env gymnasium:CartPole-v1 --num-envs 2 --num-steps 2 --num-minibatches 1 --total-steps 8"
     job = parse(f"{words} --policy split --lag auto --devices 2")

@@ -8,6 +8,7 @@ import numpy as np
 
 # Metrics that are not compared.
 TIMES = ("wall_s", "steps_per_s", "tokens_per_s")
+_POOL_NUMBER = "/inner/pool"  # of environments on the host; drawn at random in each process
 
 
 def compare(run: Path, undisturbed: Path) -> tuple[float, str]:
@@ -37,20 +38,34 @@ def describe_difference(run: Path, undisturbed: Path, tolerance: float) -> str |
     return f"{where} by {difference:.2g}" if difference > tolerance else None
 
 
+def rows_differ(run: Path, undisturbed: Path, iterations: int) -> str | None:
+    """The first of these iterations whose metrics differ between two runs, as text; None if all are equal."""
+    for row, expected in zip(_read_rows(run)[:iterations], _read_rows(undisturbed), strict=False):
+        if str(row) != str(expected):  # as text, NaN equals NaN
+            return f"iteration {expected['iteration']} differs: {row}, and was {expected}"
+    return None
+
+
 def _read_values(run: Path) -> dict[str, np.ndarray]:
     from fdg.training.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(run / "checkpoints")
     latest = checkpoints.latest()
     assert latest is not None
-    values: dict[str, Any] = dict(checkpoints.arrays(latest))
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        for name in row.keys() - set(TIMES):
-            values[f"iteration {row['iteration']}, {name}"] = np.asarray(row[name], float)
+    arrays = checkpoints.arrays(latest).items()
+    values: dict[str, Any] = {name: x for name, x in arrays if not name.endswith(_POOL_NUMBER)}
+    for row in _read_rows(run):
+        for name, x in row.items():
+            values[f"iteration {row['iteration']}, {name}"] = np.asarray(x, float)
     for path in (run / "samples").glob("*.jsonl"):
         values[f"samples {path.name}"] = np.frombuffer(path.read_bytes(), np.uint8)
     return values
+
+
+def _read_rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of metrics, without times."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: x for name, x in row.items() if name not in TIMES} for row in rows]
 
 
 def _difference(x: np.ndarray, y: np.ndarray) -> float:

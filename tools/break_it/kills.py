@@ -7,6 +7,11 @@ Each process is a fork of this process, which has imported all modules but start
 is imported only once. Moments are measured in CPU time of the process, which other work on the machine hardly
 affects.
 
+An environment on the host begins new episodes in a resumed run, which hence differs from an undisturbed one.
+Such a run must equal the undisturbed one up to the checkpoint before the first kill, and a second resumption
+of its last killed state in all bits. If a worker of the environment is killed, the run must go on and count
+the episodes of this worker.
+
 Two tries in three resume on the same devices, and all bits must be equal. Every third try resumes with random
 policies and numbers of devices: floats must be equal within a tolerance, relative to the largest value of
 their array (or to 1), and all other values exactly. Two tries in six start with an empty compilation cache.
@@ -26,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.forks import forked
-from tools.break_it.comparing import describe_difference
-from tools.break_it.processes import FOLDER, cpu_seconds_of, record_circumstances
+from tools.break_it.comparing import describe_difference, rows_differ
+from tools.break_it.processes import FOLDER, cpu_seconds_of, descendants, record_circumstances
 
 # Flags of runs with some seconds of CPU time, and thirty checkpoints. Learning rates are at most 1e-3: with
 # 1e-2, a rounding difference grows beyond 1e-5 within sixty iterations, and would hide errors.
@@ -55,6 +60,8 @@ class KillableRun:
       signals: the signals, in order.
       processes: number of processes of the run.
       to_one_process: whether a signal goes to one random process, not to all.
+      rows_per_worker: number of environments of a worker of the environment, which gets the only signal; 0 if
+        signals go to the run's processes.
     """
 
     flags: str
@@ -64,6 +71,12 @@ class KillableRun:
     signals: Sequence[signal.Signals] = (signal.SIGKILL,) * 3
     processes: int = 1
     to_one_process: bool = False
+    rows_per_worker: int = 0
+
+    @property
+    def begins_new_episodes(self) -> bool:
+        """Whether a resumed run begins new episodes, because its environments are on the host."""
+        return "gymnasium:" in self.flags
 
     @property
     def all_flags(self) -> list[str]:
@@ -136,6 +149,31 @@ STREAMS: Mapping[str, KillableRun] = {
             "ppo_rlhf ahead in processes", 2,
             "ppo_rlhf --ahead 2 --slots 3 --micro-batches 2 --policy split --devices 2",
         ),
+        (
+            "grpo lag 1", 1,
+            "grpo --ahead 2 --slots 4 --micro-batches 2 --policy standalone --lag 1 --devices 3",
+        ),
+        ("ppo_rlhf lag M", 1, "ppo_rlhf --micro-batches 2 --policy split --lag 2 --devices 2"),
+    )
+} | {
+    name: KillableRun(
+        f"--env gymnasium:CartPole-v1?restarts=2 --env-workers 2 {_SMALL} --algo {flags}",
+        (),
+        first_flags="--preset none",
+        signals=(signal.SIGKILL, signal.SIGINT, signal.SIGKILL),
+        processes=processes,
+        to_one_process=processes > 1,
+        rows_per_worker=rows_per_worker,
+    )
+    for name, processes, rows_per_worker, flags in (
+        ("impala workers", 1, 0, "impala --policy workers --devices 3 --lag 1"),
+        ("ppo coarse", 1, 0, "ppo --policy single_learner_coarse --devices 2 --lag 8"),
+        ("impala rings", 1, 0, "impala --policy workers --devices 3 --rings 2 --staleness 1"),
+        ("impala in processes", 2, 0, "impala --policy single_learner_coarse --devices 2 --lag 1"),
+        ("ppo, a worker", 1, 2, "ppo --policy workers --devices 3 --lag 1"),
+        ("impala, a worker", 1, 2, "impala --policy single_learner_coarse --devices 2 --lag 8"),
+        ("impala rings, a worker", 1, 1, "impala --policy workers --devices 3 --rings 2 --staleness 1"),
+        ("impala in processes, a worker", 2, 2, "impala --policy workers --devices 4 --learners 2 --lag 1"),
     )
 }  # fmt: skip
 _MANY = 16  # number of processes on one machine, each with one host device
@@ -174,8 +212,11 @@ def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str
     if isinstance(cpu_seconds, str):
         return f"{kind}, undisturbed: {cpu_seconds}"
     rng, signals = random.Random(try_number), list(case.signals)
+    if case.rows_per_worker:
+        return _kill_worker(case, kind, check, try_number, rng.uniform(0.0, cpu_seconds))
+    expected, kept = undisturbed, 0
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
+        run, twin = Path(folder, "run"), Path(folder, "twin")
         if has_empty_cache:
             cache_folder = Path(folder, "programs")
             cpu_seconds *= 2  # half of the CPU time is compilation
@@ -195,13 +236,51 @@ def kill_run(try_number: int, runs: Mapping[str, KillableRun] = RUNS, check: str
                 circumstances = f"{name}{_describe_moment(run)}{', moved' * is_moved}"
                 record_circumstances(check, try_number, circumstances, kind=kind, cold=has_empty_cache)
                 signals.pop(0)
+                if case.begins_new_episodes and (run / "config.json").exists():
+                    kept = kept or _last_checkpoint(run)
+                    shutil.rmtree(twin, ignore_errors=True)
+                    expected = shutil.copytree(run, twin)
             else:
                 cpu_seconds = used  # the run ended before the signal, because a resumed run has less to do
                 if (run / "summary.json").exists():
                     shutil.rmtree(run)
+                    expected, kept = undisturbed, 0
+        if expected == twin:
+            status, _ = _run(_flags_by_process(case, twin, ""), cache_folder, None, float64)
+            if status:
+                return f"{kind}, resumed again: status {status}"
         tolerance = (1e-12 if float64 else 1e-5) if is_moved else 0.0
-        difference = forked(lambda: describe_difference(run.absolute(), undisturbed.absolute(), tolerance))
+        difference = forked(lambda: describe_difference(run.absolute(), expected.absolute(), tolerance))
+        if kept and not difference:
+            difference = forked(lambda: rows_differ(run.absolute(), undisturbed.absolute(), kept))
     return f"{kind}, {'moved, ' * is_moved}killed: {difference}"[:2000] if difference else None
+
+
+def _kill_worker(case: KillableRun, kind: str, check: str, try_number: int, moment: float) -> str | None:
+    """Kills a worker of the environment; returns what went wrong, or None."""
+    from fdg.training.run_directory import read_summary
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        timed_signal = TimedSignal(signal.SIGKILL, moment, to_worker=True)
+        status, _ = _run(_flags_by_process(case, run, ""), FOLDER / "programs", timed_signal, False)
+        metrics = run / "metrics.jsonl"
+        if status == 1 and not (metrics.exists() and metrics.read_bytes()):
+            record_circumstances(check, try_number, "a worker at its start", kind=kind)
+            return None  # a worker that cannot start ends the run
+        if status:
+            return f"{kind}: status {status}"
+        lost = (read_summary(run) or {}).get("lost_episodes")
+    record_circumstances(check, try_number, f"a worker, {lost} episodes lost", kind=kind)
+    # A worker that is killed after its last step loses nothing.
+    return None if lost in (0, case.rows_per_worker) else f"{kind}: {lost} episodes are lost"
+
+
+def _last_checkpoint(run: Path) -> int:
+    """The iteration of the last checkpoint of a run; 0 without one."""
+    from fdg.training.checkpoint import Checkpoints
+
+    return forked(lambda: Checkpoints((run / "checkpoints").absolute()).latest() or 0)
 
 
 def _undisturbed_cpu_seconds(
@@ -257,11 +336,13 @@ class TimedSignal:
       signal: the signal.
       moment: CPU seconds before the signal, the mean over processes.
       process: index of the process that gets the signal; None for all.
+      to_worker: whether a worker of the environment gets it instead, as soon as one runs.
     """
 
     signal: signal.Signals
     moment: float
     process: int | None = None
+    to_worker: bool = False
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -297,9 +378,11 @@ def _run(
                 statuses[child] = os.waitstatus_to_exitcode(code)
         used = sum(cpu_seconds.values()) / len(cpu_seconds)
         if timed_signal is not None and used >= timed_signal.moment:
-            for child in set(targets) - statuses.keys():
-                os.kill(child, timed_signal.signal)
-            timed_signal = None
+            running = list(set(targets) - statuses.keys())
+            receivers = _workers_of(running)[:1] if timed_signal.to_worker else running
+            for receiver in receivers:
+                os.kill(receiver, timed_signal.signal)
+            timed_signal = None if receivers else timed_signal
         if time.monotonic() - start_time > _PATIENCE:
             hangs = True
             for child in set(children) - statuses.keys():
@@ -307,6 +390,16 @@ def _run(
         time.sleep(0.005)
     status = next((statuses[child] for child in (*targets, *children) if statuses[child]), 0)
     return -1 if hangs else status, sum(cpu_seconds.values()) / len(cpu_seconds)
+
+
+def _workers_of(children: Sequence[int]) -> list[int]:
+    """The process ids of the environments' workers of these processes."""
+    return [
+        pid
+        for child in children
+        for pid, line in descendants(child).items()
+        if any(word.endswith("gymnasium_worker.py") for word in line)
+    ]
 
 
 def _fork(flags: Sequence[str], float64: bool) -> int:
