@@ -44,7 +44,7 @@ from fdg.errors import FdgError, HostError, nearest, raised
 
 PREFIX = "gymnasium:"
 
-_WORKER = Path(__file__).with_name("gymnasium_worker.py")
+_WORKER = Path(__file__).with_name("worker_process.py")
 
 
 def make(name: str, **overrides: Any) -> HostEnvironment:

@@ -1,8 +1,8 @@
 """A worker process of `from_gymnasium`: some instances of one Gymnasium environment, stepped in turn.
 
-It runs as a script, `python gymnasium_worker.py FD`, so that it shares no threads, memory or open files with
-its parent, and does not import JAX. FD is a `multiprocessing` connection. Requests are `(method, arguments)`,
-replies `(True, result)` or `(False, error)`.
+It runs as a script (`worker_process`), so that it shares no threads, memory or open files with its parent,
+and does not import JAX. Its argument is the descriptor of a `multiprocessing` connection. Requests are
+`(method, arguments)`, replies `(True, result)` or `(False, error)`.
 """
 
 import importlib
@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+
+from .gymnasium_codec import kind
 
 
 class WrongAnswerError(Exception):
@@ -123,15 +125,6 @@ def make_instance(name: str, **options: Any) -> Any:
         value = getattr(value, part, None)
     entry = gymnasium.envs.registration.EnvSpec(attribute, entry_point=value) if callable(value) else name
     return gymnasium.make(entry, disable_env_checker=True, **options)
-
-
-_KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
-
-
-def kind(space: Any) -> str:
-    """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
-    cls = type(space)
-    return next((base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), cls.__name__)
 
 
 def convert(space: Any, value: Any, where: str = "observation") -> Any:
@@ -255,7 +248,3 @@ def main() -> None:
             connection.send(reply)
         except BrokenPipeError:
             return
-
-
-if __name__ == "__main__":
-    main()
