@@ -4,6 +4,7 @@ So workers, which do not import JAX, encode and decode with the same functions a
 arrays become NumPy arrays, JAX arrays JAX arrays. `gymnasium_spaces` describes the encoding.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,12 @@ _KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscre
 
 def kind(space: Any) -> str:
     """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
-    cls = type(space)
+    cls: Any = type(space)
+    return _kind_of_class(cls)
+
+
+@functools.cache
+def _kind_of_class(cls: type) -> str:
     return next((base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), cls.__name__)
 
 
