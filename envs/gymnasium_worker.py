@@ -134,27 +134,27 @@ class Instances:
         if program is not None:
             self._runner = Runner(NumpyProgram.deserialized(program))
         env = self._envs[0].env
-        rows = self._encoded() if last_rows is None else last_rows
+        rows = self._encode(self._observations) if last_rows is None else last_rows
         extras: list[list[np.ndarray]] = []
         all_rows = np.zeros((num_steps, *rows.shape), rows.dtype)
         finals: dict[int, np.ndarray] = {}
         numbers = np.zeros((3 + len(info), num_steps, len(rows)))
-        with np.errstate(all="ignore"):
-            self._runner.begin(pickle.loads(fixed))
-            for t in range(num_steps):
-                action, *step_extras = self._runner.step(rows, [values[t] for values in per_step])
-                extras.append(step_extras)
-                if t > 0 or last_rows is None:
-                    actions = decode(env.action_space, np.asarray(action))
-                    _, final, numbers[:, t] = self.step([select(actions, i) for i in range(len(rows))], info)
-                    if final is not None:
-                        finals[t] = encode_row(env.observation_space, final)
-                rows = all_rows[t] = self._encoded()
+        self._runner.begin(pickle.loads(fixed))
+        for t in range(num_steps):
+            action, *step_extras = self._runner.step(rows, [values[t] for values in per_step])
+            extras.append(step_extras)
+            if t > 0 or last_rows is None:
+                actions = decode(env.action_space, np.asarray(action))
+                _, final, numbers[:, t] = self.step([select(actions, i) for i in range(len(rows))], info)
+                if final is not None:
+                    finals[t] = self._encode(final)
+            rows = all_rows[t] = self._encode(self._observations)
         return [np.stack(values) for values in zip(*extras, strict=True)], all_rows, finals, numbers
 
-    def _encoded(self) -> np.ndarray:
-        """The current observations of all instances, `[n, *wire]`."""
-        return encode_row(self._envs[0].env.observation_space, self._observations)
+    @np.errstate(over="ignore")  # as in the parent: a number beyond float32 becomes infinite
+    def _encode(self, observations: Any) -> np.ndarray:
+        """Encodes stacked observations, `[n, *wire]`."""
+        return encode_row(self._envs[0].env.observation_space, observations)
 
     def describe_error(self, error: BaseException) -> str:
         """An error message that names the current instance."""

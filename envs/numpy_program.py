@@ -90,6 +90,7 @@ class Runner:
         self._run(self._at_step)
         return [self._values[i] for i in self._program.outputs]
 
+    @np.errstate(all="ignore")  # JAX does not warn either
     def _run(self, steps: Sequence[_Step]) -> None:
         values = self._values
         for run, operands, outputs in steps:

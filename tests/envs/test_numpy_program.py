@@ -66,11 +66,8 @@ def run(act, observation, keys, workers=(N,), operations=None):
     for n in workers:
         program, rows = NumpyProgram.deserialized(actor.program.serialized[n]), slice(start, start + n)
         runner, start = Runner(program), start + n
-        with np.errstate(all="ignore"):
-            runner.begin(inputs.fixed)
-            steps = [
-                runner.step(observation[t, rows], [x[t, rows] for x in inputs.per_step]) for t in range(T)
-            ]
+        runner.begin(inputs.fixed)
+        steps = [runner.step(observation[t, rows], [x[t, rows] for x in inputs.per_step]) for t in range(T)]
         parts.append([np.stack(values) for values in zip(*steps, strict=True)])
         if operations is not None:
             operations.update(equation.operation for equation in program.equations)
