@@ -3,9 +3,12 @@
 Instances of the environment sleep in each step, so that many workers can share a few cores; the actor is a
 small network. For a worker's *own rate*, this process acts for one worker's rows and steps them, without a
 fleet. With `--kill N`, SIGKILL ends N workers between rounds; only episodes of their rows should be lost.
+With `--numpy`, workers are Gymnasium's processes on this machine, which act with NumPy; their *own rate* is
+that of the sleeps alone.
 
     python -m bench.satellites                           # 16 workers of 4 instances
     python -m bench.satellites --workers 64 --kill 8
+    python -m bench.satellites --numpy --workers 256 --rows 1 --kill 20
 """
 
 import os
@@ -21,8 +24,12 @@ import algos
 import fdg
 from bench.harness import in_turns, parser, repeated, seconds, table
 from bench.rings import Sleeping
-from envs import HostEnvironment, from_ray, host, satellites
+from envs import HostEnvironment, from_ray, host, running_pools, satellites
+from envs.from_gymnasium import GymnasiumSource
+from envs.pools import ActorInputs
 from fdg import ray_cluster
+
+_SLEEPING = "gymnasium:bench.peers.sleeping:Sleeping-v0"
 
 
 def timed_rollout(env: HostEnvironment, rows: int, steps: int) -> Any:
@@ -66,9 +73,20 @@ def seconds_without_fleet(source: Any, rows: int, steps: int, rounds: int) -> fl
     pool, observation = source.start(rows), np.zeros(zeros.shape, np.float32)
 
     def run() -> None:
-        satellites.run_segment(fragment.program, pool, observation, operands, keys, None, 60.0)
+        inputs = ActorInputs(operands, [keys])
+        satellites.run_segment(fragment.program, pool, observation, steps, inputs, None, 60.0)
 
     return statistics.median([seconds(run) for _ in range(rounds + 1)][1:])
+
+
+def processes(source: Any) -> list[int]:
+    """The numbers of the workers' processes."""
+    if isinstance(source, GymnasiumSource):
+        (pool,) = [x.pool for x in running_pools.POOLS._by_number.values() if x.environment.source == source]
+        return [worker.process.pid for worker in pool._workers.values()]
+    workers = from_ray.fleet(source)
+    places = [workers.where(i) for i in range(len(workers))]
+    return [int(place.rsplit("process ", 1)[1].rstrip(")")) for place in places]
 
 
 def main() -> None:
@@ -79,14 +97,23 @@ def main() -> None:
     command.add_argument("--milliseconds", type=float, default=5.0, help="sleep of an instance's step")
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--kill", type=int, default=0, help="workers that are killed between rounds")
+    command.add_argument("--numpy", action="store_true", help="local workers with NumPy, without Ray")
     args = command.parse_args()
-    source, rows = Sleeping(args.milliseconds / 1e3), args.workers * args.rows
-    own_seconds = seconds_without_fleet(source, args.rows, args.steps, args.rounds)
-    ray_cluster.connect(local_cpus=2 * args.workers + 1)  # more than the machine has, because instances sleep
-    sides = {}
-    for name, acts in (("workers are sent actions", False), ("satellites", True)):
-        fleet = from_ray.FleetSource(source, args.workers, 1.0, acts)
-        sides[name] = timed_rollout(HostEnvironment(fleet, restarts=args.kill), rows, args.steps)
+    rows = args.workers * args.rows
+    if args.numpy:
+        options = (("milliseconds", args.milliseconds),)
+        sources = [GymnasiumSource(_SLEEPING, options, args.workers, (), acts) for acts in (False, True)]
+        own_seconds = args.steps * args.rows * args.milliseconds / 1e3
+    else:
+        source = Sleeping(args.milliseconds / 1e3)
+        own_seconds = seconds_without_fleet(source, args.rows, args.steps, args.rounds)
+        # more CPUs than the machine has, because instances sleep
+        ray_cluster.connect(local_cpus=2 * args.workers + 1)
+        sources = [from_ray.FleetSource(source, args.workers, 1.0, acts) for acts in (False, True)]
+    sides = {
+        name: timed_rollout(HostEnvironment(source, restarts=args.kill), rows, args.steps)
+        for name, source in zip(("workers are sent actions", "satellites"), sources, strict=True)
+    }
     medians = {name: statistics.median(times) for name, times in in_turns(sides, args.rounds).items()}
     cells = [
         (
@@ -99,10 +126,8 @@ def main() -> None:
     ]
     print(table(("side", "steps/s", "of the workers' own rate", "ms more per rollout"), cells))
     if args.kill:
-        workers = from_ray.fleet(from_ray.FleetSource(source, args.workers, 1.0, True))
-        places = [workers.where(i) for i in range(len(workers))]
-        for place in places[: args.kill]:
-            os.kill(int(place.rsplit("process ", 1)[1].rstrip(")")), signal.SIGKILL)
+        for process in processes(sources[1])[: args.kill]:
+            os.kill(process, signal.SIGKILL)
         before = host.losses()
         sides["satellites"](0)
         lost = host.losses()

@@ -18,6 +18,7 @@ import importlib.util
 import math
 import multiprocessing
 import os
+import pickle
 import socket
 import struct
 import subprocess
@@ -28,23 +29,23 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces
+from envs import gymnasium_frames, gymnasium_parts, gymnasium_spaces, numpy_actors, satellites
 from envs.adapters import check_count
 from envs.environment import named_info
 from envs.gymnasium_worker import make_instance
 from envs.host import HostEnvironment, make_from
-from envs.pools import Failure, InTwoHalves, Transition
+from envs.pools import ActorInputs, Failure, InTwoHalves, Recreated, Segment, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, nearest, raised
 
 PREFIX = "gymnasium:"
 
-_WORKER = Path(__file__).with_name("gymnasium_worker.py")
+_WORKER = Path(__file__).with_name("worker_process.py")
 
 
 def make(name: str, **overrides: Any) -> HostEnvironment:
@@ -54,16 +55,17 @@ def make(name: str, **overrides: Any) -> HostEnvironment:
       name: an argument of `gymnasium.make`, or `module:NAME` of a class or a factory function.
       **overrides: further arguments of `gymnasium.make` (`max_episode_steps=200`, and the environment's own);
       `timeout` and `restarts` of `HostEnvironment`; `workers`, the number of processes (None: one per core);
-      `info`, names of episode metrics in the info of the last step.
+      `acts`, whether they also act (`GymnasiumSource.acts`); `info`, names of episode metrics in the info of
+      the last step.
 
     Raises:
       FdgError: Gymnasium is not installed, or cannot make the environment; gives the reason.
     """
-    workers = overrides.pop("workers", None)
-    check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers})
+    workers, acts = overrides.pop("workers", None), overrides.pop("acts", False)
+    check_options(f"environment '{PREFIX}{name}'", GymnasiumSource, {"workers": workers, "acts": acts})
     check_count(f"environment '{PREFIX}{name}'", "workers", 1 if workers is None else workers)
     info = named_info(overrides.pop("info", ()))
-    env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info), overrides)
+    env = make_from(lambda options: GymnasiumSource(PREFIX + name, options, workers, info, acts), overrides)
     _facts(env.name, env.source.options)  # raises if Gymnasium cannot make it
     return env
 
@@ -76,6 +78,9 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
     options: tuple[tuple[str, Any], ...] = ()
     workers: int | None = None
     info: tuple[str, ...] = ()
+    acts: bool = False  # the workers also act, for whole segments (`envs.numpy_actors`)
+
+    trace_actor: ClassVar[Any] = staticmethod(numpy_actors.trace)
 
     @property
     def facts(self) -> gymnasium_parts.Facts:
@@ -93,6 +98,14 @@ class GymnasiumSource(gymnasium_parts.LibrarySource):
         """The same source with at most this many processes, unless `workers` is given."""
         return dataclasses.replace(self, workers=self.workers or cores)
 
+    def rows_by_worker(self, size: int) -> list[np.ndarray]:
+        """The instances of each worker, for a pool of `size`."""
+        return np.array_split(np.arange(size), min(size, self.workers or os.cpu_count() or 1))
+
+    def shares(self, size: int) -> list[int]:
+        """The number of instances of each worker, for a pool of `size`."""
+        return list(map(len, self.rows_by_worker(size)))
+
     def start(self, size: int) -> "WorkerPool":
         """A pool of `size` instances."""
         return WorkerPool(self, size)
@@ -104,8 +117,7 @@ class WorkerPool(InTwoHalves):
     def __init__(self, source: GymnasiumSource, size: int):
         self._source, self._size = source, size
         self._action_space = source.facts.library_action_space
-        count = min(size, source.workers or os.cpu_count() or 1)
-        self._rows_by_worker = np.array_split(np.arange(size), count)
+        self._rows_by_worker = source.rows_by_worker(size)
         self._workers: dict[int, _Worker] = {}
         self._pending: dict[Any, int] = {}  # indices of the workers in the running step, by connection
         self._seconds_left = 0.0  # of the timeout, after the last requests were sent
@@ -163,6 +175,39 @@ class WorkerPool(InTwoHalves):
             transition.terminated[rows], transition.truncated[rows] = terminated, truncated
         return transition._replace(failures=failures)
 
+    def segment(
+        self,
+        program: satellites.Program,
+        num_steps: int,
+        inputs: ActorInputs[np.ndarray],
+        rows: np.ndarray,
+        recreated: Recreated | None,
+        timeout: float,
+    ) -> Segment:
+        """Steps of some rows, for which their workers act; see `pools.Pool`."""
+        requests, fixed = {}, pickle.dumps(inputs.fixed)
+        recreated_by_worker: dict[int, Recreated] = {}
+        for i, worker_rows in enumerate(self._rows_by_worker):
+            if worker_rows[0] not in rows:
+                continue
+            last_rows = None
+            if recreated is not None:
+                recreated_by_worker[i] = recreated.select(np.searchsorted(rows, worker_rows))
+                last_rows = recreated_by_worker[i].last_observation
+            has_program, self._workers[i].program = self._workers[i].program == program, program
+            new_program = None if has_program else program.serialized[len(worker_rows)]
+            per_step = [values[:, worker_rows] for values in inputs.per_step]
+            arguments = new_program, num_steps, fixed, per_step, last_rows, self._source.info
+            requests[i] = "segment", arguments
+        sent = self._send_requests(requests, timeout * num_steps)
+        parts: list[Segment | None] = []
+        failures = []
+        for i, (ok, reply) in self._replies(sent, timeout * num_steps).items():
+            parts.append(_worker_segment(reply, recreated_by_worker.get(i)) if ok else None)
+            if not ok:
+                failures.append(Failure(self._rows_by_worker[i], reply))
+        return Segment.concatenate(parts, [len(self._rows_by_worker[i]) for i in requests], failures)
+
     def close(self) -> None:
         """Kills the workers."""
         for worker in self._workers.values():
@@ -203,6 +248,22 @@ class WorkerPool(InTwoHalves):
         return replies
 
 
+@np.errstate(over="ignore")  # see WorkerPool.reset
+def _worker_segment(reply: Any, recreated: Recreated | None) -> Segment:
+    """The segment of a worker from its reply; `recreated`: its instances, if they have just started."""
+    extras, observation, finals, numbers = reply
+    reward, *info = numbers[[0, *range(3, len(numbers))]].astype(np.float32)
+    terminated, truncated = numbers[1:3].astype(np.bool_)
+    final_observation = observation.copy()
+    for t, encoded in finals.items():
+        final_observation[t] = encoded
+    steps = Transition(observation, reward, terminated, truncated, final_observation, tuple(info))
+    if recreated is not None:
+        for array, first in zip(steps.arrays, recreated.step().arrays, strict=True):
+            array[0] = first
+    return Segment(extras, steps)
+
+
 class _Worker:
     """A process that runs `gymnasium_worker`.
 
@@ -211,6 +272,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.connection, worker_end = multiprocessing.Pipe()
+        self.program: satellites.Program | None = None  # the actor that the process has
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the process
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(

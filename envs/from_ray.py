@@ -16,14 +16,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from envs import satellites
 from envs.adapters import check_count
 from envs.host import HostEnvironment
-from envs.pools import Failure, InTwoHalves, Pool, Recreated, Segment, Source, Transition, wire_space
+from envs.pools import (
+    ActorInputs,
+    Failure,
+    InTwoHalves,
+    Pool,
+    Recreated,
+    Segment,
+    Source,
+    Transition,
+    wire_space,
+)
 from fdg import ray_cluster
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, one_line, raised
@@ -90,6 +100,8 @@ class FleetSource:
     cpus: float = 1.0
     acts: bool = False  # the workers also act, for whole segments (`envs.satellites`)
 
+    trace_actor: ClassVar[Any] = staticmethod(satellites.trace)
+
     def shares(self, size: int) -> list[int]:
         """The number of instances of each worker, for a pool of `size`."""
         return [len(share) for share in np.array_split(np.arange(size), min(size, self.workers or 1))]
@@ -152,17 +164,19 @@ class Worker:
         self,
         key: ShareKey,
         program: Any,
-        operands: Any,
-        keys: np.ndarray,
+        num_steps: int,
+        fixed: Sequence[np.ndarray],
+        per_step: Sequence[np.ndarray],
         recreated: Recreated | None,
         timeout: float,
     ) -> Segment | None:
-        """Acts and steps once for each key; None if this worker replaced one that had the pool."""
+        """Acts and steps `num_steps` times; None if this worker replaced one that had the pool."""
         pool = self._pools.get(key)
         if pool is None:
             return None
+        inputs = ActorInputs(fixed, per_step)
         result, self._observations[key] = satellites.run_segment(
-            program, pool, self._observations[key], operands, keys, recreated, timeout
+            program, pool, self._observations[key], num_steps, inputs, recreated, timeout
         )
         return result
 
@@ -332,35 +346,36 @@ class FleetPool(InTwoHalves):
     def segment(
         self,
         program: Any,
-        operands: Any,
-        keys: np.ndarray,
+        num_steps: int,
+        inputs: ActorInputs[np.ndarray],
         rows: np.ndarray,
         recreated: Recreated | None,
         timeout: float,
     ) -> Segment:
-        """T steps of some rows: the workers of their shares act and step.
+        """Steps of some rows: the workers of their shares act and step.
 
         Args:
           program: a `satellites.Program`, which computes the actions; put into Ray's object store once.
-          operands: the program's operands, put into the object store for each segment.
-          keys: `[T, B, k]`.
+          num_steps: T.
+          inputs: of all rows; the fixed ones are put into the object store for each segment.
           rows: `[n]` in order, whole shares.
           recreated: given if `rows` have just replaced lost instances.
           timeout: seconds per step.
         """
         if program not in self._programs:
             self._programs[program] = self._ray.put(program)
-        operands_ref, pending = self._ray.put(operands), []
+        fixed, pending = self._ray.put(inputs.fixed), []
         for i, share in enumerate(self._shares):
             if share[0] not in rows:
                 continue
             share_recreated = None if recreated is None else recreated.select(np.searchsorted(rows, share))
-            arguments = self._programs[program], operands_ref, keys[:, share], share_recreated, timeout
+            per_step = [values[:, share] for values in inputs.per_step]
+            arguments = self._programs[program], num_steps, fixed, per_step, share_recreated, timeout
             pending.append((i, self._actors[i].segment.remote(self._key(i), *arguments)))
         failures: list[Failure] = []
         parts: list[Segment | None] = []
         for (i, _), (part, reason) in zip(
-            pending, self._answers(pending, timeout * len(keys) + _COMPILE_SECONDS), strict=True
+            pending, self._answers(pending, timeout * num_steps + _COMPILE_SECONDS), strict=True
         ):
             parts.append(part)
             if part is None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from envs import composite, gymnasium_spaces
 from envs.composite import ObservationSpace
-from envs.gymnasium_worker import kind
+from envs.gymnasium_codec import encode_observation, encode_row, has_parts, kind
 from envs.library import LibraryEnvironment
 from envs.native import Native, describe, rebuilt
 from envs.observations import MaskedObservation
@@ -80,8 +80,7 @@ class LibrarySource(LibraryEnvironment):
 
     def encode(self, batch: Any) -> np.ndarray:
         """Encodes a batch of the library's observations as rows `[B, *wire]`."""
-        space = self.facts.library_observation_space
-        return (pack if has_parts(space) else gymnasium_spaces.encode)(space, batch)
+        return encode_row(self.facts.library_observation_space, batch)
 
     @property
     def native(self) -> Native:
@@ -140,11 +139,6 @@ def _has_mask(library_space: Any, actions: Space) -> bool:
     return False
 
 
-def has_parts(space: Any) -> bool:
-    """True for Gymnasium's `Dict` and `Tuple` spaces."""
-    return kind(space) in ("Dict", "Tuple")
-
-
 def observation_space(name: str, space: Any) -> ObservationSpace:
     """Converts an observation space of Gymnasium's to ours, part by part."""
     match kind(space):
@@ -164,38 +158,6 @@ def observation_space(name: str, space: Any) -> ObservationSpace:
 def packed_space(space: ObservationSpace) -> Box:
     """The space of a packed observation: a row of bytes."""
     return Box(0.0, 255.0, (sum(_num_bytes(part) for _, part in composite.parts(space)),), "uint8")
-
-
-def encode_observation(library_space: Any, batch: Any) -> Any:
-    """Converts a batch of Gymnasium's observations, with parts or without, to ours; always copies."""
-    return (encode if has_parts(library_space) else gymnasium_spaces.encode)(library_space, batch)
-
-
-def encode(library_space: Any, batch: Any) -> Any:
-    """Converts a batch of a space with parts, or of one of its parts, to ours: arrays `[B, ...]`.
-
-    NumPy arrays become NumPy arrays, JAX arrays JAX arrays: see `gymnasium_spaces.encode`.
-    """
-    match kind(library_space):
-        case "Dict":
-            return {str(key): encode(part, batch[key]) for key, part in library_space.spaces.items()}
-        case "Tuple":
-            return tuple(encode(part, batch[i]) for i, part in enumerate(library_space.spaces))
-        case "Discrete":
-            return gymnasium_spaces.subtract_start(library_space, batch)
-        case "MultiDiscrete":
-            categories = gymnasium_spaces.subtract_start(library_space, batch)
-            return categories.reshape(len(batch), math.prod(library_space.shape))
-        case "MultiBinary":
-            return batch.astype(jnp.float32) if isinstance(batch, jax.Array) else np.array(batch, np.float32)
-    return gymnasium_spaces.encode(library_space, batch)
-
-
-def pack(library_space: Any, batch: Any) -> np.ndarray:
-    """Packs a batch of Gymnasium's observations into rows of bytes, `[B, bytes]`."""
-    parts = jax.tree.leaves(encode(library_space, batch))
-    rows = [np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8) for part in parts]
-    return np.concatenate(rows, axis=1)
 
 
 def unpack(space: ObservationSpace, rows: jax.Array) -> Any:

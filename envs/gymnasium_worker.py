@@ -1,14 +1,14 @@
 """A worker process of `from_gymnasium`: some instances of one Gymnasium environment, stepped in turn.
 
-It runs as a script, `python gymnasium_worker.py FD`, so that it shares no threads, memory or open files with
-its parent, and does not import JAX. FD is a `multiprocessing` connection. Requests are `(method, arguments)`,
-replies `(True, result)` or `(False, error)`.
+It runs as a script (`worker_process`), so that it shares no threads, memory or open files with its parent,
+and does not import JAX. Its argument is the descriptor of a `multiprocessing` connection. Requests are
+`(method, arguments)`, replies `(True, result)` or `(False, error)`.
 """
 
 import importlib
 import os
+import pickle
 import re
-import select
 import signal
 import sys
 import threading
@@ -16,9 +16,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from select import poll
 from typing import Any
 
 import numpy as np
+
+from .gymnasium_codec import decode, encode_row, kind, select
+from .numpy_program import NumpyProgram, Runner
 
 _GRACE_SECONDS = 5.0  # for environments to close after the parent has gone
 
@@ -35,6 +39,7 @@ class Instance:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self._observation_space = env.observation_space  # each wrapper would pass the question on
 
     def reset(self, seed: int | None = None) -> Any:
         """Starts an episode; returns its first observation, from `convert`."""
@@ -43,7 +48,7 @@ class Instance:
             raise WrongAnswerError(
                 f"reset returned {_describe(result)}: return the pair (observation, info), info a dictionary"
             )
-        return convert(self.env.observation_space, result[0])
+        return convert(self._observation_space, result[0])
 
     def step(self, action: Any, info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Observation (from `convert`), reward, terminated, truncated; at an episode's end also `info`."""
@@ -53,15 +58,18 @@ class Instance:
                 f"step returned {_describe(result)}: return five"
                 " (observation, reward, terminated, truncated, info)"
             )
-        observation, reward, *flags, infos = result
-        ends = [
-            bool(_scalar(what, flag)) for what, flag in zip(("terminated", "truncated"), flags, strict=True)
-        ]
+        observation, reward, terminated, truncated, infos = result
+        terminated, truncated = (
+            bool(_scalar("terminated", terminated)),
+            bool(_scalar("truncated", truncated)),
+        )
+        ended = terminated or truncated
         return (
-            convert(self.env.observation_space, observation),
+            convert(self._observation_space, observation),
             _scalar("reward", reward),
-            *ends,
-            *(_info_value(name, infos) if any(ends) else 0.0 for name in info),
+            terminated,
+            truncated,
+            *[_info_value(name, infos) if ended else 0.0 for name in info],
         )
 
 
@@ -75,12 +83,14 @@ class Instances:
 
     def __init__(self) -> None:
         self._envs: list[Instance] = []
+        self._observations: Any = None  # the current ones, stacked
         self._current = 0  # the current instance, for messages
 
     def reset(self, name: str, options: dict[str, Any], seeds: list[int]) -> Any:
         """Makes an instance for each seed; returns their first observations."""
         self._envs = [Instance(make_instance(name, **options)) for _ in seeds]
-        return stack([self._select(i).reset(seed) for i, seed in enumerate(seeds)])
+        self._observations = stack([self._select(i).reset(seed) for i, seed in enumerate(seeds)])
+        return self._observations
 
     def step(self, actions: list[Any], info: Sequence[str] = ()) -> tuple[Any, ...]:
         """Steps each instance; those whose episode ends start the next one.
@@ -91,12 +101,66 @@ class Instances:
         """
         observations: list[Any] = []
         finals: list[Any] = []
-        numbers = np.zeros((3 + len(info), len(self._envs)))
+        rows: list[list[float]] = []
+        any_ended = False
         for i, action in enumerate(actions):
-            observation, *numbers[:, i] = self._select(i).step(action, info)
+            observation, *numbers = self._select(i).step(action, info)
+            rows.append(numbers)
             finals.append(observation)
-            observations.append(self._select(i).reset() if numbers[1:3, i].any() else observation)
-        return stack(observations), stack(finals) if numbers[1:3].any() else None, numbers
+            if numbers[1] or numbers[2]:
+                any_ended, observation = True, self._select(i).reset()
+            observations.append(observation)
+        self._observations = stack(observations)
+        return self._observations, stack(finals) if any_ended else None, np.array(rows, np.float64).T
+
+    def segment(
+        self,
+        program: bytes | None,
+        num_steps: int,
+        fixed: bytes,
+        per_step: list[np.ndarray],
+        last_rows: np.ndarray | None,
+        info: Sequence[str] = (),
+    ) -> tuple[Any, ...]:
+        """Acts and steps `num_steps` times.
+
+        Args:
+          program: a serialised `NumpyProgram`, which computes actions and extras; None: the previous one.
+          num_steps: T.
+          fixed: the program's fixed inputs, pickled.
+          per_step: the program's inputs of each step, `[T, n, ...]` each.
+          last_rows: if given, the instances are new ones, which replace lost ones with this last observation,
+            `[n, *wire]`: the first action is only recorded, and the first step is left to the caller.
+          info: names of episode metrics.
+
+        Returns:
+          Extras, `[T, n, ...]`; observations after each step, `[T, n, *wire]`; for steps in which an episode
+          ended, also observations before the resets; and numbers as from `step`, `[3 + len(info), T, n]`.
+        """
+        if program is not None:
+            self._runner = Runner(NumpyProgram.deserialized(program))
+        env = self._envs[0].env
+        rows = self._encode(self._observations) if last_rows is None else last_rows
+        extras: list[list[np.ndarray]] = []
+        all_rows = np.zeros((num_steps, *rows.shape), rows.dtype)
+        finals: dict[int, np.ndarray] = {}
+        numbers = np.zeros((3 + len(info), num_steps, len(rows)))
+        self._runner.begin(pickle.loads(fixed))
+        for t in range(num_steps):
+            action, *step_extras = self._runner.step(rows, [values[t] for values in per_step])
+            extras.append(step_extras)
+            if t > 0 or last_rows is None:
+                actions = decode(env.action_space, np.asarray(action))
+                _, final, numbers[:, t] = self.step([select(actions, i) for i in range(len(rows))], info)
+                if final is not None:
+                    finals[t] = self._encode(final)
+            rows = all_rows[t] = self._encode(self._observations)
+        return [np.stack(values) for values in zip(*extras, strict=True)], all_rows, finals, numbers
+
+    @np.errstate(over="ignore")  # as in the parent: a number beyond float32 becomes infinite
+    def _encode(self, observations: Any) -> np.ndarray:
+        """Encodes stacked observations, `[n, *wire]`."""
+        return encode_row(self._envs[0].env.observation_space, observations)
 
     def describe_error(self, error: BaseException) -> str:
         """An error message that names the current instance."""
@@ -131,15 +195,6 @@ def make_instance(name: str, **options: Any) -> Any:
     return gymnasium.make(entry, disable_env_checker=True, **options)
 
 
-_KINDS = ("Box", "Dict", "Discrete", "MissionSpace", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
-
-
-def kind(space: Any) -> str:
-    """The class of `_KINDS` that a space's class is or derives from, or its own name; imports nothing."""
-    cls = type(space)
-    return next((base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), cls.__name__)
-
-
 def convert(space: Any, value: Any, where: str = "observation") -> Any:
     """Copies an element of a Gymnasium space to new arrays of the space's shapes and dtypes.
 
@@ -149,6 +204,9 @@ def convert(space: Any, value: Any, where: str = "observation") -> Any:
       WrongAnswerError: missing parts, a wrong shape, or a number outside the space's dtype.
     """
     name = kind(space)
+    is_exact = type(value) is np.ndarray and (value.dtype, value.shape) == (space.dtype, space.shape)
+    if name == "Box" and is_exact:
+        return value.copy()  # the checks below take longer than the steps of many environments
     if name == "Dict":
         missing = [key for key in space.spaces if not isinstance(value, Mapping) or key not in value]
         if missing:
@@ -196,7 +254,7 @@ def stack(elements: list[Any]) -> Any:
         return {key: stack([element[key] for element in elements]) for key in first}
     if isinstance(first, tuple):
         return tuple(stack([element[i] for element in elements]) for i in range(len(first)))
-    return np.stack([np.asarray(element) for element in elements])
+    return np.array(elements)  # much faster than `np.stack` for small arrays
 
 
 def _real_array(value: Any) -> np.ndarray:
@@ -211,6 +269,8 @@ def _real_array(value: Any) -> np.ndarray:
 
 def _scalar(what: str, value: Any) -> float:
     """A number that an environment returned, possibly as an array with one element."""
+    if isinstance(value, float | int | np.bool_ | np.floating | np.integer):
+        return float(value)
     try:
         array = _real_array(value).astype(np.float64)
     except (TypeError, ValueError):
@@ -243,7 +303,7 @@ def _describe(value: Any) -> str:
 
 def _end_after_parent(connection: Connection) -> None:
     """Kills this process if it still runs a while after its parent has gone: an environment hangs."""
-    parent = select.poll()
+    parent = poll()
     parent.register(connection, 0)  # no events: it only waits until the other end is closed
     parent.poll()
     time.sleep(_GRACE_SECONDS)
@@ -271,7 +331,3 @@ def main() -> None:
             connection.send(reply)
         except BrokenPipeError:
             return
-
-
-if __name__ == "__main__":
-    main()

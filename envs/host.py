@@ -157,7 +157,7 @@ class HostEnvironment(EnvironmentBase):
 
     @property
     def acts(self) -> bool:
-        """True if a fleet's workers act (`ray:NAME?acts=True`)."""
+        """True if workers act (`?acts=True`)."""
         return getattr(self.source, "acts", False)
 
     def acting(
@@ -175,7 +175,9 @@ class HostEnvironment(EnvironmentBase):
         wire = wire_space(self.source)
 
         def act_on_rows(rows: jax.Array, key_data: jax.Array) -> Any:
-            return act(self._unpack(rows), jax.random.wrap_key_data(key_data, impl=implementation))
+            keys = jax.random.wrap_key_data(key_data, impl=implementation)
+            action, extras = act(self._unpack(rows), keys)
+            return actions(self.name, action, self.action_space, keys.shape), extras
 
         def argument_types(rows: int) -> Any:
             return (
@@ -183,12 +185,13 @@ class HostEnvironment(EnvironmentBase):
                 jax.ShapeDtypeStruct((rows, *key_data.shape[1:]), key_data.dtype),
             )
 
-        return satellites.trace(self.name, act_on_rows, argument_types, self.source.shares(len(key_data)))
+        shares = self.source.shares(len(key_data))
+        return self.source.trace_actor(self.name, act_on_rows, argument_types, shares)
 
     def segment(
         self, actor: satellites.TracedActor, operands: list[jax.Array], keys: jax.Array, state: EpisodeState
     ) -> tuple[EpisodeState, Any, Any, TimeStep]:
-        """Makes a fleet's workers act and step T times.
+        """Makes workers act and step T times.
 
         Args:
           actor, operands: results of `acting`.
@@ -201,12 +204,13 @@ class HostEnvironment(EnvironmentBase):
         """
         check_state(self.name, state)
         extras, extras_structure = jax.tree.flatten(actor.extras)
-        key_data = jax.random.key_data(keys[:, 0])
-        types, step_structure = jax.tree.flatten(self._result_types(key_data.shape[1]))
-        shapes = [jax.ShapeDtypeStruct((len(key_data), *x.shape), x.dtype) for x in [*extras, *types]]
+        num_steps, _, size = keys.shape
+        types, step_structure = jax.tree.flatten(self._result_types(size))
+        shapes = [jax.ShapeDtypeStruct((num_steps, *x.shape), x.dtype) for x in [*extras, *types]]
         operand = _pack(state.inner.pool, state.inner.steps, _seeds(keys[0, 1]))
-        call = _HostCall(self, "segment", actor.program)
-        arrays = _call_host(call, shapes, operand, key_data, state.inner.observation, *operands)
+        inputs = actor.inputs(operands, jax.random.key_data(keys[:, 0]))
+        call = _HostCall(self, "segment", (actor.program, num_steps, len(inputs.fixed)))
+        arrays = _call_host(call, shapes, operand, state.inner.observation, *inputs.fixed, *inputs.per_step)
         results = jax.tree.unflatten(step_structure, arrays[len(extras) :])
         state, steps = jax.lax.scan(self._after_step, state, results)
         observation = jax.tree.map(lambda x: x[-1], steps.observation)
@@ -312,7 +316,7 @@ class _HostCall:
 
     environment: HostEnvironment
     method: str
-    argument: Any  # the number of pools of the batch; for a segment, the program
+    argument: Any  # the number of pools of the batch; for a segment, as in `running_pools`
 
     @property
     def __name__(self) -> str:

@@ -23,8 +23,7 @@ import numpy as np
 
 from envs import composite
 from envs.environment import num_agents
-from envs.gymnasium_spaces import jax_dtype, text_length
-from envs.gymnasium_worker import kind
+from envs.gymnasium_codec import jax_dtype, kind, text_length
 from envs.joined import Joined
 from envs.observations import MaskedObservation
 

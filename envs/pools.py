@@ -6,7 +6,7 @@ Shapes: `B` instances; `*wire`, the shape of a row in a pool's arrays (`wire_spa
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -85,6 +85,16 @@ class Recreated(NamedTuple):
         return Recreated(self.last_observation[rows], self.first_observation[rows], self.num_info)
 
 
+Array = TypeVar("Array")  # NumPy's or JAX's
+
+
+class ActorInputs(NamedTuple, Generic[Array]):
+    """What an actor in a worker reads besides observations, in a segment of T steps."""
+
+    fixed: Sequence[Array]  # such as parameters
+    per_step: Sequence[Array]  # [T, B, ...] each, such as keys
+
+
 class Segment(NamedTuple):
     """T steps of instances for which a worker acted."""
 
@@ -131,8 +141,9 @@ class Pool(Protocol):
 
     # Optional, if instances run in other threads or processes: `send(action, timeout)` starts a step and
     # returns at once; `recv(timeout) -> Transition` waits for the step; `ready() -> bool` is True if `recv`
-    # would not wait. If workers act: `segment(program, operands, keys, rows, recreated, timeout) -> Segment`
-    # makes T steps of the instances `rows`.
+    # would not wait.
+    # If workers act: `segment(program, num_steps, inputs, rows, recreated, timeout)` makes steps of the
+    # instances `rows`, all those of some workers, and returns a `Segment`; `inputs` are those of the batch.
 
 
 class Source(Protocol):
@@ -155,7 +166,9 @@ class Source(Protocol):
         """Steps after which the library truncates an episode."""
 
     # Optional: `info`, the names of episode metrics; and if observations have parts, `wire_space`, the space
-    # of rows in the pool's arrays, and `unpack(rows)`, which restores observations in a compiled program.
+    # of rows in the pool's arrays, and `unpack(rows)`, which restores observations in a compiled program. If
+    # workers act: `acts`; `shares(size)`, the number of instances of each worker; and `trace_actor`, which is
+    # `satellites.trace` or `numpy_actors.trace`.
 
     def start(self, size: int) -> Pool:
         """A pool of `size` instances, which its first `reset` creates."""

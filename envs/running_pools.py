@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import gymnasium_worker
-from envs.pools import Recreated, Segment, SendRecv, Transition
+from envs.pools import ActorInputs, Recreated, Segment, SendRecv, Transition
 from fdg.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -88,9 +88,9 @@ class _RunningPool:
     def segment(
         self,
         program: Any,
-        operands: Any,
+        num_steps: int,
+        inputs: ActorInputs[np.ndarray],
         seeds: np.ndarray,
-        keys: np.ndarray,
         last_observation: np.ndarray,
         is_new: bool,
     ) -> tuple[Any, Transition, np.ndarray]:
@@ -99,12 +99,12 @@ class _RunningPool:
 
         Lost instances are recreated and repeat the whole segment.
         """
-        lost, info, merged = np.zeros((len(keys), self.size), np.bool_), len(self.environment.info), None
+        lost, info, merged = np.zeros((num_steps, self.size), np.bool_), len(self.environment.info), None
         rows, recreated = np.arange(self.size), None
         if is_new:
             lost[0], recreated = True, Recreated(last_observation, self.first_observation, info)
         while len(rows):
-            part = self.pool.segment(program, operands, keys, rows, recreated, self.environment.timeout)
+            part = self.pool.segment(program, num_steps, inputs, rows, recreated, self.environment.timeout)
             merged = _merge(merged, part, rows)
             rows = np.sort(np.concatenate([x.rows for x in part.steps.failures] or [np.zeros(0, np.int64)]))
             for failure in part.steps.failures:
@@ -115,7 +115,7 @@ class _RunningPool:
                 )
                 lost[0, rows] = True
         assert merged is not None
-        self.steps += len(keys)
+        self.steps += num_steps
         steps = merged.steps._replace(
             truncated=merged.steps.truncated & ~merged.steps.terminated, failures=()
         )
@@ -262,22 +262,32 @@ class _Pools:
             time.sleep(_POLL_SECONDS)
         return np.array(fewest[0], np.int32)
 
-    def segment(self, environment: Any, program: Any, packed: np.ndarray, *arguments: Any) -> tuple[Any, ...]:
+    def segment(
+        self,
+        environment: Any,
+        actor: tuple[Any, int, int],
+        packed: np.ndarray,
+        last_observation: np.ndarray,
+        *inputs: np.ndarray,
+    ) -> tuple[Any, ...]:
         """T steps of a ticket's pool for which workers act: the actor's results, and steps as from `step`.
 
-        `packed` is `[B, 3]`: pool, steps and seed; `arguments` are `keys [T, B, k]`, the last observation
-        `[B, *wire]`, and the actor's operands.
+        `actor` is the program, T, and the number of fixed `inputs`, which come first; `packed` is `[B, 3]`:
+        pool, steps and seed.
         """
-        (keys, last_observation), operands, seeds = arguments[:2], list(arguments[2:]), packed[:, 2].copy()
+        (program, num_steps, num_fixed), seeds = actor, packed[:, 2].copy()
+        arguments = (
+            program,
+            num_steps,
+            ActorInputs(list(inputs[:num_fixed]), list(inputs[num_fixed:])),
+            seeds,
+            last_observation,
+        )
         with self._locked_pool(environment, packed[0, 0], packed[0, 1], len(packed)) as running:
             if running is not None:
-                return running.segment_results(
-                    *running.segment(program, operands, seeds, keys, last_observation, False)
-                )
+                return running.segment_results(*running.segment(*arguments, False))
         running = self._start_again(environment, seeds, 1)
-        return running.segment_results(
-            *running.segment(program, operands, seeds, keys, last_observation, True)
-        )
+        return running.segment_results(*running.segment(*arguments, True))
 
     def close(self) -> None:
         """Ends all pools."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from envs.pools import Pool, Recreated, Segment, Transition
+from envs.pools import ActorInputs, Pool, Recreated, Segment, Transition
 from fdg.errors import FdgError, HostError
 
 Act = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
@@ -25,9 +25,15 @@ class Program:
     """An actor, serialised for workers. Programs are equal if their serialised bytes (and `x64`) are."""
 
     digest: str  # of the serialised bytes
-    # bytes from `jax.export`, by number of rows
+    # by number of rows: bytes from `jax.export`, or from `NumpyProgram.serialized`
     serialized: Mapping[int, bytes] = dataclasses.field(compare=False, repr=False)
     x64: bool = False  # traced with 64-bit types enabled
+
+    @staticmethod
+    def of(serialized: Mapping[int, bytes]) -> "Program":
+        """The program with these serialised bytes, traced just now."""
+        digest = hashlib.sha256(b"".join(serialized.values())).hexdigest()
+        return Program(digest, serialized, bool(jax.config.read("jax_enable_x64")))
 
 
 class TracedActor(NamedTuple):
@@ -35,6 +41,8 @@ class TracedActor(NamedTuple):
 
     program: Program
     extras: Any  # pytree of jax.ShapeDtypeStruct, leading axis B
+    # (arrays that the actor closes over, key data `[T, B, k]`) -> what workers get
+    inputs: Callable[[list[jax.Array], jax.Array], ActorInputs[jax.Array]]
 
 
 def trace(
@@ -52,10 +60,7 @@ def trace(
         if operands is None:
             operands = closed.consts
         elif [x.shape for x in closed.consts] != [x.shape for x in operands]:
-            raise FdgError(
-                f"environment '{name}': acts=True needs an actor whose constants have the same shapes for any"
-                " number of environments, because each worker runs some of them: leave out acts=True"
-            )
+            raise unequal_constants(name)
 
         def run(operands: Any, *arguments: Any, jaxpr: Any = closed.jaxpr) -> Any:
             return jax.core.eval_jaxpr(jaxpr, operands, *arguments)
@@ -63,10 +68,17 @@ def trace(
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.consts]
         exported = jax.export.export(jax.jit(run), platforms=["cpu"])(shapes, *argument_shapes(rows))
         serialized[rows] = bytes(exported.serialize())
-    digest = hashlib.sha256(b"".join(serialized.values())).hexdigest()
     extras = jax.eval_shape(act, *argument_shapes(sum(rows_per_worker)))[1]
-    program = Program(digest, serialized, bool(jax.config.read("jax_enable_x64")))
-    return TracedActor(program, extras), operands or []
+    inputs = lambda operands, key_data: ActorInputs(operands, [key_data])  # noqa: E731
+    return TracedActor(Program.of(serialized), extras, inputs), operands or []
+
+
+def unequal_constants(name: str) -> FdgError:
+    """The error for an actor with an array whose shape depends on the number of rows."""
+    return FdgError(
+        f"environment '{name}': acts=True needs an actor whose constants have the same shapes for any"
+        " number of environments, because each worker runs some of them: leave out acts=True"
+    )
 
 
 _compiled_actors: dict[tuple[str, int], Callable[..., Any]] = {}  # by digest and rows
@@ -85,26 +97,28 @@ def run_segment(
     program: Program,
     pool: Pool,
     observation: np.ndarray,
-    operands: Sequence[np.ndarray],
-    keys: np.ndarray,
+    num_steps: int,
+    inputs: ActorInputs[np.ndarray],
     recreated: Recreated | None,
     timeout: float,
 ) -> tuple[Segment, np.ndarray]:
     """Acts and steps in a worker.
 
-    `pool` has n instances; `observation` is `[n, *wire]`, the input of the first action; `keys` is `[T, n,
-    k]` uint32, key data for actions. `recreated` describes instances that have just replaced lost ones (see
+    `pool` has n instances; `observation` is `[n, *wire]`, the input of the first action; `inputs` are those
+    of these instances. `recreated` describes instances that have just replaced lost ones (see
     `pools.Recreated`); None if there are none. Returns the segment, and the input of the next action.
 
     Raises:
       HostError: instances were lost.
     """
     act, extras, steps = _compiled_actor(program, len(observation)), [], []
-    for t, key in enumerate(keys):
+    for t in range(num_steps):
         restart = recreated if t == 0 else None
         with jax.enable_x64(program.x64):
             action, *step_extras = act(
-                operands, observation if restart is None else restart.last_observation, key
+                inputs.fixed,
+                observation if restart is None else restart.last_observation,
+                *(values[t] for values in inputs.per_step),
             )
         step = pool.step(np.asarray(action), timeout) if restart is None else restart.step()
         if step.failures:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.gymnasium_codec import codes
 from fdg.arguments import checked_names, order_of, quoted
 from fdg.errors import FdgError
 from fdg.keys import takes_typed_key
@@ -19,7 +20,6 @@ from fdg.kinds import make_fields_python
 
 Bound: TypeAlias = "float | tuple[Any, ...]"  # of a `Box`: one number, or nested tuples
 
-_MAX_CODES = 64  # integers with more possible values are quantities, not codes of categories (`Box.codes`)
 _MIN_IMAGE_SIZE = 3  # pixels per side, for the 3 x 3 convolution
 
 
@@ -198,13 +198,9 @@ class Box:
         >>> Box(0.0, 255.0, (10, 10, 2), "uint8").codes, Box(0.0, 4.0, (10, 10, 2)).codes
         (None, None)
         """
-        if np.dtype(self.dtype).kind not in "iu" or not self.is_bounded or not math.prod(self.shape):
+        if np.dtype(self.dtype).kind not in "iu" or not self.is_bounded:
             return None
-        channels = self.shape[-1] if len(self.shape) == 3 else 1
-        low = self.low_array.astype(np.int64).reshape(-1, channels).min(axis=0)
-        high = self.high_array.astype(np.int64).reshape(-1, channels).max(axis=0)
-        counts = (high - low + 1).tolist()
-        return tuple(zip(low.tolist(), counts, strict=True)) if max(counts) <= _MAX_CODES else None
+        return codes(self.low_array, self.high_array)
 
     @property
     def is_image(self) -> bool:

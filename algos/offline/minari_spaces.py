@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs import Box, Discrete, MultiDiscrete, composite, features_and_mask, gymnasium_parts, gymnasium_spaces
+from envs import (
+    Box,
+    Discrete,
+    MultiDiscrete,
+    composite,
+    features_and_mask,
+    gymnasium_codec,
+    gymnasium_parts,
+    gymnasium_spaces,
+)
 from envs.composite import ObservationSpace
 from envs.native import native
 from envs.spaces import Space
@@ -137,7 +146,7 @@ def find_observation(stored: Any, stored_actions: Any, space: ObservationSpace, 
     check_bounds = type(library_space).__name__ not in ("Box", "Dict", "Tuple")
     # Pairs of functions that convert the library's space, and its observations.
     candidates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-        (gymnasium_parts.observation_space, gymnasium_parts.encode)
+        (gymnasium_parts.observation_space, gymnasium_codec.encode_parts)
     ]
     if gymnasium_parts.has_parts(library_space):
         candidates.append(_without_mask(name, _library_space(stored_actions)))
@@ -165,7 +174,7 @@ def _without_mask(name: str, actions: Any) -> tuple[Callable[..., Any], Callable
         return facts(library_space).observation_space
 
     def encode(library_space: Any, batch: Any) -> Any:
-        encoded = gymnasium_parts.encode(library_space, batch)
+        encoded = gymnasium_codec.encode_parts(library_space, batch)
         return features_and_mask(gymnasium_parts.split_mask(facts(library_space), encoded))[0]
 
     return convert, encode

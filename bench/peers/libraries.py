@@ -104,14 +104,14 @@ def _asynchronous_pairs(
 ) -> tuple[Pair, ...]:
     """Pairs with a peer whose actors and learner overlap: CartPole, and CartPole with steps that sleep.
 
-    fdg has two processes, too. If steps do not sleep, fdg is fastest on one device, without overlap.
+    fdg has two processes that act, too. If steps do not sleep, acting and learning do not overlap.
     """
     flags = (
         f"{our_flags} --preset none --num-steps 32 --hidden 64 64 --activation tanh --optimizer adam"
         " --learning-rate 1e-3 --anneal-learning-rate false --entropy-coefficient 0.01 --max-grad-norm 40"
     )
     synchronous = " --env-workers 2 --policy gpu_only --devices 1"
-    overlapping = " --rings 2 --env-workers 1 --policy single_learner_coarse --staleness 1 --devices 2"
+    overlapping = " --env-workers 2 --policy single_learner_coarse --staleness 1 --devices 2"
     equal = (
         f"2 processes of 8 environments, 32 steps, one pass over batches of 512, {equal}, 64x64 tanh, Adam"
     )
@@ -129,8 +129,14 @@ def _asynchronous_pairs(
             keeps_state=True,
         )
         for env, query, options, steps, placement in (
-            ("CartPole-v1", "", {}, 20_480, synchronous),
-            ("bench.peers.sleeping:Sleeping-v0", "?milliseconds=1", {"milliseconds": 1}, 10_240, overlapping),
+            ("CartPole-v1", "?acts=True", {}, 20_480, synchronous),
+            (
+                "bench.peers.sleeping:Sleeping-v0",
+                "?milliseconds=1&acts=True",
+                {"milliseconds": 1},
+                10_240,
+                overlapping,
+            ),
         )
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 import envs
 from algos.rollout import rollout
-from envs import from_gymnasium, gymnasium_parts, gymnasium_spaces, host, native
+from envs import from_gymnasium, gymnasium_codec, gymnasium_parts, gymnasium_spaces, host, native
 from envs.spaces import Box, Discrete, MultiDiscrete
 from fdg.errors import FdgError
 from tests.envs.conformance import COMPILE_FAST, assert_conforms
@@ -163,7 +163,7 @@ def test_minigrid_codes_and_text_bytes():
     theirs = spaces.Dict({"map": cells, "mission": spaces.Text(4)})
     assert gymnasium_parts.observation_space("it", theirs)["mission"] == Box(0.0, 255.0, (4,), "uint8")
     batch = {"map": np.zeros((2, 7, 7, 3), np.uint8), "mission": np.array(["go", "open it"])}
-    assert gymnasium_parts.encode(theirs, batch)["mission"].tolist() == [list(b"go\0\0"), list(b"open")]
+    assert gymnasium_codec.encode_parts(theirs, batch)["mission"].tolist() == [list(b"go\0\0"), list(b"open")]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_detects_action_masks(action_space, shape, expected):
     bits = np.ones((2, *shape), np.int8)
     bits[0].flat[0], bits[1] = 0, 0
     batch = {"seen": np.zeros((2, 1), np.float32), "action_mask": bits}
-    shown = gymnasium_parts.split_mask(facts, gymnasium_parts.encode(theirs, batch))
+    shown = gymnasium_parts.split_mask(facts, gymnasium_codec.encode_parts(theirs, batch))
     features, mask = envs.features_and_mask(shown)
     assert set(features) == {"seen"} | ({"action_mask"} if expected is None else set())
     if expected is not None:

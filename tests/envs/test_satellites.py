@@ -1,6 +1,7 @@
 """Satellites: fleet workers that hold the actor. Ray is mocked."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,6 +65,14 @@ def run_segment(env, keys, state):
     acting, operands = env.acting(act, keys)
     _, _, extras, steps = env.segment(acting, operands, keys, state)
     return extras, steps
+
+
+def test_actions_have_the_dtype_of_the_space(ray):  # noqa: F811
+    """As in `step`: with 64-bit types, a policy's actions may have another one."""
+    keys = jax.random.split(jax.random.key(1), (7, 2, 5))
+    actor, _ = fleet(True).acting(lambda observation, keys: (jnp.zeros(len(keys), jnp.int16), ()), keys)
+    exported = jax.export.deserialize(bytearray(actor.program.serialized[3]))
+    assert [x.dtype for x in exported.out_avals] == [np.int32]
 
 
 def test_invalid_settings_are_refused(ray, monkeypatch):  # noqa: F811

@@ -43,7 +43,7 @@ _INSTALLED = tuple(
     }
 )
 # Allowed processes: `git describe`, Gymnasium's workers, and `uname` (from `platform.processor`).
-_OURS = ("git", "gymnasium_worker.py", "uname")
+_OURS = ("git", "worker_process.py", "uname")
 # Actions of environment libraries on import: glfw (of MuJoCo) queries a library's version in a process, and
 # urllib3 (of Jumanji) binds a socket to test for IPv6.
 _ON_IMPORT = {"subprocess.Popen": "glfw/library.py", "socket.bind": "urllib3/util/connection.py"}

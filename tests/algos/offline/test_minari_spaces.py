@@ -12,7 +12,7 @@ from gymnasium import spaces
 import envs
 from algos.offline import minari
 from algos.offline.minari import DataSet
-from envs import Box, Discrete, MultiDiscrete, gymnasium_parts, gymnasium_spaces
+from envs import Box, Discrete, MultiDiscrete, gymnasium_codec, gymnasium_parts, gymnasium_spaces
 from fdg.errors import FdgError
 from tests.algos.offline.data import decoded, encoded, write_as_minari
 
@@ -89,7 +89,7 @@ def spaces_of(obs, act):
         facts = gymnasium_parts.facts("gymnasium:Mine-v0", obs, act, None)
 
     source = Source()
-    encode = gymnasium_parts.encode if gymnasium_parts.has_parts(obs) else gymnasium_spaces.encode
+    encode = gymnasium_codec.encode_parts if gymnasium_parts.has_parts(obs) else gymnasium_spaces.encode
     return source.observation_space, source.action_space, encode
 
 
