@@ -91,9 +91,11 @@ def test_hosts_of_another_kind(file):
     assert found.first.kind.platform == "cpu" and found.first.kind.rate("host_call") == 1.5
     assert found.first.between == found.between  # by default
     assert found.platforms(15_361)[-2:] == ["cpu", "gpu"]
-    assert found.per_hour("price", 15_370) == pytest.approx(15_360 * 0.02)
+    assert found.per_hour("price", range(15_350, 15_370)) == pytest.approx(10 * 0.02)
     assert [part.kind.name for part in found.parts] == ["Fleet", "A100"]
     assert "those of Fleet, measured; those of A100, published" in found.note
+    with pytest.raises(FdgError, match=r"15370 devices are not .* of 8: use 15368 or 15376"):
+        found.of(15_370)
     cores = read_cluster(file(FIRST.replace('"Fleet"', '"CPU core"'))).first
     assert cores.cores == 32
 
