@@ -179,7 +179,8 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     paragraphs += [f"not feasible {line}" for line in infeasible]
     if flags.get("pictures"):
         path = Path(flags["pictures"], "sweep.png")
-        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {plot_label(cluster.kind.name)}")
+        kinds = " and ".join(plot_label(part.kind.name) for part in cluster.parts)
+        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {kinds}")
         paragraphs.append(f"picture {path}")
     if flags.get("sensitivity"):
         count = counts[-1]
