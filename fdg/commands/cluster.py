@@ -140,9 +140,10 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
     wrong = next((count for count in counts if not 1 <= count <= cluster.devices), None)
     if wrong is not None:
         flag = "--scale" if flags.get("scale") else "--devices"
+        hosts = cluster.hosts - (cluster.devices - wrong) // cluster.devices_per_host
         raise FdgError(
             f"{flag} {wrong}: the cluster has {cluster.devices} devices: use 1 to {cluster.devices}"
-            + f", or set hosts = {-(-wrong // cluster.devices_per_host)} in {flags['cluster']}" * (wrong > 0)
+            + f", or set hosts = {hosts} in {flags['cluster']}" * (wrong > 0)
         )
     names = flags.get("compare")
     compared = [_policy_named(name, job.policy) for name in names] if names else [job.policy]
@@ -174,11 +175,12 @@ def report_paragraphs(job: Job, flags: Mapping[str, Any]) -> list[str]:
                 infeasible.append(f"on {count}: {error}")
     if not points:
         raise FdgError(infeasible[0])
-    paragraphs.append(points_report(points, cluster.per_hour("price", cluster.devices) > 0))
+    paragraphs.append(points_report(points, cluster.per_hour("price", range(cluster.devices)) > 0))
     paragraphs += [f"not feasible {line}" for line in infeasible]
     if flags.get("pictures"):
         path = Path(flags["pictures"], "sweep.png")
-        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {plot_label(cluster.kind.name)}")
+        kinds = " and ".join(plot_label(part.kind.name) for part in cluster.parts)
+        draw_sweep(points, path, f"{type(job.algorithm).__name__} on {kinds}")
         paragraphs.append(f"picture {path}")
     if flags.get("sensitivity"):
         count = counts[-1]

@@ -54,16 +54,10 @@ _LINK_FIELDS: Mapping[str, tuple[str, float]] = {
     "bandwidth": ("B/s one way, per device within a host or per host between hosts", 3.8e11),
     "call": ("s that a collective takes in addition to its messages", 6.6e-6),
 }
-# Keys of the file whose values are whole numbers, and all keys.
+# Keys of the file whose values are whole numbers, those that describe hosts of one kind, and all keys.
 _WHOLE_NUMBERS = ("hosts", "devices_per_host", "cores")
 _OF_HOSTS = (*_WHOLE_NUMBERS, "devices", "kind", "inside", "between", "price", "failures_per_device_hour")
-_SETTINGS = (
-    *_OF_HOSTS,
-    *(name for name in _NUMBER_FIELDS if name not in _OF_HOSTS),
-    "kinds",
-    "links",
-    "first",
-)
+_SETTINGS = (*dict.fromkeys((*_OF_HOSTS, *_NUMBER_FIELDS)), "kinds", "links", "first")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -79,8 +73,8 @@ def read_cluster(path: Path) -> Cluster:
         raise FdgError(f"--cluster {path}: {error}") from None
 
 
-def cluster_from(content: Mapping[str, Any]) -> Cluster:
-    """The cluster that the content of a file describes."""
+def cluster_from(content: Mapping[str, Any], between: Link | None = None) -> Cluster:
+    """The cluster that the content of a file describes; `between` is the default of its link."""
     for name in content:
         if name not in _SETTINGS:
             raise unknown_name("setting of a cluster", name, _SETTINGS)
@@ -102,8 +96,8 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
         )
     kind, usual_links, cores = _read_kind(content["kind"], kinds)
     inside, between = (
-        _read_link(place, content.get(place), links, usual_links[i])
-        for i, place in enumerate(("inside", "between"))
+        _read_link(place, content.get(place), links, default)
+        for place, default in (("inside", usual_links[0]), ("between", between or usual_links[1]))
     )
     devices = whole_numbers.get("devices")
     per_host = whole_numbers.get("devices_per_host", min(8, devices or 8))
@@ -114,13 +108,17 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
             f"devices = {devices}, but {hosts} hosts of devices_per_host = {per_host} have"
             f" {hosts * per_host}: {fix}, or give another devices_per_host"
         )
-    if hosts * per_host > MAX_DEVICES:
+    first = _read_first(content, between)
+    if hosts * per_host > MAX_DEVICES - (first.devices if first else 0):
         raise FdgError(
             f"hosts = {hosts} of devices_per_host = {per_host} have {hosts * per_host} devices: give fewer"
             f" hosts; a cluster has at most {MAX_DEVICES:,} devices"
+            + ", those of [first] included"
+            * bool(first)
         )
-    source = "measured" if "measured" in kind.figures["memory"].source else "published or from the file"
-    note, first = f"those of {kind.name}, {source}", _read_first(content, between.name)
+    memory = kind.figures["memory"].source
+    source = next((word for word in ("rough", "measured") if word in memory), "published or from the file")
+    note = f"those of {kind.name}, {source}"
     if first is not None:
         note = f"{first.note.removeprefix('rates: ')}; {note}"
     return Cluster(
@@ -136,8 +134,8 @@ def cluster_from(content: Mapping[str, Any]) -> Cluster:
     )
 
 
-def _read_first(content: Mapping[str, Any], between: str) -> Cluster | None:
-    """The hosts of the table [first], by default on the same network; None without the table."""
+def _read_first(content: Mapping[str, Any], between: Link) -> Cluster | None:
+    """The hosts of the table [first], by default with the link `between`; None without the table."""
     table = content.get("first")
     if table is None:
         return None
@@ -146,9 +144,9 @@ def _read_first(content: Mapping[str, Any], between: str) -> Cluster | None:
     for name in table:
         if name not in _OF_HOSTS:
             raise unknown_name("setting of [first]", name, _OF_HOSTS)
-    shared = {name: content[name] for name in ("kinds", "links") if name in content}
+    shared = {name: value for name, value in content.items() if name not in (*_OF_HOSTS, "first")}
     try:
-        return cluster_from({"between": between, **shared, **table})
+        return cluster_from({**shared, **table}, between)
     except FdgError as error:
         raise FdgError(f"[first] {error}") from None
 

@@ -157,12 +157,13 @@ def predict_point(plan: Plan, cluster: Cluster, steps: int) -> Point:
     slowdown = predict(plan, cluster).seconds / prediction.seconds if cluster.straggling else 1.0
     state = plan.graph.of_all(plan.graph.state)
     state_bytes = max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
-    failure_rate = cluster.per_hour("failures", prediction.devices) / 3600
+    used = {device for group in plan.groups for device in group.devices}
+    failure_rate = cluster.per_hour("failures", used) / 3600
     between = 1 / failure_rate if failure_rate else math.inf
     failures = FailureModel(between, state_bytes / cluster.storage, cluster.restart)
     intervals, goodputs = _intervals_and_goodputs(failures)
     steps_per_second = steps / (prediction.seconds * slowdown)
-    price = cluster.per_hour("price", plan.num_devices) / 3600 / steps_per_second * 1e6
+    price = cluster.per_hour("price", range(plan.num_devices)) / 3600 / steps_per_second * 1e6
     price = price / goodputs[1] if goodputs[1] else math.inf
     return Point(plan, prediction, slowdown, steps_per_second, failures, intervals, goodputs, price)
 

@@ -6,7 +6,7 @@ figures by name, so published tables, calibrations and cluster files all have th
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg.costs.overheads import OVERHEADS, Overheads
@@ -206,9 +206,9 @@ class PlannedDevice:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Hosts with devices of one kind on one network; with `first`, hosts of several kinds."""
+    """Hosts with devices of one kind on one network; with `first`, hosts of two kinds."""
 
-    kind: DeviceKind  # the kind of all devices
+    kind: DeviceKind  # the kind of all devices, except those of `first`
     devices_per_host: int
     hosts: int
     inside: Link  # the link between devices of a host
@@ -249,7 +249,7 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        """Number of devices, of all kinds."""
+        """Number of devices, of both kinds."""
         return self._devices_before + self.hosts * self.devices_per_host
 
     @property
@@ -259,48 +259,42 @@ class Cluster:
     @property
     def parts(self) -> tuple["Cluster", ...]:
         """The hosts of each kind, in the order of their devices."""
-        if self.first is None:
-            return (self,)
-        return (*self.first.parts, dataclasses.replace(self, first=None))
+        return (self,) if self.first is None else (self.first, dataclasses.replace(self, first=None))
 
     def part_of(self, devices: Sequence[int]) -> "Cluster":
-        """The hosts of one kind that have these devices; `PlanError` if the devices are of several kinds."""
-        if self.first is None:
-            return self
+        """The hosts of one kind that have these devices; `PlanError` if the devices are of two kinds."""
         before = self._devices_before
+        if min(devices) >= before:
+            return self.parts[-1]
         if max(devices) < before:
-            return self.first.part_of(devices)
-        if min(devices) < before:
-            raise PlanError(
-                f"a group has devices {min(devices)} to {max(devices)}, but those before {before} are of"
-                f" another kind than {self.kind.name}: choose a policy and sizes of groups so that all"
-                " devices of a group are of one kind"
-            )
-        return self.parts[-1]
+            return self.parts[0]
+        raise PlanError(
+            f"a group has devices {min(devices)} to {max(devices)}, but those before {before} are of"
+            f" another kind than {self.kind.name}: choose a policy and sizes of groups so that all"
+            " devices of a group are of one kind"
+        )
 
     def host_of(self, device: int) -> int:
-        """The number of a device's host, counted over all kinds."""
+        """The number of a device's host, counted over both kinds."""
         if self.first is None:
             return device // self.devices_per_host
-        if device < self._devices_before:
-            return self.first.host_of(device)
-        hosts_before = sum(part.hosts for part in self.first.parts)
-        return hosts_before + (device - self._devices_before) // self.devices_per_host
+        if device < self.first.devices:
+            return device // self.first.devices_per_host
+        return self.first.hosts + (device - self.first.devices) // self.devices_per_host
 
-    def per_hour(self, name: str, devices: int) -> float:
-        """The sum of `price` or `failures` over the first `devices` devices."""
-        before = min(devices, self._devices_before)
-        own = getattr(self, name) * (devices - before)
-        return own if self.first is None else self.first.per_hour(name, before) + own
+    def per_hour(self, name: str, devices: Collection[int]) -> float:
+        """The sum of `price` or `failures` over these devices."""
+        before = sum(device < self._devices_before for device in devices)
+        own = getattr(self, name) * (len(devices) - before)
+        return own + getattr(self.first, name) * before if before else own
 
     def platforms(self, devices: int) -> list[str]:
         """The platforms of the first `devices` devices, as in JAX."""
-        before = min(devices, self._devices_before)
-        own = [self.kind.platform] * (devices - before)
-        return own if self.first is None else self.first.platforms(before) + own
+        before = [] if self.first is None else [self.first.kind.platform] * self.first.devices
+        return (before + [self.kind.platform] * devices)[:devices]
 
     def to_place(self, devices: int) -> Any:
-        """The first `devices` devices, as `fdg.place` takes them: their number if all are of one kind."""
+        """The first `devices` devices, as `fdg.place` takes them: a number if the cluster has one kind."""
         if self.first is None:
             return devices
         return [PlannedDevice(platform) for platform in self.platforms(devices)]
@@ -311,18 +305,16 @@ class Cluster:
         Raises:
           FdgError: the devices fill more than one host, but not whole hosts.
         """
-        if self.first is not None:
-            if devices <= self.first.devices:
-                return self.first.of(devices)
-            rest = self.parts[-1].of(devices - self.first.devices)
-            return dataclasses.replace(rest, first=self.first)
-        if devices <= self.devices_per_host:
-            return dataclasses.replace(self, hosts=1, devices_per_host=devices)
-        hosts, remainder = divmod(devices, self.devices_per_host)
+        before, per_host = self._devices_before, self.devices_per_host
+        if devices <= before:
+            return self.parts[0].of(devices)
+        if devices - before <= per_host:
+            return dataclasses.replace(self, hosts=1, devices_per_host=devices - before)
+        hosts, remainder = divmod(devices - before, per_host)
         if remainder:
-            per_host = self.devices_per_host
+            fewer = devices - remainder
             raise FdgError(
-                f"{devices} devices are not a whole number of hosts of {per_host}: use {hosts * per_host}"
-                + (f" or {(hosts + 1) * per_host}" if hosts < self.hosts else "")
+                f"{devices} devices are not a whole number of hosts of {per_host}: use {fewer}"
+                + (f" or {fewer + per_host}" if hosts < self.hosts else "")
             )
         return dataclasses.replace(self, hosts=hosts)

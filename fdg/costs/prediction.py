@@ -113,10 +113,8 @@ class _CostModel:
         self.collective_costs: dict[str, list[tuple[traffic.CommunicationCost, float]]] = {}
         for program in self.program_works:
             name, devices = program.group.name, program.group.devices
-            cores, meetings = (
-                self.overheads[name].cores(self.cores(program.group)),
-                self.overheads[name].meetings,
-            )
+            overheads = self.overheads[name]
+            cores, meetings = overheads.cores(self.cores(program.group)), overheads.meetings
             self.seconds[program.name] = seconds_of(program.work, self.hosts[name].kind, cores)
             self.collective_costs[program.name] = [
                 (traffic.collective(collective, devices, cluster), collective.calls * meetings)

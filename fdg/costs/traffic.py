@@ -80,17 +80,20 @@ def transfer_cost(
         link, num_links = cluster.part_of(source).inside, min(len(source), len(target))
         seconds = link.latency.value + total / num_links / link.bandwidth.value
         return CommunicationCost(seconds, float(total), 0.0)
-    sent = received = 0.0  # the bytes of each side's hosts, if every round is as large as the largest one
-    max_rounds = 1
+    sent = received = 0.0  # the bytes of each side's hosts, if all are as busy as the busiest one
+    max_rounds, target_hosts = 1, count_hosts(target, cluster)
     for source_value, target_value in move.pairs:
         size = moved_bytes(target_value.bytes, target_value.laid_out)
         readers = math.ceil(_copies(target_value.laid_out) / _copies(source_value.laid_out))
         rounds = math.ceil(math.log2(readers + 1))
-        sent, received = sent + size * rounds / readers, received + size * rounds
+        sent += size * rounds / readers
+        for i in range(rounds):
+            copies = min(2**i, readers + 1 - 2**i)  # of each part, which may all arrive at one host
+            received += size * min(1.0, copies * target_hosts / readers)
         max_rounds = max(max_rounds, rounds)
     sides = [
-        (cluster.part_of(devices).between, size / count_hosts(devices, cluster))
-        for devices, size in ((source, sent), (target, received))
+        (cluster.part_of(source).between, sent / count_hosts(source, cluster)),
+        (cluster.part_of(target).between, received / target_hosts),
     ]
     latency = max(link.latency.value + link.call.value for link, _ in sides)  # a round is a collective
     bandwidth = max(size / link.bandwidth.value for link, size in sides)

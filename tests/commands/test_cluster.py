@@ -118,6 +118,13 @@ def test_errors(capsys, cluster, words, message):
     assert message in line, line
 
 
+def test_more_devices_than_two_kinds_of_hosts_have(capsys, cluster):
+    with open(cluster, "a") as file:
+        file.write('[first]\nhosts = 4\nkind = "CPU core"\n')
+    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 97"
+    assert "use 1 to 96, or set hosts = 9 in" in refused(capsys, words, plan_main)
+
+
 def test_show_without_calibration(capsys):
     assert "there is no calibration" in refused(capsys, "--show", calibrate_main)
 

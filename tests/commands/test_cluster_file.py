@@ -91,11 +91,22 @@ def test_hosts_of_another_kind(file):
     assert found.first.kind.platform == "cpu" and found.first.kind.rate("host_call") == 1.5
     assert found.first.between == found.between  # by default
     assert found.platforms(15_361)[-2:] == ["cpu", "gpu"]
-    assert found.per_hour("price", 15_370) == pytest.approx(15_360 * 0.02)
+    assert found.per_hour("price", range(15_350, 15_370)) == pytest.approx(10 * 0.02)
     assert [part.kind.name for part in found.parts] == ["Fleet", "A100"]
-    assert "those of Fleet, measured; those of A100, published" in found.note
+    assert "those of Fleet, rough; those of A100, published" in found.note
+    with pytest.raises(FdgError, match=r"15370 devices are not .* of 8: use 15368 or 15376"):
+        found.of(15_370)
     cores = read_cluster(file(FIRST.replace('"Fleet"', '"CPU core"'))).first
     assert cores.cores == 32
+    slow = read_cluster(file("straggling = 0.02\nrestart_seconds = 10" + FIRST))
+    assert (slow.of(32).straggling, slow.of(32).restart) == (0.02, 10)
+
+
+def test_hosts_of_another_kind_are_on_the_same_network_by_default(file):
+    """Also if the link is that of a calibration, or has control characters in its name."""
+    wire = r'between = "\u001b"' + FIRST.replace('between = "Ethernet 100"', "")
+    found = read_cluster(file(wire + '[links."\\u001b"]\nlatency = 1e-6\nbandwidth = 1e10'))
+    assert found.first.between == found.between and found.between.name == r"\x1b"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,7 @@ def test_this_machine_without_a_calibration(file, monkeypatch, tmp_path):
 def test_files_in_the_guide(file):
     guide = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
-    assert [read_cluster(file(block)).devices for block in blocks] == [4096, 8]
+    assert [read_cluster(file(block)).devices for block in blocks] == [4096, 8, 15_392]
 
 
 @pytest.mark.parametrize(
@@ -210,13 +221,14 @@ def test_files_in_the_guide(file):
     [
         (f"hosts = 1{'0' * 400}\nkind = 'H100'", "'hosts' does not fit 64 bits"),
         ("hosts = 1000000000000\nkind = 'H100'", "hosts = 1000000000000 of devices_per_host = 8 have"),
+        (FIRST.replace("hosts = 480", "hosts = 32768"), "1,048,576 devices, those of [first] included"),
         (f"hosts = 1\nkind = 'H100'\nprice = 1{'0' * 400}", "'price' does not fit 64 bits"),
         (f"hosts = 1\nkind = 'A'\nkinds = {'[' * 99}{']' * 99}", "is nested more than 64 levels deep"),
         ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = []", "unknown device kind '[]'"),
         ("hosts = 1\nkind = 'A'\n[kinds.A]\nlike = {a = 1}", "unknown device kind '{'a': 1}'"),
         (f"hosts = 1\nkind = '{'A' * 5000}'", f"unknown device kind '{'A' * 97}...'"),
     ],
-    ids=["hosts", "devices", "price", "deep", "list", "table", "long"],
+    ids=["hosts", "devices", "first", "price", "deep", "list", "table", "long"],
 )
 def test_extreme_values(file, text, message):
     with pytest.raises(FdgError) as caught:

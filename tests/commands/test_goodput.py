@@ -57,6 +57,15 @@ def test_clusters_that_fail_always_or_never(failures, goodput):
     assert math.isinf(point.price_per_million) == (goodput == 0)
 
 
+def test_failures_are_those_of_the_used_devices():
+    """Four of eight cores act, which never fail, and the two GPUs after them learn."""
+    cores = {"hosts": 1, "devices_per_host": 8, "kind": "CPU core"}
+    gpus = {"devices": 2, "kind": "A100", "between": "Ethernet 25", "failures_per_device_hour": 0.5}
+    cluster = cluster_from({**gpus, "first": cores})
+    plan = fdg.place(Pupil(num_envs=4), policies.SingleLearnerCoarse(learners=2), cluster.to_place(10))
+    assert predict_point(plan, cluster, 1).failures.seconds_between == pytest.approx(3600)
+
+
 def test_invalid_numbers():
     with pytest.raises(FdgError, match="between = 0"):
         FailureModel(0.0, 1.0, 1.0)

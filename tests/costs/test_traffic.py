@@ -82,6 +82,13 @@ def test_parameters_are_sent_along_a_tree(receivers, rounds):
     assert found.between == receivers * 10**6
 
 
+def test_each_device_of_a_host_receives_parameters_once():
+    """1 MB at 1 GB/s to 7 devices of another host, in three rounds."""
+    one, seven = (Layout.of_batch((250_000,), None, count) for count in (1, 7))
+    found = transfer_cost(moving(10**6, one, seven), [0], range(8, 15), cluster(16, hosts=2))
+    assert found.seconds == pytest.approx(7e-3)
+
+
 def test_transfer_between_kinds_of_hosts():
     """8 MB from 4 hosts with links of 1 GB/s to one host with a link of 16 GB/s, and back."""
     first = cluster(8, hosts=4)
