@@ -116,7 +116,6 @@ class ManyPrograms:
         result = compile_programs([*self.programs, *self._stack.programs], meanwhile)
         if self._constants is None:
             self._constants = [(slot, put(value, shape)) for slot, value, shape in self._host_constants]
-            jax.block_until_ready(result)  # collectives of `init` have ended: one runs at a time
             self._builder.connect()
         return result
 
