@@ -95,7 +95,7 @@ class Exchange(Transfer):
         return self.programs["cut"].compiled(list(arrays)) if self._local_sources else None
 
     def connect(self) -> None:
-        """Runs the collective once, with zeros; keeps none, since sources need them only here."""
+        """Runs the collective once, with zeros, and frees them: later, sources need none."""
         self.exchange(None)
         self._zero_blocks.clear()
 
