@@ -193,7 +193,7 @@ class Engine:
             return state, pending.result()
 
     def compile(self, iterations: int | None = None) -> None:
-        """Compiles all programs of `run` ahead of time.
+        """Compiles all programs of `run` ahead of time, and connects the processes, which must all call it.
 
         Args:
           iterations: only validated, since one executable serves any number.
@@ -279,7 +279,7 @@ class Engine:
         return len(self.programs) == 1 and not any(group.shards for group in self.plan.groups)
 
     def memory(self) -> dict[str, int]:
-        """XLA's peak bytes per device of each group, the maximum over its programs. Compiles.
+        """XLA's peak bytes per device of each group, the maximum over its programs. Calls `compile`.
 
         Covers groups with devices of this process. `Plan.memory` estimates it without compiling.
         """

@@ -237,7 +237,7 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
     """A table of a stream and its alternatives, with the setting that limits the stream.
 
-    Arguments are as for `replay`. The column `lag` is the mean age of tokens, in iterations.
+    Arguments are as for `replay`. Ages are in iterations.
     """
     ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 

@@ -45,8 +45,8 @@ def make_in_process(
         values = jax.block_until_ready(list(map(keys.to_data, make())))
     # XLA's collectives on CPUs fail if a process is 30 s late, and environments may take minutes to start.
     distributed.exchange(None)
-    copies = [copy.addressable_data(0) for copy in broadcast(values, data_shapes, [owner] * len(shapes))]
-    return [keys.from_data(copy, shape) for copy, shape in zip(copies, shapes, strict=True)]
+    copies = jax.block_until_ready(broadcast(values, data_shapes, [owner] * len(shapes)))  # before others run
+    return [keys.from_data(x.addressable_data(0), shape) for x, shape in zip(copies, shapes, strict=True)]
 
 
 def broadcast(

@@ -94,6 +94,11 @@ class Exchange(Transfer):
         """The chunks that this process sends; None if it has no source device."""
         return self.programs["cut"].compiled(list(arrays)) if self._local_sources else None
 
+    def connect(self) -> None:
+        """Runs the collective once, with zeros, and frees them: later, sources need none."""
+        self.exchange(None)
+        self._zero_blocks.clear()
+
     def exchange(self, sent: Any) -> list[Any]:
         """Runs the collective on the result of `cut`; returns the arrays on the target."""
         self._collectives.wait()

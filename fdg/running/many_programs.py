@@ -112,11 +112,13 @@ class ManyPrograms:
         return self._builder.moved_bytes
 
     def compile(self, meanwhile: Callable[[], Any]) -> Any:
-        """Compiles all programs and copies constants to the devices; `meanwhile` as in `OneProgram`."""
+        """Compiles all programs, copies constants to the devices, and connects the processes.
+
+        `meanwhile` is as in `OneProgram`.
+        """
         result = compile_programs([*self.programs, *self._stack.programs], meanwhile)
         if self._constants is None:
             self._constants = [(slot, put(value, shape)) for slot, value, shape in self._host_constants]
-            jax.block_until_ready(result)  # collectives of `init` have ended: one runs at a time
             self._builder.connect()
         return result
 

@@ -166,7 +166,7 @@ class StepBuilder:
         """
         distributed.exchange(None)
         for exchange in self._exchanges:
-            exchange.exchange(None)
+            exchange.connect()
         self.collectives.wait()
 
     def memory(self) -> Memory:

@@ -2,10 +2,10 @@
 
 The exported function computes `(observation, mask, *memory, start) -> (action, *memory)`; with sampled
 actions, its first argument is `seed`. Observations and actions have the format of the environment's library
-(`envs.native`). Parameters, normalisers and action
-bounds are constants in the function. A mask is an argument only if a JAX environment masks actions, and
-`start` only if the policy has a memory to reset. A structured observation or action is several arrays, in
-the order of its space, without privileged parts. The number of environments, `N`, is symbolic.
+(`envs.native`). Parameters, normalisers and action bounds are constants in the function. A mask is an
+argument only if a JAX environment masks actions, and `start` only if the policy has a memory to reset. A
+structured observation or action is several arrays, in the order of its space, without privileged parts. The
+number of environments, `N`, is symbolic.
 
 A description of arguments and results is written to a `.json` file of the same name and into the file.
 """

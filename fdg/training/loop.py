@@ -71,8 +71,7 @@ def carry_out(
     """Trains, evaluates and writes the run directory; prints progress.
 
     The weights of the run `start_from` initialise this one; `devices` replace those of the job. All processes
-    call it; process 0 writes.
-    With `quiet` nothing is printed, with `brief` no plan.
+    call it; process 0 writes. With `quiet` nothing is printed, with `brief` no plan.
 
     Raises:
       FdgError: the job is invalid; nothing has been written.

@@ -20,7 +20,7 @@ from envs.rendering import Episode, frames, html, import_optional
 from envs.wrappers import unwrapped
 from fdg.arguments import check_at_least
 from fdg.errors import FdgError, listed
-from fdg.files import check_writable, writing
+from fdg.files import check_writable, explain_os_errors, writing
 from fdg.running.xla_options import jit
 from fdg.training.deployed import Acting
 
@@ -56,14 +56,14 @@ def play(
     if path.suffix == ".mp4":
         import_optional("imageio_ffmpeg", "an mp4")
     recorded = play_episodes(algorithm, state, jax.random.key(seed), episodes, greedy, max_steps)
-    content: bytes
     if path.suffix == ".html":
         content = _html_page(algorithm.env, recorded, fps, greedy)
     else:
-        pictures = _joint_frames(algorithm.env, recorded, greedy)
-        content = _encode_gif(pictures, fps) if path.suffix == ".gif" else b""
+        encode = _encode_gif if path.suffix == ".gif" else _encode_mp4
+        with explain_os_errors(path):
+            content = encode(_joint_frames(algorithm.env, recorded, greedy), fps)
     with writing(path) as file:
-        file.write(_encode_mp4(pictures, fps) if path.suffix == ".mp4" else content)
+        file.write(content)
     return path
 
 

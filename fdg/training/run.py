@@ -374,7 +374,7 @@ def _replace_env(algorithm: Any, env: Any) -> Any:
     tokenizer = getattr(algorithm.env, "tokenizer", None)
     if tokenizer is not None or hasattr(env, "tokenizer"):
         replaced = algorithm if tokenizer is None else dataclasses.replace(algorithm, env=env)
-        if tokenizer != replaced.env.tokenizer:  # `replace` gave a task without one the old one
+        if tokenizer != replaced.env.tokenizer:  # a task without a tokenizer got this one
             raise FdgError(
                 f"env {env.name}: its tokenizer differs from the one of {algorithm.env.name} in training:"
                 " write env.with_tokenizer(run.algorithm.env.tokenizer)"

@@ -127,8 +127,11 @@ def test_mp4_over_a_file_that_cannot_be_replaced(run, tmp_path, monkeypatch):
     path = tmp_path / "video.mp4"
     path.touch()
     monkeypatch.setattr(files, "refusal", lambda folder: OSError() if folder == tmp_path else None)
-    assert run.play(path, max_steps=3).stat().st_size > 1000
-    assert list(tmp_path.iterdir()) == [path]
+    size = run.play(path, max_steps=3).stat().st_size
+    assert size > 1000 and list(tmp_path.iterdir()) == [path]
+    with full_disk(), pytest.raises(FdgError, match=r"video.mp4 cannot be written: "):
+        run.play(path, max_steps=3)
+    assert path.stat().st_size == size
 
 
 def test_mp4_whose_name_looks_like_an_address(run, tmp_path, monkeypatch):
