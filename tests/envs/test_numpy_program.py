@@ -31,7 +31,8 @@ def dilated(row):
 
 def divided(row):
     x, y = integers(row) - 4, integers(jnp.roll(row, 1)) - 2
-    return lax.div(x, y), lax.rem(x, y)
+    lowest = jnp.iinfo(x.dtype).min  # whose absolute value is not in the dtype
+    return lax.div(x, y), lax.rem(x, y), lax.div(lowest, y), lax.div(x, lowest)
 
 
 # What `tests.batch.operations` lacks.
