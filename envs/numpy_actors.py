@@ -33,9 +33,10 @@ def trace(
     """
     size = sum(rows_per_worker)
     closed, extras = jax.make_jaxpr(act, return_shape=True)(*argument_shapes(size))
-    flats = {size: _flat(closed)}
+    flat, operands = _flat(closed)
+    flats = {size: flat}
     for rows in {size + 1, *rows_per_worker} - {size}:
-        flats[rows] = _flat(jax.make_jaxpr(act)(*argument_shapes(rows)))
+        flats[rows], _ = _flat(jax.make_jaxpr(act)(*argument_shapes(rows)))
     cut = _Cut(name, flats[size], flats[size + 1])
     programs = {rows: cut.program(flats[rows]) for rows in set(rows_per_worker)}
     try:
@@ -44,12 +45,22 @@ def trace(
     except UnsupportedError as error:
         raise _refusal(name, f"run the operation {error}") from None
     serialized = {rows: program.serialized() for rows, program in programs.items()}
-    return TracedActor(Program.of(serialized), extras[1], cut.inputs), list(closed.consts)
+    return TracedActor(Program.of(serialized), extras[1], cut.inputs), operands
 
 
-def _flat(closed: Any) -> core.Jaxpr:
-    """The open jaxpr with all calls inlined, and without dead code and identities."""
-    inlined: Any = jaxprs.inline(jaxprs.open_jaxpr(closed), _called)
+def _flat(closed: Any) -> tuple[core.Jaxpr, list[jax.Array]]:
+    """The open jaxpr with all calls inlined, and without dead code and identities; and its constants."""
+    constants = dict(zip(jaxprs.open_jaxpr(closed).constvars, jaxprs.constants_of(closed), strict=True))
+
+    def body_of(eqn: core.JaxprEqn) -> core.Jaxpr | None:
+        inner = jaxprs.closed_bodies(eqn)
+        if not inner or eqn.primitive.name in ("scan", "while", "cond", "custom_linear_solve"):
+            return None
+        body = jaxprs.open_jaxpr(inner[0])
+        constants.update(zip(body.constvars, jaxprs.constants_of(inner[0]), strict=True))
+        return body
+
+    inlined: Any = jaxprs.inline(jaxprs.open_jaxpr(closed), body_of)
     live = jaxprs.open_jaxpr(jaxprs.without_dead_code(inlined))
     names: dict[Any, Any] = {}
     equations = []
@@ -59,15 +70,10 @@ def _flat(closed: Any) -> core.Jaxpr:
             names.update(zip(eqn.outvars, operands, strict=True))
         else:
             equations.append(eqn.replace(invars=operands))
-    return live.replace(eqns=equations, outvars=jaxprs.renamed(live.outvars, names))
-
-
-def _called(eqn: core.JaxprEqn) -> core.Jaxpr | None:
-    """The body of a call; None for any other equation."""
-    if eqn.primitive.name in ("scan", "while", "cond", "custom_linear_solve"):
-        return None
-    inner = jaxprs.closed_bodies(eqn)
-    return jaxprs.open_jaxpr(inner[0]) if inner and not jaxprs.constants_of(inner[0]) else None
+    outputs = jaxprs.renamed(live.outvars, names)
+    values = list(constants.values())
+    flat = jaxprs.build(live.invars, outputs, equations, list(constants), values, checked=False)
+    return jaxprs.open_jaxpr(flat), values
 
 
 class _Cut:

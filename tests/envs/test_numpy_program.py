@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fdg
 from envs import numpy_operations
 from envs.numpy_actors import trace
 from envs.numpy_program import NumpyProgram, Runner
@@ -139,6 +140,16 @@ def test_what_reads_no_observation_is_evaluated_in_the_program():
     inputs = actor.inputs(operands, jnp.asarray(keys))
     assert all(x.shape[:2] == (T, 5) for x in inputs.per_step)
     assert sum(x.size for x in inputs.fixed) <= 2 * F * F  # parameters are not repeated for each row
+
+
+def test_constants_of_calls():
+    @fdg.fragment("actor")
+    def scaled(rows):
+        return rows * np.arange(F, dtype=np.float32)[None]
+
+    observation, keys = batch()
+    (found,) = run(lambda rows, keys: (scaled(rows), ()), observation, keys)
+    np.testing.assert_array_equal(found, observation * np.arange(F, dtype=np.float32))
 
 
 REFUSED = {
