@@ -94,7 +94,9 @@ class _Cut:
         }
         producers = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         self._from_rows = from_rows
-        self._equations = {i for v, i in producers.items() if v in from_rows}  # of the workers' part
+        self._equations = {  # of the workers' part
+            i for i, eqn in enumerate(jaxpr.eqns) if not from_rows.isdisjoint(jaxprs.variables(eqn.invars))
+        }
         crossing: set[Any] = set()
         pending = [*jaxpr.outvars, *(v for i in self._equations for v in jaxpr.eqns[i].invars)]
         for v in pending:  # grows
@@ -152,7 +154,9 @@ class _Cut:
 
     def _evaluate(self, results: list[Any]) -> Callable[..., list[jax.Array]]:
         """A function of the actor's constants and keys that computes `results`, which read no observation."""
-        equations = [eqn for eqn in self._jaxpr.eqns if self._from_rows.isdisjoint(eqn.outvars)]
+        equations = [
+            eqn for eqn in self._jaxpr.eqns if self._from_rows.isdisjoint(jaxprs.variables(eqn.invars))
+        ]
         inputs = [*self._jaxpr.constvars, self._jaxpr.invars[1]]
         return core.jaxpr_as_fun(jaxprs.without_dead_code(jaxprs.build(inputs, results, equations)))
 
@@ -168,7 +172,7 @@ class _Cut:
     def _operation(self, eqn: Any) -> str:
         """The name of an operation; raises if NumPy lacks one of its dtypes."""
         for v in (*eqn.invars, *eqn.outvars):
-            if np.dtype(v.aval.dtype).kind == "V":
+            if getattr(v.aval.dtype, "kind", "V") == "V":  # bfloat16, or a random key
                 raise _refusal(self._name, f"run {eqn.primitive.name} in {v.aval.dtype}")
         return eqn.primitive.name
 

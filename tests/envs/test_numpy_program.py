@@ -155,6 +155,10 @@ def test_constants_of_calls():
 REFUSED = {
     "cannot run the operation sort: leave out acts=True, or write ray:it": lambda rows, keys: jnp.sort(rows),
     "cannot run the operation scan": lambda rows, keys: lax.map(jnp.sin, rows),
+    "cannot run the operation debug_print": lambda rows, keys: (jax.debug.print("{}", rows), rows)[1],
+    r"cannot run random_seed in key<fry>": lambda rows, keys: jax.vmap(
+        lambda row: jax.random.normal(jax.random.key(row[0].astype(jnp.uint32)))
+    )(rows),
     "cannot run convert_element_type in bfloat16": lambda rows, keys: rows.astype(jnp.bfloat16),
     r"cannot use an array of shape \(\) that depends on random keys": lambda rows, keys: rows + keys[0].sum(),
     r"cannot use an array of shape \(6, 5\) ": lambda rows, keys: rows @ (keys[:, :1] * jnp.ones((1, F))).T,
