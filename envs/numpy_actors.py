@@ -126,7 +126,7 @@ class _Cut:
         inputs = [jaxpr.invars[0], *(counterpart[v] for v in (*self._per_step, *self._fixed))]
         equations = [jaxpr.eqns[i] for i in sorted(self._equations)]
         atoms_read = [*jaxpr.outvars, *(atom for eqn in equations for atom in eqn.invars)]
-        literals = {id(atom): _literal_array(atom) for atom in atoms_read if jaxprs.is_literal(atom)}
+        literals = {id(v): np.asarray(v.val, v.aval.dtype) for v in atoms_read if jaxprs.is_literal(v)}
         results = [v for eqn in equations for v in eqn.outvars]
         number_of: dict[Any, int] = {v: i for i, v in enumerate([*inputs, *literals, *results])}
 
@@ -196,10 +196,6 @@ def _dependent(jaxpr: core.Jaxpr, source: Any) -> set[Any]:
         if not dependent.isdisjoint(jaxprs.variables(eqn.invars)):
             dependent.update(eqn.outvars)
     return dependent
-
-
-def _literal_array(atom: Any) -> np.ndarray:
-    return np.asarray(atom.val, atom.aval.dtype)
 
 
 def _repeats(eqn: core.JaxprEqn, with_rows: Collection[Any]) -> bool:
