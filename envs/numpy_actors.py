@@ -33,9 +33,10 @@ def trace(
     """
     size = sum(rows_per_worker)
     closed, extras = jax.make_jaxpr(act, return_shape=True)(*argument_shapes(size))
-    flats = {size: _flat(closed)}
+    flat, operands = _flat(closed)
+    flats = {size: flat}
     for rows in {size + 1, *rows_per_worker} - {size}:
-        flats[rows] = _flat(jax.make_jaxpr(act)(*argument_shapes(rows)))
+        flats[rows], _ = _flat(jax.make_jaxpr(act)(*argument_shapes(rows)))
     cut = _Cut(name, flats[size], flats[size + 1])
     programs = {rows: cut.program(flats[rows]) for rows in set(rows_per_worker)}
     try:
@@ -44,12 +45,22 @@ def trace(
     except UnsupportedError as error:
         raise _refusal(name, f"run the operation {error}") from None
     serialized = {rows: program.serialized() for rows, program in programs.items()}
-    return TracedActor(Program.of(serialized), extras[1], cut.inputs), list(closed.consts)
+    return TracedActor(Program.of(serialized), extras[1], cut.inputs), operands
 
 
-def _flat(closed: Any) -> core.Jaxpr:
-    """The open jaxpr with all calls inlined, and without dead code and identities."""
-    inlined: Any = jaxprs.inline(jaxprs.open_jaxpr(closed), _called)
+def _flat(closed: Any) -> tuple[core.Jaxpr, list[jax.Array]]:
+    """The open jaxpr with all calls inlined, and without dead code and identities; and its constants."""
+    constants = dict(zip(jaxprs.open_jaxpr(closed).constvars, jaxprs.constants_of(closed), strict=True))
+
+    def body_of(eqn: core.JaxprEqn) -> core.Jaxpr | None:
+        inner = jaxprs.closed_bodies(eqn)
+        if not inner or eqn.primitive.name in ("scan", "while", "cond", "custom_linear_solve"):
+            return None
+        body = jaxprs.open_jaxpr(inner[0])
+        constants.update(zip(body.constvars, jaxprs.constants_of(inner[0]), strict=True))
+        return body
+
+    inlined: Any = jaxprs.inline(jaxprs.open_jaxpr(closed), body_of)
     live = jaxprs.open_jaxpr(jaxprs.without_dead_code(inlined))
     names: dict[Any, Any] = {}
     equations = []
@@ -59,15 +70,10 @@ def _flat(closed: Any) -> core.Jaxpr:
             names.update(zip(eqn.outvars, operands, strict=True))
         else:
             equations.append(eqn.replace(invars=operands))
-    return live.replace(eqns=equations, outvars=jaxprs.renamed(live.outvars, names))
-
-
-def _called(eqn: core.JaxprEqn) -> core.Jaxpr | None:
-    """The body of a call; None for any other equation."""
-    if eqn.primitive.name in ("scan", "while", "cond", "custom_linear_solve"):
-        return None
-    inner = jaxprs.closed_bodies(eqn)
-    return jaxprs.open_jaxpr(inner[0]) if inner and not jaxprs.constants_of(inner[0]) else None
+    outputs = jaxprs.renamed(live.outvars, names)
+    values = list(constants.values())
+    flat = jaxprs.build(live.invars, outputs, equations, list(constants), values, checked=False)
+    return jaxprs.open_jaxpr(flat), values
 
 
 class _Cut:
@@ -88,7 +94,9 @@ class _Cut:
         }
         producers = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         self._from_rows = from_rows
-        self._equations = {i for v, i in producers.items() if v in from_rows}  # of the workers' part
+        self._equations = {  # of the workers' part
+            i for i, eqn in enumerate(jaxpr.eqns) if not from_rows.isdisjoint(jaxprs.variables(eqn.invars))
+        }
         crossing: set[Any] = set()
         pending = [*jaxpr.outvars, *(v for i in self._equations for v in jaxpr.eqns[i].invars)]
         for v in pending:  # grows
@@ -118,7 +126,7 @@ class _Cut:
         inputs = [jaxpr.invars[0], *(counterpart[v] for v in (*self._per_step, *self._fixed))]
         equations = [jaxpr.eqns[i] for i in sorted(self._equations)]
         atoms_read = [*jaxpr.outvars, *(atom for eqn in equations for atom in eqn.invars)]
-        literals = {id(atom): _literal_array(atom) for atom in atoms_read if jaxprs.is_literal(atom)}
+        literals = {id(v): np.asarray(v.val, v.aval.dtype) for v in atoms_read if jaxprs.is_literal(v)}
         results = [v for eqn in equations for v in eqn.outvars]
         number_of: dict[Any, int] = {v: i for i, v in enumerate([*inputs, *literals, *results])}
 
@@ -146,7 +154,9 @@ class _Cut:
 
     def _evaluate(self, results: list[Any]) -> Callable[..., list[jax.Array]]:
         """A function of the actor's constants and keys that computes `results`, which read no observation."""
-        equations = [eqn for eqn in self._jaxpr.eqns if self._from_rows.isdisjoint(eqn.outvars)]
+        equations = [
+            eqn for eqn in self._jaxpr.eqns if self._from_rows.isdisjoint(jaxprs.variables(eqn.invars))
+        ]
         inputs = [*self._jaxpr.constvars, self._jaxpr.invars[1]]
         return core.jaxpr_as_fun(jaxprs.without_dead_code(jaxprs.build(inputs, results, equations)))
 
@@ -162,7 +172,7 @@ class _Cut:
     def _operation(self, eqn: Any) -> str:
         """The name of an operation; raises if NumPy lacks one of its dtypes."""
         for v in (*eqn.invars, *eqn.outvars):
-            if np.dtype(v.aval.dtype).kind == "V":
+            if getattr(v.aval.dtype, "kind", "V") == "V":  # bfloat16, or a random key
                 raise _refusal(self._name, f"run {eqn.primitive.name} in {v.aval.dtype}")
         return eqn.primitive.name
 
@@ -186,10 +196,6 @@ def _dependent(jaxpr: core.Jaxpr, source: Any) -> set[Any]:
         if not dependent.isdisjoint(jaxprs.variables(eqn.invars)):
             dependent.update(eqn.outvars)
     return dependent
-
-
-def _literal_array(atom: Any) -> np.ndarray:
-    return np.asarray(atom.val, atom.aval.dtype)
 
 
 def _repeats(eqn: core.JaxprEqn, with_rows: Collection[Any]) -> bool:

@@ -37,8 +37,8 @@ def function_of(operation: str, params: dict[str, Any]) -> Function:
 def _divide(x: Array, y: Array) -> Array:
     if x.dtype.kind == "f":
         return np.divide(x, y)
-    quotient = np.floor_divide(np.abs(x), np.abs(y)) * np.sign(x) * np.sign(y)
-    return np.where(y == 0, -1, quotient).astype(x.dtype)  # XLA's result for 0 as the divisor
+    quotient = np.floor_divide(x - np.fmod(x, y), y)
+    return np.where(y == 0, ~x.dtype.type(0), quotient)  # all bits are XLA's result for 0 as the divisor
 
 
 def _remainder(x: Array, y: Array) -> Array:

@@ -67,7 +67,7 @@ class Runner:
         self._at_begin: list[_Step] = []
         self._at_step: list[_Step] = []
         for equation in program.equations:
-            self._values += [None] * (max(equation.outputs) + 1 - len(self._values))
+            self._values += [None] * (max(equation.outputs, default=0) + 1 - len(self._values))
             step = (
                 function_of(equation.operation, equation.params),
                 _selection(equation.inputs),

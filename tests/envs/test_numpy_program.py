@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fdg
 from envs import numpy_operations
 from envs.numpy_actors import trace
 from envs.numpy_program import NumpyProgram, Runner
@@ -31,7 +32,8 @@ def dilated(row):
 
 def divided(row):
     x, y = integers(row) - 4, integers(jnp.roll(row, 1)) - 2
-    return lax.div(x, y), lax.rem(x, y)
+    lowest = jnp.iinfo(x.dtype).min  # whose absolute value is not in the dtype
+    return lax.div(x, y), lax.rem(x, y), lax.div(lowest, y), lax.div(x, lowest)
 
 
 # What `tests.batch.operations` lacks.
@@ -140,9 +142,23 @@ def test_what_reads_no_observation_is_evaluated_in_the_program():
     assert sum(x.size for x in inputs.fixed) <= 2 * F * F  # parameters are not repeated for each row
 
 
+def test_constants_of_calls():
+    @fdg.fragment("actor")
+    def scaled(rows):
+        return rows * np.arange(F, dtype=np.float32)[None]
+
+    observation, keys = batch()
+    (found,) = run(lambda rows, keys: (scaled(rows), ()), observation, keys)
+    np.testing.assert_array_equal(found, observation * np.arange(F, dtype=np.float32))
+
+
 REFUSED = {
     "cannot run the operation sort: leave out acts=True, or write ray:it": lambda rows, keys: jnp.sort(rows),
     "cannot run the operation scan": lambda rows, keys: lax.map(jnp.sin, rows),
+    "cannot run the operation debug_print": lambda rows, keys: (jax.debug.print("{}", rows), rows)[1],
+    r"cannot run random_seed in key<fry>": lambda rows, keys: jax.vmap(
+        lambda row: jax.random.normal(jax.random.key(row[0].astype(jnp.uint32)))
+    )(rows),
     "cannot run convert_element_type in bfloat16": lambda rows, keys: rows.astype(jnp.bfloat16),
     r"cannot use an array of shape \(\) that depends on random keys": lambda rows, keys: rows + keys[0].sum(),
     r"cannot use an array of shape \(6, 5\) ": lambda rows, keys: rows @ (keys[:, :1] * jnp.ones((1, F))).T,
