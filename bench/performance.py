@@ -4,6 +4,7 @@ python -m bench.performance            # rewrites the text between the two marks
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ DOCUMENT = RESULTS.with_suffix(".md")
 PICTURES = DOCUMENT.parent / "images" / "performance"
 
 Figures = Mapping[str, Any]  # an entry of `docs/performance.json`, or the whole file
+
+
+def _quoted(flags: str) -> str:
+    """Flags for a shell: an environment's parameters contain `?` and `&`."""
+    return shlex.join(flags.split())
 
 
 def main() -> None:
@@ -91,7 +97,8 @@ def _equal(rows: Iterable[Figures]) -> str:
         command = re.sub(r" --num-envs \d+ --total-steps \d+", " --num-envs N", row["flags"])
         by_text.setdefault((row["task"], row["equal"]), command)
     return "\n".join(
-        f"- {task}: {equal}. `python -m fdg.train {command}`" for (task, equal), command in by_text.items()
+        f"- {task}: {equal}. `python -m fdg.train {_quoted(command)}`"
+        for (task, equal), command in by_text.items()
     )
 
 
@@ -128,7 +135,7 @@ def _bench_row(figures: Figures) -> Sequence[str]:
         str(figures["devices"]),
         f"{figures['compile_seconds']:.1f}",
         f"{figures['peak_bytes'] / 2**20:,.0f} MiB",
-        f"`python -m fdg.train {figures['flags']}`",
+        f"`python -m fdg.train {_quoted(figures['flags'])}`",
     )
 
 
