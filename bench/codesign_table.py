@@ -62,7 +62,7 @@ def trainer(task):
 def measure(tasks, seeds, path):
     """Trains the networks that the table in `path` lacks, and writes the table after each task and seed.
 
-    The accuracies of an unfinished task and seed are in a `.part.json` file beside the table.
+    The accuracies of an unfinished task and seed are in a `.part.json` file in the table's folder.
     """
     for seed in range(seeds):
         for key, task in tasks.items():

@@ -33,7 +33,7 @@ class Cache(NamedTuple):
     """Keys and values of prompts, and of up to `C` tokens after each prompt.
 
     The columns after the prompt are a ring buffer. In each step, all rows write their next token to one
-    column, `step % C`, even if they began at different steps. A row that takes a new prompt also goes on
+    column, `step % C`, even if they began at different steps. A row that takes a new prompt also continues
     at this column.
     """
 
