@@ -1,64 +1,67 @@
-"""Measures how far actors and learners overlap with staleness, on two host devices with one thread each.
+"""Measures how far actors and learners overlap with staleness, on two host devices.
 
 One process alternates between iterations without staleness, in which actor and learner never overlap, and
-iterations with `staleness=1`. Two host devices share caches and memory, which slows programs down. The figure
-`machine` shows by how much: the time of the same two programs without an engine, started together on arrays
-that are ready, relative to the longer one alone.
+iterations with `staleness=1`. The same two programs are also started together without an engine, on copies of
+the arrays that they had in training: no engine can overlap them better (`bare`). XLA runs matrix products and
+independent operations on all threads, so a program alone is not confined to one core.
 
-    python -m bench.overlap
+    python -m bench.overlap --epochs 2
 """
 
+import argparse
 import json
 import os
 import statistics
 import time
 
-# Set before JAX starts: one thread per device, and each operation on one thread.
-os.environ["PJRT_NPROC"] = "2"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+os.environ["PJRT_NPROC"] = "2"  # read when JAX starts: one thread per device
 
 import jax
+import jax.numpy as jnp
 
 import algos
 import envs
 import fdg
 import policies
-from bench.harness import Spread, in_turns, seconds, zeros_and_keys
+from bench.harness import Spread, in_turns, seconds
 
 ROUNDS, ITERATIONS = 7, 40  # calls are long, because at the end of a call one of the two groups is idle
 
 
-def main() -> dict:
-    """Measures; returns medians over the rounds.
+def main(num_envs: int, num_steps: int, num_epochs: int) -> dict:
+    """Measures; returns medians over the rounds. With more epochs, the learner takes longer.
 
     Returns:
-      Seconds per iteration: `synchronous` (without staleness), `staleness_1`, and by name of a group its busy
-      seconds without staleness. Ratios: `over_longer` is `staleness_1` over the longer busy time, with its
-      middle half; `synchronous_over_sum` is `synchronous` over the sum of busy times; `machine`.
+      Seconds per iteration: `synchronous` (without staleness), `staleness_1`, `bare` (the two programs
+      without the engine, started together), and each program alone. Ratios: `speedup` is `synchronous` over
+      `staleness_1`, `share_of_bare` is `bare` over `staleness_1`, with its middle half; `bare_speedup` is
+      the sum of the programs alone over `bare`.
     """
     fdg.host_devices(2)
     devices = jax.devices("cpu")
     algorithm = algos.PPO(
-        env=envs.make("Acrobot-v1"), num_envs=256, num_steps=64, num_epochs=1, total_steps=10**9
+        env=envs.make("Acrobot-v1"),
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        total_steps=10**9,
     )
     runs = {i: _Run(algorithm, policies.SingleLearnerCoarse(staleness=i), devices) for i in (0, 1)}
-    machine = _slowdown_without_engine(runs[1].engine)
-    sides = {**{i: run.seconds for i, run in runs.items()}, "machine": machine}
-    rounds = in_turns(sides, ROUNDS, warm_up=0)
+    rounds = in_turns({**{i: r.seconds for i, r in runs.items()}, "bare": runs[1].bare_seconds}, ROUNDS)
     rows = [
         {
             "synchronous": synchronous,
             "staleness_1": overlapped,
-            **busy,
-            "over_longer": overlapped / max(busy.values()),
-            "synchronous_over_sum": synchronous / sum(busy.values()),
-            "machine": slowdown,
+            **bare,
+            "speedup": synchronous / overlapped,
+            "share_of_bare": bare["bare"] / overlapped,
+            "bare_speedup": (sum(bare.values()) - bare["bare"]) / bare["bare"],
         }
-        for (synchronous, busy), (overlapped, _), slowdown in zip(*rounds.values(), strict=True)
+        for synchronous, overlapped, bare in zip(*rounds.values(), strict=True)
     ]
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    spread = Spread.of(row["over_longer"] for row in rows)
-    return {**medians, "over_longer_middle_half": [spread.low, spread.high]}
+    spread = Spread.of(row["share_of_bare"] for row in rows)
+    return {**medians, "share_of_bare_middle_half": [spread.low, spread.high]}
 
 
 class _Run:
@@ -66,36 +69,54 @@ class _Run:
 
     def __init__(self, algorithm, policy, devices):
         self.engine = fdg.compile(algorithm, policy, devices)
-        self.state, metrics = self.engine.run(self.engine.init(0), ITERATIONS)
-        jax.block_until_ready(metrics)
+        self.state = self.engine.init(0)
+        self.programs = {p.devices[0].id: p for p in self.engine.programs if p.fragments}
+        self.seconds(None)
+        self.arguments = self._arguments_in_training()
 
     def seconds(self, _):
-        """Seconds per iteration, and each group's busy seconds."""
-        before, begun = self.engine.busy_seconds(), time.perf_counter()
+        """Seconds per iteration."""
+        begun = time.perf_counter()
         self.state, metrics = self.engine.run(self.state, ITERATIONS)
         jax.block_until_ready((self.state, metrics))
-        wall = (time.perf_counter() - begun) / ITERATIONS
-        after = self.engine.busy_seconds()
-        return wall, {group: (after[group] - before[group]) / ITERATIONS for group in after}
+        return (time.perf_counter() - begun) / ITERATIONS
 
+    def bare_seconds(self, _):
+        """Median seconds of each program alone, and of both together, without the engine."""
+        names = {program.name: [device] for device, program in self.programs.items()}
+        sides = {**names, "bare": list(self.programs)}
+        return {
+            name: statistics.median(self._bare(d) for _ in range(ITERATIONS)) for name, d in sides.items()
+        }
 
-def _slowdown_without_engine(engine):
-    """A function that measures the time of two concurrent programs relative to the longer one alone."""
-    programs_of_fragments = [program for program in engine.programs if program.fragments]
+    def _bare(self, devices):
+        arguments = [jax.block_until_ready(jax.tree.map(jnp.copy, self.arguments[d])) for d in devices]
+        return seconds(
+            lambda: [self.programs[d].compiled(*a) for d, a in zip(devices, arguments, strict=True)]
+        )
 
-    def concurrent_seconds(programs):
-        arguments = [zeros_and_keys(program.arguments) for program in programs]
-        return seconds(lambda: [p.compiled(*a) for p, a in zip(programs, arguments, strict=True)])
+    def _arguments_in_training(self):
+        """Runs two iterations; returns copies of each program's last arguments, by its device."""
+        arguments = {}
+        executables = {device: program.compile() for device, program in self.programs.items()}
+        for device, program in self.programs.items():
 
-    def measure(_):
-        medians = [
-            statistics.median(concurrent_seconds(programs) for _ in range(ITERATIONS // 2))
-            for programs in (*([program] for program in programs_of_fragments), programs_of_fragments)
-        ]
-        return medians[-1] / max(medians[:-1])
+            def run(*arrays, device=device):
+                arguments[device] = jax.block_until_ready(jax.tree.map(jnp.copy, arrays))
+                return executables[device](*arrays)
 
-    return measure
+            program.compiled = run
+        self.state, metrics = self.engine.run(self.state, 2)
+        jax.block_until_ready(metrics)
+        for device, program in self.programs.items():
+            program.compiled = executables[device]
+        return arguments
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--envs", type=int, default=256, help="environments (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=64, help="steps of a rollout (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of the learner (default %(default)s)")
+    flags = parser.parse_args()
+    print(json.dumps(main(flags.envs, flags.steps, flags.epochs)))

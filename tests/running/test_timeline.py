@@ -167,6 +167,32 @@ def test_synchronous_groups_idle_in_turn(devices):
     assert fdg.compile(Slow(), policies.GPUOnly(), devices[:1]).busy_seconds() == {}
 
 
+class SlowLearner(Slow):
+    """Learning multiplies matrices, without Python."""
+
+    def iterate(self, state):
+        @fdg.fragment("actor", in_axes=(None, 0))
+        def act(weight, walks):
+            return walks + weight[None]
+
+        @fdg.fragment("learner", in_axes=(None, 0), out_axes=None)
+        def learn(weight, walks):
+            matrix = jnp.ones((300, 300)) * jnp.mean(walks)
+            return weight + jnp.mean(jax.lax.fori_loop(0, 300, lambda i, x: x @ x * 1e-3, matrix))
+
+        walks = act(state["weight"], state["walks"])
+        return {"weight": learn(state["weight"], walks), "walks": walks}, {}
+
+
+def test_stale_actor_does_not_wait_for_the_learner(devices):
+    """The next acting ends while the learner still runs, also if new parameters are on their way to it."""
+    engine = fdg.compile(SlowLearner(), policies.SingleLearnerCoarse(staleness=1), devices[:2])
+    state, _ = engine.run(engine.init(0), 1)
+    ends = {(bar.group, bar.iteration): bar.end for bar in engine.timeline(state, 4)}
+    early = [ends["actors", i + 1] < ends["learners", i] for i in range(3)]
+    assert any(early), ends
+
+
 class Fragile(Slow):
     """Acting fails in the third iteration."""
 
