@@ -6,6 +6,7 @@ the groups of each operation                               placement
 the batch axis of each variable                            axes
 each group's operations as programs, and transfers         grouping
 the schedule, with live ranges, donations and names        liveness
+transfers where they are first needed                      late_moves
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from fdg.batch.lengths import smallest_equivalent
 from fdg.placing.regions.region import Opened
 from fdg.placing.scheduling.axes import batch_axes
 from fdg.placing.scheduling.grouping import make_schedule
+from fdg.placing.scheduling.late_moves import with_late_moves
 from fdg.placing.scheduling.liveness import with_names
 from fdg.placing.scheduling.placement import Placement
 from fdg.placing.scheduling.schedule import Schedule, Value
@@ -66,5 +68,5 @@ def _schedule(
     def value_of(variable: core.Var, group: str) -> Value:
         return Value(variable, group, axis_of.get(variable))
 
-    schedule = make_schedule(placement, value_of, len(axes), newer)
+    schedule = with_late_moves(make_schedule(placement, value_of, len(axes), newer))
     return dataclasses.replace(schedule, steps=with_names(schedule.steps))
