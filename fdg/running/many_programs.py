@@ -90,7 +90,7 @@ class ManyPrograms:
         weakref.finalize(self, self.timeline.close)
         self._lanes = lanes_of(schedule, meshes)
         self._builder = builder = StepBuilder(plan.groups, meshes, self.timeline, self._lanes)
-        self._steps = builder.build(schedule.steps)
+        self._steps = builder.build(schedule.steps, schedule.carry)
         self._calls_per_iteration = sum(times for _, times in schedule.calls())
         self._carried_slots = builder.slots(schedule.carry)
         self._metric_slots = [builder.slot(value) for value in schedule.metrics]

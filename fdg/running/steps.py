@@ -23,7 +23,7 @@ from fdg.lowering.programs import lower_call, value_shape
 from fdg.placing.layout import Layout
 from fdg.placing.policy import Group
 from fdg.placing.resharding import Change
-from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value
+from fdg.placing.scheduling.schedule import Call, Move, Repeat, Step, Value, all_steps, uses
 from fdg.processes import distributed
 from fdg.running.exchange import Exchange, ProcessCollectives
 from fdg.running.lanes import COLLECTIVE_LANE, Action, Lanes, may_block_host
@@ -173,17 +173,21 @@ class StepBuilder:
         """An empty memory with slots for all values that have a slot so far."""
         return Memory(len(self._slots))
 
-    def build(self, steps: Sequence[Step], times: int = 1) -> list[RunStep]:
+    def build(
+        self, steps: Sequence[Step], carry: Sequence[tuple[Value, Value]], times: int = 1
+    ) -> list[RunStep]:
         """Builds the functions of steps that run `times` times in an iteration.
 
-        A step without work for this process has no function.
+        `carry` has the values that the steps pass on to their next run, as in `Repeat`. A step without work
+        for this process has no function.
         """
         run_steps: list[RunStep | None] = []
-        for step in steps:
+        for i, step in enumerate(steps):
             if isinstance(step, Call):
                 run_steps.append(self._call_step(step, times))
             elif isinstance(step, Move):
-                run_steps.append(self._move_step(step, times))
+                may_fetch = _is_read_next(step, [*steps[i + 1 :], *steps[:i]], carry)
+                run_steps.append(self._move_step(step, times, may_fetch))
             else:
                 run_steps.append(self._repeat_step(step, times))
         return [run for run in run_steps if run is not None]
@@ -194,12 +198,13 @@ class StepBuilder:
         times: int,
         changes: Sequence[Change] = (),
         donates: bool = False,
+        may_fetch: bool = True,
     ) -> Transfer | None:
         """Builds the transfer of values from one group to another; `pairs` are (source, target) values.
 
         It uses device-to-device copies within a process, a collective between processes, or, if both groups
-        are on the same devices, the resharding in `changes`. `donates` is as in `Move`, and `times` as in
-        `build`. Returns None in a process without devices of the groups.
+        are on the same devices, the resharding in `changes`. `donates` is as in `Move`, `times` as in
+        `build`, and `may_fetch` as in `Mover`. Returns None in a process without devices of the groups.
         """
         source, target = meshes = [self.meshes[value.group] for value in pairs[0]]
         layouts = [(a.laid_out, b.laid_out) for a, b in pairs]
@@ -209,7 +214,7 @@ class StepBuilder:
         elif changes:
             transfer = Resharder(source, target, layouts, changes, donates)
         else:
-            transfer = Mover(source, target, layouts)
+            transfer = Mover(source, target, layouts, may_fetch)
         direction = f"{pairs[0][0].group} -> {pairs[0][1].group}"
         for name, mesh, function, argument in transfer.functions([self.shape(a) for a, _ in pairs]):
             program = self._program(f"{name} {direction}", mesh, times, function, (argument,))
@@ -281,9 +286,9 @@ class StepBuilder:
         """Wraps `call`, which returns `count` arrays, so that it is queued on the group's lane, if any."""
         return call if self.lanes is None else self.lanes.defer(group, call, count)
 
-    def _move_step(self, move: Move, times: int) -> RunStep | None:
+    def _move_step(self, move: Move, times: int, may_fetch: bool) -> RunStep | None:
         """A step that transfers values between groups; None in a process without their devices."""
-        transfer = self.transfer(move.pairs, times, move.changes, move.donates)
+        transfer = self.transfer(move.pairs, times, move.changes, move.donates, may_fetch)
         if transfer is None:
             return None
         count, num_runs = len(move.pairs), self.num_runs
@@ -340,7 +345,7 @@ class StepBuilder:
         copied_pairs = [repeat.enter[i] for i in sorted(repeat.copied)]
         by_group = [[pair for pair in copied_pairs if pair[0].group == group] for group in self.meshes]
         copies = [copy for pairs in by_group if pairs and (copy := self._copy_step(pairs, times))]
-        steps = self.build(repeat.steps, times * repeat.trips)
+        steps = self.build(repeat.steps, repeat.carry, times * repeat.trips)
         carried_slots, exit_slots = self.slots(repeat.carry), self.slots(repeat.leave)
         dead_slots = {a for a, _ in exit_slots} | {b for _, b in carried_slots}
         trips = repeat.trips
@@ -357,6 +362,19 @@ class StepBuilder:
             move_slots(memory, exit_slots, dead_slots)
 
         return run
+
+
+def _is_read_next(move: Move, following: Sequence[Step], carry: Sequence[tuple[Value, Value]]) -> bool:
+    """Whether the target's next program or loop reads a moved value.
+
+    `following` are the steps after the move, then those before it, which run next with the values of `carry`.
+    """
+    moved = {b for _, b in move.pairs}
+    moved |= {start for end, start in carry if end in moved}
+    for step in following:
+        if any(isinstance(part, Call) and part.group == move.target for part, _ in all_steps([step])):
+            return not moved.isdisjoint(uses(step))
+    return True
 
 
 def move_slots(memory: Memory, slots: Sequence[tuple[int, int]], dead_slots: Iterable[int] = ()) -> None:

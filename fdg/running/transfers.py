@@ -45,9 +45,15 @@ class Transfer(abc.ABC):
 
 
 class Mover(Transfer):
-    """Transfers arrays by device-to-device copies; its programs are "cut", "join" and "fetch"."""
+    """Transfers arrays by device-to-device copies; its programs are "cut", "join" and "fetch".
 
-    def __init__(self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]]):
+    A CPU device runs its programs in the order of their dispatch, so "fetch" delays the programs behind it
+    until its arrays are computed. `may_fetch` says that the target's next program needs them anyway.
+    """
+
+    def __init__(
+        self, source: Mesh, target: Mesh, layouts: Sequence[tuple[Layout, Layout]], may_fetch: bool = True
+    ):
         super().__init__(source, target, layouts)
         source_devices, self._target_devices = list(source.devices.flat), list(target.devices.flat)
         overlap = set(source_devices) & set(self._target_devices)
@@ -65,7 +71,9 @@ class Mover(Transfer):
             for route, (_, layout) in zip(self._routes, self.layouts, strict=True)
         ]
         is_one_platform = source_devices[0].platform == self._target_devices[0].platform
-        self.can_fetch = all(self._is_plain) and source.size == target.size == 1 and is_one_platform
+        self.can_fetch = (
+            may_fetch and all(self._is_plain) and source.size == target.size == 1 and is_one_platform
+        )
 
     def functions(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[str, Mesh, Any, Any]]:
         """The programs that run before and after the copies."""

@@ -19,7 +19,8 @@ def with_late_moves(schedule: Schedule) -> Schedule:
     """Delays transfers for the next iteration to the first step that needs the values or frees the source.
 
     Values that a transfer brings to a group later need no copy on that group between iterations. A transfer
-    stays where it is if no program of its target would run before it.
+    stays where it is if no program of its target would run before it, or if one of its source would, since
+    the source's lane (`running.lanes`) would start the transfer after that program.
     """
     start_of = dict(schedule.carry)
     for move in [step for step in schedule.steps if isinstance(step, Move) and step.delay]:
@@ -31,7 +32,7 @@ def with_late_moves(schedule: Schedule) -> Schedule:
             continue
         steps = [step for step in schedule.steps if step is not move]
         end = next((i for i, step in enumerate(steps) if _needs(step, sources, arrivals)), len(steps))
-        if _has_program(steps[:end], move.target):
+        if _has_program(steps[:end], move.target) and not _has_program(steps[:end], move.source):
             delay = "" if move.targets else move.delay  # without a target: kept for the next iteration
             late = dataclasses.replace(move, pairs=pairs, delay=delay, freed=frozenset())
             schedule = dataclasses.replace(
