@@ -67,7 +67,8 @@ def _task(rounds: int, iterations: int) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         decoder = Decoder(DecoderConfig(env.tokenizer.vocab_size, **NETWORK))
         weights.save(folder, decoder, jax.jit(decoder.init)(jax.random.key(0)))
-        flags = f"--algo grpo --env {env_name} --preset none --model {folder} --num-prompts 2 --group-size 4"
+        flags = f"--algo grpo --env {env_name} --preset none --model {folder} --tokenizer characters"
+        flags += " --num-prompts 2 --group-size 4"
         flags += f" --kl-coefficient 0 --learning-rate 1e-6 --total-steps {8 * iterations}"
         problems = Path(folder, "problems.json")  # too many for a command line
         problems.write_text(json.dumps({"problems": prompts_and_answers(env, _PROBLEMS)}))

@@ -6,7 +6,7 @@ independent in a while loop that runs until the last row is done, or in a queue 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from fdg import jaxprs
 from fdg.arguments import checked
 from fdg.errors import GraphError
 from fdg.fragment import leaf_axes
+from fdg.identity_cache import IdentityCache
 from fdg.jax_internals import ClosedJaxpr
 
 Axes = tuple[int | None, ...]  # one per array
@@ -30,6 +31,30 @@ rowwise_p.multiple_results = True
 def trace_rows(function: Callable[..., Any], operands: Any) -> ClosedJaxpr:
     """The jaxpr of a flat function for operands with these shapes, dtypes and weak types."""
     return jaxprs.lowered(jax.make_jaxpr(function)(*map(jaxprs.shape_to_trace, operands)))
+
+
+_parts: IdentityCache[ClosedJaxpr] = IdentityCache(max_entries=256)
+
+
+def rows_of_device(eqn: core.JaxprEqn, axes: Sequence[int | None], devices: int) -> ClosedJaxpr:
+    """The jaxpr of a `rowwise` equation for the rows of one device, at least one row.
+
+    `axes` are the split axes of the operands (None: replicated).
+    """
+    if devices == 1 or all(axis is None for axis in axes):
+        return eqn.params["jaxpr"]
+
+    def trace() -> ClosedJaxpr:
+        operands = []
+        for v, axis in zip(eqn.invars, axes, strict=True):
+            aval: Any = v.aval
+            if axis is not None:
+                rows = max(1, aval.shape[axis] // devices)
+                aval = aval.update(shape=(*aval.shape[:axis], rows, *aval.shape[axis + 1 :]))
+            operands.append(aval)
+        return trace_rows(eqn.params["function"], operands)
+
+    return _parts(eqn, (tuple(axes), devices), trace)
 
 
 def _run(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:

@@ -20,10 +20,12 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
+from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PUTS, VIEWS, class_of
-from fdg.placing.layout import Layout
+from fdg.placing.layout import MODEL, Layout
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, defs, uses
+from fdg.rowwise import rows_of_device, rowwise_p
 
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not inlined, unlike calls
 _FUSED_CLASSES = frozenset({"elementwise", "transcendental", "special"})
@@ -79,9 +81,7 @@ def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: It
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     """
-    # (shape, number of parts) of each sharded parameter
-    parts_by_shape = frozenset((layout.shape, layout.num_parts) for layout in layouts)
-    return _PeakEstimator(devices, parts_by_shape).peak(jaxpr, flow)
+    return _PeakEstimator(devices, frozenset(layouts)).peak(jaxpr, flow)
 
 
 def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
@@ -94,59 +94,72 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
 class _PeakEstimator:
-    """Computes peak bytes of jaxprs on one device; `parts_by_shape`: see `_temporaries`."""
+    """Computes peak bytes of jaxprs on one of `devices` devices; `layouts`: see `_temporaries`."""
 
-    def __init__(self, devices: int, parts_by_shape: frozenset[tuple[tuple[int, ...], int]]):
-        self.devices, self.parts_by_shape = devices, dict(parts_by_shape)
+    def __init__(self, devices: int, layouts: frozenset[Layout]):
+        self.devices, self.layout_by_shape = devices, {layout.shape: layout for layout in layouts}
+        self.model = max((dict(layout.mesh).get(MODEL, 1) for layout in layouts), default=1)
         self._cache: IdentityCache[int] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
-        """The peak bytes of a jaxpr's intermediate values, without outputs."""
+    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None, model_flow: Flow | None = None) -> int:
+        """The peak bytes of intermediate values, without outputs.
+
+        `flow` has the axes that the batch splits, and `model_flow` those that the mesh axis `model` splits.
+        """
 
         def compute() -> int:
             operations: list[_Operation] = []
-            outputs = self._inline(jaxpr, flow, {}, operations)
+            outputs = self._inline(jaxpr, flow, model_flow, {}, operations)
             return _peak(operations, frozenset(jaxprs.variables(outputs)))
 
-        return self._cache(flow or jaxpr, None, compute)
+        return self._cache(flow or jaxpr, model_flow, compute)
 
     def _inline(
-        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], operations: list[_Operation]
+        self,
+        jaxpr: core.Jaxpr,
+        flow: Flow | None,
+        model_flow: Flow | None,
+        names: dict[Any, Any],
+        operations: list[_Operation],
     ) -> list[Any]:
         """Appends the operations of a jaxpr with calls inlined; returns the names of its outputs.
 
         `names` maps each variable to a name, which is unique even if a jaxpr is inlined twice. A view has the
         name of its array.
         """
-        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        for eqn, equation_flow in zip(jaxpr.eqns, flows, strict=True):
+        flows = zip(jaxpr.eqns, _equations(flow, jaxpr), _equations(model_flow, jaxpr), strict=True)
+        for eqn, equation_flow, equation_model in flows:
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
-            if equation_flow is not None and not equation_flow.bodies:
+            is_rowwise = eqn.primitive is rowwise_p and (equation_flow is not None or self.model > 1)
+            if is_rowwise or (equation_flow is not None and not equation_flow.bodies):
                 bodies = ()
-            inner_flows = [None] * len(bodies) if equation_flow is None else equation_flow.bodies
+            inner_flows = _inner_flows(equation_flow, bodies)
+            inner_models = _inner_flows(equation_model, bodies)
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
-                outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, operations)
+                outputs = self._inline(body.jaxpr, inner_flows[0], inner_models[0], inner_names, operations)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            axes = [None] * len(eqn.outvars) if equation_flow is None else equation_flow.results
+            axes, model_axes = (
+                (None,) * len(eqn.outvars) if x is None else x.results
+                for x in (equation_flow, equation_model)
+            )
             if _is_view(eqn):
                 names.update(zip(eqn.outvars, reads, strict=True))
                 continue
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
             results = [
-                (
-                    new,
-                    _bytes_on_device(v, axis, self.devices)
-                    // self.parts_by_shape.get(getattr(v.aval, "shape", ()), 1),
-                )
-                for (v, new), axis in zip(new_names, axes, strict=True)
+                (new, self._bytes(v, axis, model_axis))
+                for (v, new), axis, model_axis in zip(new_names, axes, model_axes, strict=True)
                 if not isinstance(v, core.DropVar)
             ]
-            inner_peaks = (self.peak(b.jaxpr, f) for b, f in zip(bodies, inner_flows, strict=True))
-            inner_peak = max(inner_peaks, default=0)
+            inner = zip(bodies, inner_flows, inner_models, strict=True)
+            inner_peak = max((self.peak(b.jaxpr, f, m) for b, f, m in inner), default=0)
+            if is_rowwise:
+                row_axes = (None,) * len(eqn.invars) if equation_flow is None else equation_flow.operands
+                inner_peak = self._rowwise_peak(eqn, row_axes)
             name = eqn.primitive.name
             if name in ("random_bits", "random_split"):
                 inner_peak = _HASH_ARRAYS * sum(size for _, size in results)
@@ -156,6 +169,37 @@ class _PeakEstimator:
             operands = tuple(jaxprs.variables(reads))
             operations.append(_Operation(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
         return jaxprs.renamed(jaxpr.outvars, names)
+
+    def _bytes(self, variable: Any, axis: int | None, model_axis: int | None) -> int:
+        """The bytes of a device's part of an intermediate value."""
+        layout = self.layout_by_shape.get(getattr(variable.aval, "shape", ()))
+        split = _bytes_on_device(variable, axis, self.devices) // (1 if model_axis is None else self.model)
+        return split if layout is None else min(split, _bytes_on_device(variable, None, 1, layout))
+
+    def _rowwise_peak(self, eqn: core.JaxprEqn, axes: Sequence[int | None]) -> int:
+        """The peak bytes of a `rowwise` call's intermediate values, for the rows of one device.
+
+        Values that follow from parameters split over `model`, such as the keys of attention heads, are split
+        likewise. (Outside of such calls, `follow` would take the batch axes of fragments for those.)
+        """
+        body = jaxprs.open_jaxpr(rows_of_device(eqn, axes, self.devices))
+        model_axes = [_model_axis(self.layout_by_shape.get(shape_of(v))) for v in body.invars]
+        model_flow = follow(body, model_axes, self.model) if self.model > 1 else None
+        return _PeakEstimator(1, frozenset(self.layout_by_shape.values())).peak(body, None, model_flow)
+
+
+def _equations(flow: Flow | None, jaxpr: core.Jaxpr) -> Sequence[EquationFlow | None]:
+    return [None] * len(jaxpr.eqns) if flow is None else flow.equations
+
+
+def _inner_flows(flow: EquationFlow | None, bodies: Sequence[Any]) -> Sequence[Flow | None]:
+    return flow.bodies if flow is not None and flow.bodies and bodies else [None] * len(bodies)
+
+
+def _model_axis(layout: Layout | None) -> int | None:
+    """The dimension that is split over the mesh axis `model`; None if there is none."""
+    spec = () if layout is None else layout.spec
+    return next((i for i, axes in enumerate(spec) if MODEL in axes), None)
 
 
 def _is_view(eqn: core.JaxprEqn) -> bool:

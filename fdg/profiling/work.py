@@ -23,7 +23,7 @@ from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.jaxprs.count import Product, product_of
 from fdg.lowering.tiles import tiles_of, traced_per_device
-from fdg.rowwise import rowwise_p, trace_rows
+from fdg.rowwise import rows_of_device, rowwise_p
 
 
 class SizedOperation(NamedTuple):
@@ -109,7 +109,8 @@ class _WorkCounter:
     def work_of_equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
         bodies = jaxprs.bodies(eqn)
         if flow is not None and eqn.primitive is rowwise_p:
-            return _WorkCounter(1).work_of_jaxpr(jaxprs.open_jaxpr(self._rowwise_jaxpr(eqn, flow)), None)
+            part = rows_of_device(eqn, flow.operands, self.devices)
+            return _WorkCounter(1).work_of_jaxpr(jaxprs.open_jaxpr(part), None)
         if not bodies or (flow is not None and not flow.bodies):
             return self.work_of_operation(eqn, flow)
         tiles = None if flow is None else tiles_of(eqn)
@@ -151,19 +152,6 @@ class _WorkCounter:
             {} if product is None else {product: 1},
             operations={operation: 1} if moved and product is None else {},
         )
-
-    def _rowwise_jaxpr(self, eqn: core.JaxprEqn, flow: EquationFlow) -> Any:
-        """The jaxpr of a `rowwise` call for the rows of one device, at least one row."""
-        if self.devices == 1 or all(axis is None for axis in flow.operands):
-            return eqn.params["jaxpr"]
-        operands = []
-        for v, axis in zip(eqn.invars, flow.operands, strict=True):
-            aval: Any = v.aval
-            if axis is not None:
-                rows = max(1, aval.shape[axis] // self.devices)
-                aval = aval.update(shape=(*aval.shape[:axis], rows, *aval.shape[axis + 1 :]))
-            operands.append(aval)
-        return trace_rows(eqn.params["function"], operands)
 
     def _parts(self, atoms: Sequence[Any], axes: Sequence[int | None] | None) -> list[tuple[Any, int]]:
         """Each value with the number of devices that split it."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fdg
 from fdg.placing.layout import BATCH, MODEL, Layout
 from fdg.placing.memory import peak_by_group, program_bytes
 from fdg.placing.scheduling.schedule import Call, Move, Repeat, Schedule, Value
@@ -82,6 +83,27 @@ def test_sharded_inputs_and_their_results():
     split = Layout((4, 2), ((MODEL,),), ((BATCH, 1), (MODEL, 4)))
     jaxpr = traced(lambda w: jnp.cos(w @ jnp.eye(2)), (4, 2))
     assert program_bytes(jaxpr, [None], 1, (), {0: split}) == 3 * 8 + 16  # and the identity
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("model", [1, 2])
+def test_caches_of_rowwise_calls(devices, model):
+    """In each of 8 rows a cache of keys [100, 6] lives while a loop fills it; `model` splits the 6."""
+
+    def generate(w, x):  # x [B, 4]
+        def fill(i, keys):
+            return jax.lax.dynamic_update_index_in_dim(keys, x @ w + keys[:, 0], i, axis=1)
+
+        keys = jax.lax.fori_loop(0, 100, fill, jnp.zeros((x.shape[0], 100, 6)))
+        return jnp.sum(keys, axis=(1, 2))
+
+    jaxpr = traced(fdg.rowwise(generate, (None, 0)), (4, 6), (8, 4))
+    layout = Layout((4, 6), ((), (MODEL,)), ((BATCH, devices), (MODEL, model)))
+    found = program_bytes(jaxpr, [None, 0], devices, (), {0: layout} if model > 1 else {})
+    rows, width = 8 // devices, 6 // model
+    ends = 4 * (4 * width + rows * 4 + rows)  # w, x, and the sums
+    cache, key = 4 * rows * 100 * width, 4 * rows * width
+    assert ends + cache <= found <= ends + cache + 3 * key
 
 
 # --- schedules ---

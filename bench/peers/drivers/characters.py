@@ -16,3 +16,11 @@ def tokenizer_of(alphabet: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos, padding_side="left"
     )
+
+
+def share_of_answer(response: str, answer: str) -> float:
+    """The share of the answer's characters that a response has in their places.
+
+    Unlike exact matches, random networks get some, so that their parameters change.
+    """
+    return sum(a == b for a, b in zip(response.strip(), answer, strict=False)) / len(answer)

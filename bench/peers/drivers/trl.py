@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.peers.drivers.characters import tokenizer_of
+from bench.peers.drivers.characters import share_of_answer, tokenizer_of
 from bench.peers.serve import Rounds, Stopwatch
 
 
@@ -96,9 +96,9 @@ def train(config: dict[str, Any], build: Callable[..., Any]):
     return rounds.next, {"compile_seconds": first["seconds"], "first": first}
 
 
-def exact_match_reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 for each response that equals its answer, else 0."""
-    return [float(response.strip() == wanted) for response, wanted in zip(completions, answer, strict=True)]
+def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """The share of its answer that each response has."""
+    return [share_of_answer(*pair) for pair in zip(completions, answer, strict=True)]
 
 
 def prepare(config: dict[str, Any]):
@@ -109,6 +109,6 @@ def prepare(config: dict[str, Any]):
     ) -> GRPOTrainer:
         model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.float32)
         arguments = GRPOConfig(beta=0.0, loss_type="grpo", **common_arguments)
-        return GRPOTrainer(model=model, reward_funcs=exact_match_reward, args=arguments, **further_arguments)
+        return GRPOTrainer(model=model, reward_funcs=reward, args=arguments, **further_arguments)
 
     return train(config, build)

@@ -106,9 +106,7 @@ def generate(config: dict[str, Any], weights: Any, lock: Any, version: Any, buff
         log_probs = model.compute_transition_scores(sequences, generated.scores, normalize_logits=True)
         width = inputs.input_ids.shape[1]
         texts = tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)
-        rewards = torch.tensor(
-            trl.exact_match_reward(texts, [answer for _, answer in rows for _ in range(group_size)])
-        )
+        rewards = torch.tensor(trl.reward(texts, [answer for _, answer in rows for _ in range(group_size)]))
         grouped = rewards.view(-1, group_size)
         advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
         for i, (sequence, advantage) in enumerate(zip(sequences, advantages.flatten(), strict=True)):

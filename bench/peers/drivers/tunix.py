@@ -27,15 +27,15 @@ from tunix.rl.agentic import agentic_grpo_learner as agentic
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
-from bench.peers.drivers.characters import tokenizer_of
+from bench.peers.drivers.characters import share_of_answer, tokenizer_of
 from bench.peers.serve import Rounds
 
 
 class JoinedMessages:
-    """A chat template that joins the messages."""
+    """A chat template that joins the messages; their contents are strings or arrays of one string."""
 
     def parse(self, messages: Any, **_: Any) -> str:
-        return "".join(str(message["content"]) for message in messages)
+        return "".join(str(np.ravel(message["content"])[0]) for message in messages)
 
 
 def prepare(config: dict[str, Any]):
@@ -87,7 +87,7 @@ def prepare(config: dict[str, Any]):
     rounds = Rounds()
     iterations = config["iterations"]
     rewards: list[float] = []
-    call_numbers, round_start = itertools.count(1), [time.perf_counter()]  # of `exact_match_reward`; seconds
+    call_numbers, round_start = itertools.count(1), [time.perf_counter()]  # of `reward`; seconds
 
     def end_round(updates: int) -> None:
         seconds = time.perf_counter() - round_start[0]
@@ -100,10 +100,9 @@ def prepare(config: dict[str, Any]):
         rounds.wait()
         round_start[0] = time.perf_counter()
 
-    def exact_match_reward(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
-        batch_rewards = [
-            float(text.strip() == str(expected)) for text, expected in zip(completions, answer, strict=True)
-        ]
+    def reward(prompts: list[str], completions: list[str], answer: Any, **_: Any) -> list[float]:
+        pairs = zip(completions, np.ravel(answer), strict=True)
+        batch_rewards = [share_of_answer(text, str(expected)) for text, expected in pairs]
         rewards.extend(batch_rewards)
         if lag is None and (updates := next(call_numbers)) % iterations == 0:
             end_round(updates)
@@ -114,7 +113,7 @@ def prepare(config: dict[str, Any]):
         learner = grpo_learner.GRPOLearner(
             rl_cluster=cluster,
             algo_config=grpo_learner.GRPOConfig(**common_arguments),
-            reward_fns=exact_match_reward,
+            reward_fns=reward,
         )
     else:
         learner = agentic.GRPOLearner(
@@ -125,7 +124,7 @@ def prepare(config: dict[str, Any]):
                 off_policy_steps=lag,
                 max_concurrency=prompts * group,
             ),
-            reward_fns=exact_match_reward,
+            reward_fns=reward,
             chat_parser=JoinedMessages(),
         )
     steps_before = cluster.global_steps
