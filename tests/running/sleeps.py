@@ -180,8 +180,9 @@ class Case:
     def _on_host(self, pause, lag):
         """PPO or IMPALA; each of two workers sleeps up to 60 ms per step, in three environments."""
         env = envs.make("gymnasium:bench.peers.sleeping:Dozing-v0", milliseconds=20.0, workers=2)
+        sizes = {"num_minibatches": 3} if self.algo == "ppo" else {}
         algorithm = sleepy(self.algo, pause)(
-            env=env, num_envs=6, num_steps=3, hidden=(8,), learning_rate=1e-2, rings=self.rings
+            env=env, num_envs=6, num_steps=3, hidden=(8,), learning_rate=1e-2, rings=self.rings, **sizes
         )
         delay = {"lag": lag} if self.rings == 1 else {"staleness": lag}
         if self.policy == "workers":
