@@ -272,8 +272,8 @@ class Architecture:
 
 
 @checked
-def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = False) -> Architecture:
-    """Dense layers of these widths; images are flattened. The default activation is the algorithm's.
+def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool | None = None) -> Architecture:
+    """Dense layers of these widths; images are flattened. None keeps the algorithm's setting.
 
     `PPO(env=env, network=mlp(64, 64))` is `PPO(env=env, hidden=(64, 64), convolve=False)`.
     """
@@ -282,7 +282,7 @@ def mlp(*hidden: int, activation: Activation | None = None, layer_norm: bool = F
 
 @checked
 def convolutional(
-    *hidden: int, activation: Activation | None = None, layer_norm: bool = False
+    *hidden: int, activation: Activation | None = None, layer_norm: bool | None = None
 ) -> Architecture:
     """Convolutions of each image, then dense layers of these widths, or of default widths."""
     return _architecture(hidden=hidden or None, activation=activation, layer_norm=layer_norm, convolve=True)

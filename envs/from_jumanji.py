@@ -252,7 +252,9 @@ def _action_space(
     )
     if values is None and np.issubdtype(spec.dtype, np.integer):
         if mask_shape is None and not np.isfinite(high - low).all():
-            raise FdgError(f"environment '{name}': integer actions without bounds: return a BoundedArray")
+            raise FdgError(
+                f"environment '{name}': integer actions without bounds: give action_spec a BoundedArray"
+            )
         # MultiCVRP's integers go up to its mask's size.
         values = high - low + 1 if mask_shape is None else np.full(spec.shape, mask_shape[-1])
     if values is None:

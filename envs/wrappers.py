@@ -306,7 +306,7 @@ class HideObservations(Wrapper):
         space, part_names = self.env.observation_space, self._part_names
         kind = f"environment '{self.name}': HideObservations"
         if not part_names:
-            raise FdgError(f"{kind}: an observation of {space} has no parts to hide")
+            raise FdgError(f"{kind}: an observation of {space} has no parts to hide: leave it out")
         if unknown := [name for name in hidden if isinstance(name, bool) or name not in part_names]:
             raise FdgError(
                 f"{kind}: there is no part {unknown[0]!r}, but {listed(map(repr, part_names), 'and')}"

@@ -287,7 +287,7 @@ def _bind(
         if len(args) > len(positional):
             surplus = f"{quoted(args[len(positional)])} is one positional argument too many"
             accepted = listed([p.name for p in positional if p.name in names], "and")
-            raise FdgError(f"{name}: {surplus}: give it by name, all but {accepted}") from None
+            raise FdgError(f"{name}: {surplus}: only {accepted} may be positional; give it by name") from None
         for p in list(parameters.values())[len(args) :]:
             if p.default is p.empty and p.name not in kwargs:
                 annotation = dict(_annotations(function)).get(p.name)

@@ -272,8 +272,9 @@ class Stream:
         max_trips = getattr(self.source, "most_ticks", None)
         if max_trips is None:
             return waits
+        max_trips = max(max_trips, 1)  # a response starts and ends within a trip
         if not self._is_lockstep:  # until the last response starts, at least `min_busy` slots are busy
-            min_busy, max_trips = self.slots - self.prefill_batch + 1, max(max_trips, 1)
+            min_busy = self.slots - self.prefill_batch + 1
             max_trips = min(-(-self.live * self.group * max_trips // min_busy) + max_trips, 2**31 - 1)
         return waits & (trip < max_trips)
 

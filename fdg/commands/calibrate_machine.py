@@ -25,7 +25,10 @@ from fdg.training.reference_jobs import REFERENCE_JOBS, fit_to_jobs, time_refere
 
 FLAGS = (
     Flag(
-        "out", str | None, None, "the file to write (None: in the user's cache directory, where fdg reads it)"
+        "out",
+        str | None,
+        None,
+        "the file to write, or to --show (None: in the user's cache directory, where fdg reads it)",
     ),
     Flag("disturbed", bool, False, "save the figures even if other programs used the machine"),
     Flag("show", bool, False, "print the stored calibration, and measure nothing"),

@@ -334,6 +334,6 @@ def _make_environment(name: str, overrides: Mapping[str, Any], workers: int | No
             raise
         except Exception as error:
             raise FdgError(
-                f"environment '{name}' does not work with {parameters}: {one_line(error)}"
+                f"environment '{name}' does not work{parameters and f' with {parameters}'}: {one_line(error)}"
             ) from error
     return env

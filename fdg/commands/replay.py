@@ -280,11 +280,14 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
     gain = results[best].rate / base.rate
     limit = f"{best} would give {gain:.2f} times the tokens per tick"
     if gain < 1.05:
-        limit = "the time of a tick itself, since the slots are busy"
+        busy = f"{base.busy:.0%} of the slots are busy, and none of these streams is 5% faster"
+        limit = f"the time of a tick itself: {busy}"
     elif not ahead:
         limit = f"the longest response of each batch: {limit}"
     elif base.busy < _FULL_SHARE:
         limit = f"eta = {eta_bound(ahead)}, too small for these lengths: {limit}"
+    else:
+        limit = f"the number of slots: {limit}"
     for increase in (1, 2, 4, 8) if gain >= 1.05 and base.busy < _FULL_SHARE else ():
         larger_ahead = ahead + increase
         if replay(lengths, {**sizes, "ahead": larger_ahead}, lag, max_age, iterations=12).busy >= _FULL_SHARE:

@@ -124,7 +124,9 @@ def parameter_rules(parameters: Any) -> Rules | str:
             return ((".*", BATCH),)
         raise PlanError(f"parameters={quoted(parameters)}: give rules, 'fsdp' or '{DECLARED}'")
     if not isinstance(parameters, Iterable) or hasattr(parameters, "dtype"):
-        raise PlanError(f"parameters={quoted(parameters)}: give pairs of a regular expression and a sharding")
+        raise PlanError(
+            f"parameters={quoted(parameters)}: give 'fsdp', or a PartitionSpec by regular expression"
+        )
     rules = []
     for rule in parameters.items() if isinstance(parameters, Mapping) else parameters:
         if not (isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) == 2):

@@ -98,7 +98,9 @@ def export_folder(algorithm: Any, state: Any, path: Path, format: str | None) ->
     if path.exists() and not path.is_dir():
         raise FdgError(f"{path} is a file: {name} is exported as a folder: give the path of a folder")
     if path.suffix.lower() in _FILE_SUFFIXES:
-        raise FdgError(f"{path} looks like a file, but {name} is exported as a folder: give {path.stem}")
+        raise FdgError(
+            f"{path} looks like a file, but {name} is exported as a folder: give {path.with_suffix('')}"
+        )
     exporters[format](jax.device_get(state), path)
     return path
 

@@ -175,6 +175,7 @@ def test_copy_of_ppo_matches_ppo(tmp_path, monkeypatch):
 def test_network_values_set_fields():
     gru = algos.RecurrentPPO(env=ENV, network=networks.gru(64, 32))
     assert gru == algos.RecurrentPPO(env=ENV, memory="gru", memory_size=64, hidden=(32,))
+    assert algos.PQN(env=ENV, network=networks.mlp(32)) == algos.PQN(env=ENV, hidden=(32,), convolve=False)
     mlp = algos.DQN(env=ENV, network=networks.mlp(32, 32, activation="tanh"))
     assert mlp == algos.DQN(env=ENV, hidden=(32, 32), activation="tanh", convolve=False)
     with pytest.raises(

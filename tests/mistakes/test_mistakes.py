@@ -97,7 +97,7 @@ MISTAKES = {
     "a third by position": (
         lambda: algos.make("ppo", ENV, 4),
         "make: 4 is one positional argument too many",
-        "by name, all but name and env",
+        "only name and env may be positional; give it by name",
     ),
     "an unknown activation": (lambda: ppo(activation="Tanh"), "'tanh', 'relu'", "write activation='tanh'"),
     "an unknown hyperparameter": (

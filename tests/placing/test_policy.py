@@ -35,7 +35,7 @@ def test_parameter_rules(given, rules):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (3, "parameters=3: give pairs"),
+        (3, "parameters=3: give 'fsdp', or a PartitionSpec"),
         ("fdsp", "parameters='fdsp': give rules, 'fsdp' or 'declared'"),
         ([3], "3 is not a pair"),
         (["a"], "'a' is not a pair"),
