@@ -142,7 +142,7 @@ SMALL = {
 
 # Without actors: policies with devices for actors reject them. Variants with actors are called "... online".
 OFFLINE = ("bc", "iql", "td3_bc", "rebrac", "cql")
-ACTING = ("single_learner_coarse", "single_learner_fine", "environments")
+ACTING = ("single_learner_coarse", "single_learner_fine", "environments", "workers")
 
 # (policy, number of devices): groups of unequal sizes, several learners.
 SETUPS = {
