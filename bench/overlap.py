@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 
-os.environ["PJRT_NPROC"] = "2"  # read when JAX starts: one thread per device
+os.environ["PJRT_NPROC"] = "2"  # XLA's threads; read when JAX starts
 
 import jax
 import jax.numpy as jnp

@@ -101,62 +101,52 @@ class _PeakEstimator:
         self.model = max((dict(layout.mesh).get(MODEL, 1) for layout in layouts), default=1)
         self._cache: IdentityCache[int] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None, model_flow: Flow | None = None) -> int:
-        """The peak bytes of intermediate values, without outputs.
-
-        `flow` has the axes that the batch splits, and `model_flow` those that the mesh axis `model` splits.
-        """
+    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+        """The peak bytes of a jaxpr's intermediate values, without outputs."""
 
         def compute() -> int:
             operations: list[_Operation] = []
-            outputs = self._inline(jaxpr, flow, model_flow, {}, operations)
+            outputs = self._inline(jaxpr, flow, {}, operations)
             return _peak(operations, frozenset(jaxprs.variables(outputs)))
 
-        return self._cache(flow or jaxpr, model_flow, compute)
+        return self._cache(flow or jaxpr, None, compute)
 
     def _inline(
-        self,
-        jaxpr: core.Jaxpr,
-        flow: Flow | None,
-        model_flow: Flow | None,
-        names: dict[Any, Any],
-        operations: list[_Operation],
+        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], operations: list[_Operation]
     ) -> list[Any]:
         """Appends the operations of a jaxpr with calls inlined; returns the names of its outputs.
 
         `names` maps each variable to a name, which is unique even if a jaxpr is inlined twice. A view has the
         name of its array.
         """
-        flows = zip(jaxpr.eqns, _equations(flow, jaxpr), _equations(model_flow, jaxpr), strict=True)
-        for eqn, equation_flow, equation_model in flows:
+        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
+        for eqn, equation_flow in zip(jaxpr.eqns, flows, strict=True):
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
             is_rowwise = eqn.primitive is rowwise_p and (equation_flow is not None or self.model > 1)
             if is_rowwise or (equation_flow is not None and not equation_flow.bodies):
                 bodies = ()
-            inner_flows = _inner_flows(equation_flow, bodies)
-            inner_models = _inner_flows(equation_model, bodies)
+            inner_flows = (
+                [None] * len(bodies) if equation_flow is None or not bodies else equation_flow.bodies
+            )
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
-                outputs = self._inline(body.jaxpr, inner_flows[0], inner_models[0], inner_names, operations)
+                outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, operations)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            axes, model_axes = (
-                (None,) * len(eqn.outvars) if x is None else x.results
-                for x in (equation_flow, equation_model)
-            )
+            axes = [None] * len(eqn.outvars) if equation_flow is None else equation_flow.results
             if _is_view(eqn):
                 names.update(zip(eqn.outvars, reads, strict=True))
                 continue
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
             results = [
-                (new, self._bytes(v, axis, model_axis))
-                for (v, new), axis, model_axis in zip(new_names, axes, model_axes, strict=True)
+                (new, self._bytes(v, axis))
+                for (v, new), axis in zip(new_names, axes, strict=True)
                 if not isinstance(v, core.DropVar)
             ]
-            inner = zip(bodies, inner_flows, inner_models, strict=True)
-            inner_peak = max((self.peak(b.jaxpr, f, m) for b, f, m in inner), default=0)
+            inner_peaks = (self.peak(b.jaxpr, f) for b, f in zip(bodies, inner_flows, strict=True))
+            inner_peak = max(inner_peaks, default=0)
             if is_rowwise:
                 row_axes = (None,) * len(eqn.invars) if equation_flow is None else equation_flow.operands
                 inner_peak = self._rowwise_peak(eqn, row_axes)
@@ -170,10 +160,10 @@ class _PeakEstimator:
             operations.append(_Operation(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
         return jaxprs.renamed(jaxpr.outvars, names)
 
-    def _bytes(self, variable: Any, axis: int | None, model_axis: int | None) -> int:
+    def _bytes(self, variable: Any, axis: int | None) -> int:
         """The bytes of a device's part of an intermediate value."""
         layout = self.layout_by_shape.get(getattr(variable.aval, "shape", ()))
-        split = _bytes_on_device(variable, axis, self.devices) // (1 if model_axis is None else self.model)
+        split = _bytes_on_device(variable, axis, self.devices)
         return split if layout is None else min(split, _bytes_on_device(variable, None, 1, layout))
 
     def _rowwise_peak(self, eqn: core.JaxprEqn, axes: Sequence[int | None]) -> int:
@@ -184,16 +174,8 @@ class _PeakEstimator:
         """
         body = jaxprs.open_jaxpr(rows_of_device(eqn, axes, self.devices))
         model_axes = [_model_axis(self.layout_by_shape.get(shape_of(v))) for v in body.invars]
-        model_flow = follow(body, model_axes, self.model) if self.model > 1 else None
-        return _PeakEstimator(1, frozenset(self.layout_by_shape.values())).peak(body, None, model_flow)
-
-
-def _equations(flow: Flow | None, jaxpr: core.Jaxpr) -> Sequence[EquationFlow | None]:
-    return [None] * len(jaxpr.eqns) if flow is None else flow.equations
-
-
-def _inner_flows(flow: EquationFlow | None, bodies: Sequence[Any]) -> Sequence[Flow | None]:
-    return flow.bodies if flow is not None and flow.bodies and bodies else [None] * len(bodies)
+        flow = follow(body, model_axes, self.model) if self.model > 1 else None
+        return _PeakEstimator(self.model, frozenset(self.layout_by_shape.values())).peak(body, flow)
 
 
 def _model_axis(layout: Layout | None) -> int | None:
