@@ -83,7 +83,7 @@ def variant(name: str) -> str | None:
     """The fix for an algorithm that in fdg is a setting of another algorithm, or None.
 
     >>> variant("ddqn")
-    'it is dqn with double=True: --algo dqn --double true'
+    'use dqn with double=True: --algo dqn --double true'
     """
     fix = VARIANTS.get(_normalised(name), "")
     if isinstance(fix, str):
@@ -91,7 +91,7 @@ def variant(name: str) -> str | None:
     algo, settings = fix
     flags = "".join(f" --{key.replace('_', '-')} {str(value).lower()}" for key, value in settings.items())
     fields = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    return f"it is {algo}{fields and f' with {fields}'}: --algo {algo}{flags}"
+    return f"use {algo}{fields and f' with {fields}'}: --algo {algo}{flags}"
 
 
 def not_a_policy(name: object) -> str | None:

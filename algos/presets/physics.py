@@ -35,8 +35,9 @@ _ANT = Entry(
         "normalize_observation": True,
         "normalize_reward": True,
     },
+    _ON_CPU,
 )
-_BRAX = _ANT.with_changes("2,048 environments", num_envs=2048, total_steps=50_000_000, on_cpu=_ON_CPU)
+_BRAX = _ANT.with_changes("2,048 environments", num_envs=2048, total_steps=50_000_000)
 _HALFCHEETAH = _BRAX.with_changes("its halfcheetah", num_steps=160, num_epochs=8, discount=0.95)
 _HUMANOID = _BRAX.with_changes("its humanoid", num_steps=160, num_epochs=8)
 _HUMANOIDSTANDUP = _BRAX.with_changes(

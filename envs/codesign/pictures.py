@@ -43,7 +43,7 @@ def _front(outcome: Outcome) -> Any:
     panels = figure.subplots(1, 3, sharey=True)
     is_met = np.asarray(outcome.front.violation) == 0
     for axes, amount in zip(panels, amounts(outcome.problem), strict=True):
-        x = np.asarray(getattr(outcome.front, amount.field), float) * amount.per_unit
+        x = np.asarray(getattr(outcome.front, amount.field), float) * amount.factor
         score, spec = np.asarray(outcome.front.score), getattr(outcome.problem.specs, amount.field)
         for fits, colour, label in (
             (is_met, _COLOURS[0], "meets the specs"),
@@ -51,11 +51,11 @@ def _front(outcome: Outcome) -> Any:
         ):
             if fits.any():
                 axes.scatter(x[fits], score[fits], s=18, color=colour, label=label)
-        best = float(getattr(outcome.best, amount.field)) * amount.per_unit
+        best = float(getattr(outcome.best, amount.field)) * amount.factor
         best_style = {"marker": "*", "s": 140, "color": _COLOURS[4], "edgecolor": "black", "zorder": 3}
         axes.scatter([best], [float(outcome.best.score)], label="best", **best_style)
         if math.isfinite(spec):
-            axes.axvline(spec * amount.per_unit, label="spec", **_SPEC_STYLE)
+            axes.axvline(spec * amount.factor, label="spec", **_SPEC_STYLE)
         axes.set_xlabel(f"{amount}, {amount.unit}")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("score (weighted accuracy)")

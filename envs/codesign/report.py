@@ -41,7 +41,7 @@ class Outcome:
     front: Designs  # the Pareto front, [points]
     samples: int  # evaluated designs
     seconds: float  # of this process, compiling included
-    # (designs, score, violation) over time, from the first complete design on
+    # (designs, score, violation) over time, from the first design on whose decisions are all made
     curve: tuple[tuple[int, float, float], ...]
     # the least latency, energy and area, each minimised alone; None if the best design meets all specs
     least: Specs | None
@@ -64,20 +64,20 @@ class Outcome:
         """A row for each layer: placement, times, costs, and what bounds its latency (`cost.BOUNDS`)."""
         names, _, schedule, costs = self.scheduled
         subs = np.asarray(schedule.sub_accelerator)
-        own = {key: np.asarray(x)[np.arange(len(subs)), subs] for key, x in costs._asdict().items()}
+        on_chosen = {key: np.asarray(x)[np.arange(len(subs)), subs] for key, x in costs._asdict().items()}
         return [
             {
                 "layer": name,
                 "sub_accelerator": int(subs[index]),
                 "start_cycle": int(schedule.start_cycle[index]),
                 "end_cycle": int(schedule.end_cycle[index]),
-                "macs": int(own["macs"][index]),
-                "latency_cycles": int(own["latency_cycles"][index]),
-                "energy_uj": float(own["energy_pj"][index]) * 1e-6,
-                "utilization": float(own["utilization"][index]),
-                "onchip_bytes": float(own["onchip_bytes"][index]),
-                "offchip_bytes": float(own["offchip_bytes"][index]),
-                "bound": cost.BOUNDS[int(own["bound"][index])],
+                "macs": int(on_chosen["macs"][index]),
+                "latency_cycles": int(on_chosen["latency_cycles"][index]),
+                "energy_uj": float(on_chosen["energy_pj"][index]) * 1e-6,
+                "utilization": float(on_chosen["utilization"][index]),
+                "onchip_bytes": float(on_chosen["onchip_bytes"][index]),
+                "offchip_bytes": float(on_chosen["offchip_bytes"][index]),
+                "bound": cost.BOUNDS[int(on_chosen["bound"][index])],
             }
             for index, name in enumerate(names)
         ]
@@ -85,11 +85,11 @@ class Outcome:
     @functools.cached_property
     def chips(self) -> list[Chip]:
         """The best design's sub-accelerators; an absent one has 0 rows."""
-        _, kinds = positions(self.problem, jnp.asarray(self.best.choices))
+        _, chosen = positions(self.problem, jnp.asarray(self.best.choices))
         subs, templates = self.problem.chips.subs(), self.problem.chips.templates
         result = []
-        for kind in np.asarray(kinds).tolist():
-            fields = {name: value[kind].item() for name, value in subs._asdict().items()}
+        for index in np.asarray(chosen).tolist():
+            fields = {name: value[index].item() for name, value in subs._asdict().items()}
             result.append(Chip(**{**fields, "template": templates[int(fields["template"])]}))
         return result
 
@@ -99,11 +99,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Amount:
-    """A printed quantity: its field of `Specs`, its unit, and the number of units in 1 of the field."""
+    """A quantity as it is printed: a field of `Specs`, converted to a unit."""
 
     field: str
     unit: str
-    per_unit: float
+    factor: float  # a value of the field, times this, is in `unit`
 
     def __str__(self) -> str:
         return self.field.rpartition("_")[0]
@@ -147,8 +147,8 @@ def explain_infeasible(outcome: Outcome) -> list[str]:
         if math.isfinite(spec):
             reach = "within" if least <= spec else "ABOVE"
             lines.append(
-                f"{amount} alone: the least that was reached is {_format_number(least * amount.per_unit)} "
-                f"{amount.unit}, {reach} the spec of {_format_number(spec * amount.per_unit)} {amount.unit}"
+                f"{amount} alone: the least that was reached is {_format_number(least * amount.factor)} "
+                f"{amount.unit}, {reach} the spec of {_format_number(spec * amount.factor)} {amount.unit}"
             )
     return lines
 
@@ -159,10 +159,10 @@ def _cost_rows(outcome: Outcome) -> list[tuple[str, ...]]:
     for amount in amounts(outcome.problem):
         value, spec = getattr(outcome.best, amount.field), getattr(outcome.problem.specs, amount.field)
         has_spec = math.isfinite(spec)
-        limit = f"{_format_number(spec * amount.per_unit)} {amount.unit}" if has_spec else "none"
+        limit = f"{_format_number(spec * amount.factor)} {amount.unit}" if has_spec else "none"
         share = f"{as_percent(float(value / spec))} of it" if has_spec else ""
         share += " EXCEEDED" if has_spec and value > spec else ""
-        rows.append((str(amount), f"{_format_number(value * amount.per_unit)} {amount.unit}", limit, share))
+        rows.append((str(amount), f"{_format_number(value * amount.factor)} {amount.unit}", limit, share))
     return rows
 
 
@@ -207,7 +207,7 @@ def _choice_lines(problem: Problem, design: Designs) -> list[tuple[str, str]]:
 def design_row(problem: Problem, design: Designs) -> dict[str, Any]:
     """A design as plain values: options, costs with units, accuracies, score and violation."""
     costs = {
-        f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.per_unit
+        f"{amount}_{amount.unit.lower()}": float(getattr(design, amount.field)) * amount.factor
         for amount in amounts(problem)
     }
     accuracy = {
@@ -312,8 +312,8 @@ def _markdown(outcome: Outcome, files: Mapping[str, str], missing: str, pictures
         "",
         "## Layers",
         "",
-        f"Rescheduled by moves, the layers end after {int(schedule.latency_cycles):,} cycles, with "
-        f"{float(schedule.energy_pj) * 1e-6:.4g} uJ.",
+        f"After moves of layers that save energy, the schedule ends after {int(schedule.latency_cycles):,}"
+        f" cycles, with {float(schedule.energy_pj) * 1e-6:.4g} uJ.",
         "",
         *_markdown_table(
             ["layer", "on", "start", "cycles", "MACs", "utilisation", "uJ", "bound by"],

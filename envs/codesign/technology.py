@@ -39,3 +39,5 @@ class Technology:
             if not is_number or value < 0 or (is_positive and value == 0):
                 bound = "above 0" if is_positive else "of at least 0"
                 raise FdgError(f"technology: {field.name} is {value!r}; give a number {bound}")
+        if not isinstance(self.word_bytes, int):
+            raise FdgError(f"technology: word_bytes is {self.word_bytes}; give a whole number of bytes")

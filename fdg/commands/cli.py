@@ -81,19 +81,21 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
 
     def run(argv: Sequence[str]) -> int:
         import fdg
-        from fdg.commands import cluster, replay
+        from fdg.commands import cluster, stream_simulation
         from fdg.commands.parse import CommandLine
         from fdg.costs.machine import calibration_problem, cluster_for
         from fdg.training.settling import prepare, too_small_micro_batch
 
-        command_line = CommandLine(argv, (replay.FLAG, *cluster.FLAGS))
-        lengths = replay.take_lengths(command_line.flags)
+        command_line = CommandLine(argv, (stream_simulation.FLAG, *cluster.FLAGS))
+        lengths = stream_simulation.take_lengths(command_line.flags)
         cluster_flags = cluster.take_flags(command_line.flags)
-        job, _ = command_line.job("python -m fdg.plan", f"{cluster.ABOUT} {replay.ABOUT}", runs=False)
+        job, _ = command_line.job(
+            "python -m fdg.plan", f"{cluster.ABOUT} {stream_simulation.ABOUT}", runs=False
+        )
         if cluster_flags:
             with _notice_if_slow("tracing ..."):
                 reports = cluster.report_paragraphs(job, cluster_flags)
-            reports += [replay.report_of(job.algorithm, job.policy, lengths)] if lengths else []
+            reports += [stream_simulation.report_of(job.algorithm, job.policy, lengths)] if lengths else []
             print(*reports, sep="\n\n", flush=True)
             return 0
         with _notice_if_slow("tracing ..."):
@@ -106,8 +108,8 @@ def plan_main(argv: Sequence[str] | None = None) -> int:
         if problem := calibration_problem("cpu" if isinstance(devices, int) else devices[0].device_kind):
             sections.append(f"calibration: {problem}")
         if lengths:
-            stream_report = replay.report_of(job.algorithm, job.policy, lengths)
-            sections.append(f"{stream_report}\n{replay.idle_line(plan, cluster_for(devices))}")
+            stream_report = stream_simulation.report_of(job.algorithm, job.policy, lengths)
+            sections.append(f"{stream_report}\n{stream_simulation.idle_line(plan, cluster_for(devices))}")
         if settled.devices_reason:
             sections.append(f"devices: {settled.devices_reason}")
         print(*sections, sep="\n\n", flush=True)

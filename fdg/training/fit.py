@@ -145,7 +145,9 @@ def fit(
     job_devices = None if devices is None else checked_devices(devices)
     plots = [LivePlot()] if (in_notebook() if live_plot is None else live_plot) else []
     try:
-        outcome = carry_out(job, start, job_devices, (*plots, *callbacks), quiet=not progress, brief=True)
+        outcome = carry_out(
+            job, start, job_devices, (*plots, *callbacks), quiet=not progress, show_plan=False
+        )
     except FdgError as error:
         if not str(error).startswith("--"):
             raise

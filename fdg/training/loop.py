@@ -31,7 +31,7 @@ from fdg.training.recorder import Callback, Recorder, check_metrics
 from fdg.training.run_directory import RunDirectory, read_summary, unwritable_error
 from fdg.training.samples import sample_lines, write_samples
 from fdg.training.settling import Settled, check_all_busy, prepare, too_small_micro_batch
-from fdg.training.summary import groups_summary, summary, unexplained_lines, versions
+from fdg.training.summary import groups_summary, summary, unplanned_collectives, versions
 from fdg.training.sweep import Sweep, agent_seeds, point_names
 from fdg.training.sweep_results import write_sweep
 
@@ -66,12 +66,12 @@ def carry_out(
     devices: Sequence[jax.Device] | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
-    brief: bool = False,
+    show_plan: bool = True,
 ) -> Outcome:
     """Trains, evaluates and writes the run directory; prints progress.
 
     The weights of the run `start_from` initialise this one; `devices` replace those of the job. All processes
-    call it; process 0 writes. With `quiet` nothing is printed, with `brief` no plan.
+    call it; process 0 writes. With `quiet` nothing is printed; `show_plan` prints the plan.
 
     Raises:
       FdgError: the job is invalid; nothing has been written.
@@ -79,7 +79,7 @@ def carry_out(
     """
     _check_equal_jobs(job.config)
     report = (lambda line: None) if quiet else say
-    if not brief:
+    if show_plan:
         report("tracing ...")
     env: Any = getattr(job.algorithm, "env", None)
     rows = getattr(env, "num_rows", None)
@@ -101,10 +101,10 @@ def carry_out(
     try:
         session = _Session(job, engine, weights, run, checkpoints, callbacks, report)
         with host_errors():
-            return session.train(settled, brief, io.StringIO() if quiet else None)
+            return session.train(settled, show_plan, io.StringIO() if quiet else None)
     except Exception as error:
         if not job.resumes:
-            run.discard()
+            run.remove_if_unused()
         if isinstance(error, BrokenPipeError) and distributed.is_first() and run.path.exists():
             print(f"standard output was closed: go on with --resume {run.path}", file=sys.stderr)
         if isinstance(error, OSError) and error.errno in files.FULL and run.path.exists():
@@ -138,7 +138,7 @@ class _Session:
     callbacks: Sequence[Callback]
     say: Callable[[Any], None]
 
-    def train(self, settled: Settled, brief: bool, progress_file: TextIO | None) -> Outcome:
+    def train(self, settled: Settled, show_plan: bool, progress_file: TextIO | None) -> Outcome:
         """Trains, then prints and writes the results."""
         job, engine, run, say = self.job, self.engine, self.run, self.say
         total = job.num_iterations
@@ -148,7 +148,7 @@ class _Session:
         latest, complete = distributed.exchange(stored)[0]  # the values of process 0
         if latest == total and complete:
             return self._leave_as_it_is()
-        if not brief:
+        if show_plan:
             self._print_plan(settled)
         check_metrics(engine.plan.graph.metrics)
         say("compiling ...")
@@ -161,7 +161,7 @@ class _Session:
             suffix = "" if latest is not None else " (no checkpoint had been written)"
             say(f"resuming at iteration {start:,} of {total:,}{suffix}")
         say(f"compiled in {compile_s:.1f} s; run directory {run.path}")
-        for line in unexplained_lines(engine):
+        for line in unplanned_collectives(engine):
             say(line)
 
         targets = job.loggers if distributed.is_first() else {}
@@ -241,7 +241,7 @@ class _Session:
             return outcome
         seeds = agent_seeds(job.algorithm, job.seed, job.agents)
         entries |= {"stopped": stopped} if stopped else {}
-        entries |= recorder.lost.summary()
+        entries |= recorder.lost_episodes.summary()
         if failed:
             entries["failed_seeds"] = [seeds[i] for i in failed]
         steps = iteration * job.steps_per_iteration
@@ -250,7 +250,7 @@ class _Session:
         steps *= job.agents or 1
         wall_s = seconds["wall_s"]
         say(f"trained {steps:,} steps in {clock(wall_s)} ({steps / max(wall_s, 1e-9):,.0f} steps/s)")
-        if line := recorder.lost.line():
+        if line := recorder.lost_episodes.line():
             say(line)
         if evaluation is not None:
             # `None`: the mean over all points of a sweep does not say whether the environment is solved.
@@ -281,7 +281,7 @@ class _Session:
         caught, is_done, _ = _agree(signals, None, count)
         while iteration < total and caught is None and not is_done:
             boundary = min((iteration // period + 1) * period for period in periods)
-            recorder.note_end()
+            recorder.note_time_if_ended()
             state, metrics = self.engine.start(state, min(count, boundary - iteration, total - iteration))
             recorder.add(metrics)
             iteration += metrics.iterations

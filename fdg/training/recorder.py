@@ -228,7 +228,7 @@ class Recorder:
         algorithm = self.job.algorithm
         self.wall_s: float = self.last_row["wall_s"] if self.last_row else 0.0  # until the last recorded call
         self.iteration_s = 0.0  # seconds per iteration in the last recorded call
-        self.lost = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
+        self.lost_episodes = LostEpisodes(getattr(algorithm, "env", None), self.last_row)
         self._busy_s = self.engine.busy_seconds(waits=False)
         # `eta` of each row: the maximum age in iterations of a trained token; absent if the maximum is 0.
         stream, delayed = getattr(algorithm, "stream_settings", None), self.engine.plan.delayed
@@ -259,7 +259,7 @@ class Recorder:
         self.flush()
         self._pending = metrics, {}
 
-    def note_end(self) -> None:
+    def note_time_if_ended(self) -> None:
         """Notes the time if the last call has ended; called before each `engine.start`, which may block."""
         if self._pending is not None and self._ended_at is None and self._pending[0].is_ready():
             self._ended_at = time.perf_counter()
@@ -275,7 +275,7 @@ class Recorder:
             return
         (pending, evaluation), self._pending = self._pending, None
         metrics = distributed.fetch(pending.result())
-        lost_entry = self.lost.row()
+        lost_entry = self.lost_episodes.row()
         if metrics is None:
             return
         # kind V: bfloat16 and other dtypes that NumPy does not treat as numbers

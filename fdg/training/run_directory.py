@@ -164,7 +164,7 @@ class RunDirectory:
                     file.close()
         self._metrics = self._lock = None
 
-    def discard(self) -> None:
+    def remove_if_unused(self) -> None:
         """Removes the directory if it holds only `config.json` and the lock."""
         if self._is_gone():  # another run may have this path by now
             return
@@ -218,7 +218,7 @@ class NullRunDirectory(RunDirectory):
     def publish(self, name: str, write: Callable[[Any], object]) -> None:
         """Does nothing."""
 
-    def discard(self) -> None:
+    def remove_if_unused(self) -> None:
         """Does nothing."""
 
 

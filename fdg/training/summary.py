@@ -39,7 +39,7 @@ def git_commit() -> str | None:
     return result.stdout.strip() or None if result.returncode == 0 else None
 
 
-def unexplained_lines(engine: fdg.Engine) -> list[str]:
+def unplanned_collectives(engine: fdg.Engine) -> list[str]:
     """One line per collective of the compiled programs that the plan did not predict."""
     return [
         f"unexplained: {c.kind} of {quantity(c.bytes, 'B')} x {c.calls} in program '{program}'"

@@ -172,7 +172,7 @@ class StreamFigures:
     rate: float  # trained tokens per tick
 
 
-def replay(
+def simulate(
     lengths: Lengths,
     sizes: dict[str, Any],
     lag: int = 0,
@@ -237,7 +237,7 @@ def _compile_simulation(sizes: tuple[tuple[str, Any], ...], iterations: int) -> 
 def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age: int | None = None) -> str:
     """A table of a stream and its alternatives, with the setting that limits the stream.
 
-    Arguments are as for `replay`. Ages are in iterations.
+    Arguments are as for `simulate`. Ages are in iterations.
     """
     ahead, slots, micro_batches = sizes["ahead"], sizes["slots"], sizes["micro_batches"]
 
@@ -258,7 +258,7 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         variants["late=mask"] = {**sizes, "late": "mask"}
     if 2 * slots <= max_slots:
         variants[f"slots={2 * slots}"] = {**sizes, "slots": 2 * slots}
-    results = {name: replay(lengths, variant, lag, max_age) for name, variant in variants.items()}
+    results = {name: simulate(lengths, variant, lag, max_age) for name, variant in variants.items()}
     base = results["as given"]
     rows = [
         (
@@ -290,7 +290,10 @@ def stream_report(lengths: Lengths, sizes: dict[str, Any], lag: int = 0, max_age
         limit = f"the number of slots: {limit}"
     for increase in (1, 2, 4, 8) if gain >= 1.05 and base.busy < _FULL_SHARE else ():
         larger_ahead = ahead + increase
-        if replay(lengths, {**sizes, "ahead": larger_ahead}, lag, max_age, iterations=12).busy >= _FULL_SHARE:
+        if (
+            simulate(lengths, {**sizes, "ahead": larger_ahead}, lag, max_age, iterations=12).busy
+            >= _FULL_SHARE
+        ):
             limit += (
                 f"; ahead={larger_ahead} (eta = {eta_bound(larger_ahead)}) keeps {_FULL_SHARE:.0%} of the"
                 " slots busy"

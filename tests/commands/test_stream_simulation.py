@@ -10,8 +10,8 @@ import pytest
 
 import fdg
 import policies
-from fdg.commands import replay as flag
-from fdg.commands.replay import Lengths, lengths_of_run, parse_lengths, replay, stream_report
+from fdg.commands import stream_simulation as flag
+from fdg.commands.stream_simulation import Lengths, lengths_of_run, parse_lengths, simulate, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -36,9 +36,9 @@ SIZES = {
         ({"ahead": 0}, 2, None),
     ],
 )
-def test_replay_matches_the_reference(more, lag, max_age):
+def test_simulation_matches_the_reference(more, lag, max_age):
     lengths, sizes, iterations = parse_lengths("lognormal:6,30"), {**SIZES, **more}, 6
-    found = replay(lengths, sizes, lag, max_age, iterations)
+    found = simulate(lengths, sizes, lag, max_age, iterations)
     clock = Clock(Sizes(**sizes), lambda response: int(lengths.num_steps[response % len(lengths.num_steps)]))
     before = 2 * (sizes["ahead"] + 1)
     ages, kept, limit = [], [], sizes["ahead"] if max_age is None else max_age
@@ -113,7 +113,8 @@ def test_too_small_eta_names_a_sufficient_one():
     )
     ahead, eta = int(ahead), int(eta)
     assert (
-        eta == ahead + 1 and replay(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
+        eta == ahead + 1
+        and simulate(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
     )
 
 
