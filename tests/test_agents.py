@@ -43,17 +43,6 @@ def trained(engine, iterations):
     return engine.run(engine.init(3), iterations)
 
 
-def test_num_seeds_means_agents(devices):
-    """`num_seeds=n` and `fdg.agents(algorithm, n)` have equal plans, states and metrics."""
-    given = policies.GPUOnly(), devices[:2]
-    engine = fdg.compile(fdg.agents(Pupil(), 4), *given)
-    short = fdg.compile(Pupil(), *given, num_seeds=4)
-    assert str(engine.plan) == str(short.plan) and ", 4 agents" in str(engine.plan)
-    assert str(engine.plan) == str(fdg.place(fdg.trace(fdg.agents(Pupil(), 4)), policies.GPUOnly(), 2))
-    assert_equal(trained(engine, 3), trained(short, 3))
-    assert short.algorithm == fdg.agents(Pupil(), 4)
-
-
 def test_plain_jax(devices):
     """Plain `init` and `iterate` match the engine, and each agent matches a run of a single agent."""
     many = fdg.agents(Descent(), 3)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import harness, learning, performance, results
+from bench import harness, performance, results
 from bench import table as bench_table
 from bench.peers import alternate
 from bench.peers.checkouts import PAIRS as OF_CHECKOUTS
@@ -108,24 +108,6 @@ def test_rounds_of_one_training_call():
     assert rounds.next(1) == {"steps": 1} and trained == [0, 1]
     with pytest.raises(ValueError, match="no third one"):
         rounds.next(2)
-
-
-def test_row_of_results(tmp_path):
-    """The interquartile mean of 0, 2, 4, 100 is 3; the interval of one seed is its value.
-
-    In 13 of 256 resamples (5%) at least three of the four values are 0, in as many 100: both ends of 95%.
-    """
-    several = {"eval_return": 26.5, "eval_returns": [0.0, 2.0, 4.0, 100.0]}
-    experiment = learning.Experiment("ppo", "CartPole-v1", 1000, 20)
-    for evaluated, count, expected in (
-        (several, 1, "4 | 26.5 | 3.0 [0.0, 100.0] | 0.0, 100.0 | 2 s | mean 20: met"),
-        ({"eval_return": 7.0}, 1, "1 | 7.0 | 7.0 [7.0, 7.0] | 7.0, 7.0 | 2 s | mean 20: not met"),
-        ({"eval_return": 7.0}, 2, "2 | 7.0 | 7.0 [7.0, 7.0] | 7.0, 7.0 | 4 s | mean 20: not met"),
-    ):
-        summary = {"env_steps": 1000, "wall_s": 2.0, **evaluated}
-        (tmp_path / "summary.json").write_text(json.dumps(summary))
-        row = learning.row(experiment, [tmp_path] * count)
-        assert row == f"| CartPole-v1 | ppo | 1,000 | {expected} |"
 
 
 def test_rounds_alternate_after_warm_up():

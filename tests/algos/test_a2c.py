@@ -96,19 +96,6 @@ def test_rmsprop_by_hand():
 # --- with a memory ---
 
 
-def test_learner_and_actor_have_the_same_memory():
-    """With equal parameters, actor and learner have the same policy: the KL divergence is zero."""
-    algorithm = algos.IMPALA(
-        env=envs.make("probe:memory", delay=2, continuous=True), memory="gru", memory_size=4, num_envs=4,
-        num_steps=7, initial_log_std=-3.0, normalize_observation=True,
-    )  # fmt: skip
-    state, iterate = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.iterate)
-    for _ in range(21):
-        state, metrics = iterate(state)
-    assert abs(float(metrics["approx_kl"])) < 1e-6
-    assert any(np.any(x) for x in jax.tree.leaves(state.recollection.memory))
-
-
 def test_bootstrap_values_use_memory():
     """The value is the step number within an episode, truncated after 3 steps; rewards 1, discount 1/2.
 

@@ -8,33 +8,6 @@ import pytest
 import algos
 import envs
 from algos.evaluation import evaluate
-from tests.conformance.test_algorithms import SMALL
-
-
-@pytest.mark.parametrize("name", algos.names("environments"))
-def test_actor(name):
-    algorithm = SMALL[name]()
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    env, actor, keys = algorithm.env, algorithm.actor(state), jax.random.split(jax.random.key(1), 6)
-    _, observation = jax.jit(env.reset)(keys)
-    memory, start = actor.memory(6), jnp.ones(6, bool)
-    agents = () if envs.num_agents(env) is None else (envs.num_agents(env),)
-    act = jax.jit(actor.act, static_argnums=4)
-    actions = []
-    for greedy in (True, False):
-        action, after = act(memory, observation, start, keys, greedy)
-        assert (
-            action.shape == (6, *agents, *env.action_space.shape) and action.dtype == env.action_space.dtype
-        )
-        each = action.reshape(-1, *env.action_space.shape)
-        assert all(env.action_space.contains(one) for one in each)
-        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, memory)
-        # Each environment samples only with its key.
-        flipped, _ = act(memory, jax.tree.map(lambda x: x[::-1], observation), start, keys[::-1], greedy)
-        np.testing.assert_allclose(flipped[::-1], action, rtol=1e-5, atol=1e-6)
-        actions.append(action)
-    other_keys, _ = act(memory, observation, start, jax.random.split(jax.random.key(2), 6), True)
-    np.testing.assert_array_equal(other_keys, actions[0])  # greedy actions do not depend on keys
 
 
 def test_evaluate_matches_loop():

@@ -3,7 +3,6 @@
 Bellemare et al. 2017 (arXiv 1707.06887): equation 7 is the projection, algorithm 1 the loss.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,24 +44,6 @@ def test_targets_by_hand():
     # Double: the online network prefers the first action, with target probabilities 1/2, 1/2, 0 at 1/2 and 1.
     target, _ = algorithm(double=True)._project_target(ONLINE, TARGET, STEPS)
     np.testing.assert_allclose(target[:2], [[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], atol=1e-6)
-
-
-class Rounded(algos.C51):
-    """Moves all probability to the most likely atom: a projection that changes the mean."""
-
-    def _project_target(self, parameters, target_parameters, transition):
-        target, outside = super()._project_target(parameters, target_parameters, transition)
-        return jax.nn.one_hot(jnp.argmax(target, axis=-1), self.atoms), outside
-
-
-@pytest.mark.parametrize(("kind", "keeps"), [(algos.C51, True), (Rounded, False)])
-def test_projection_keeps_mean(kind, keeps):
-    """For targets within the grid: rewards up to 1/2 and a discount of 1/2."""
-    reward = np.linspace(-0.5, 0.5, 7)
-    steps = transition(np.zeros(7, int), reward, np.full(7, 0.5))
-    target, outside = algorithm(kind)._project_target(ONLINE, TARGET, steps)
-    assert np.allclose(target @ jnp.array([-1.0, 0.0, 1.0]), reward + 0.5 * 0.25, atol=1e-6) == keeps
-    assert not np.any(outside)
 
 
 def test_loss_by_hand():

@@ -162,14 +162,3 @@ def test_joint_normalisation_and_policy_delay():
             np.testing.assert_allclose(mean[:3], 0.01 * both, rtol=1e-4)
     not_due, due = (True, False, False, False, False), (True,) * 5
     assert moved == [not_due, not_due, due] * 2
-
-
-def test_acting_uses_running_statistics():
-    """An action does not depend on the other rows of the batch."""
-    algorithm = algos.CrossQ(env=envs.make("Pendulum-v1"), **SMALL)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    actor, batch = algorithm.actor(state), jax.random.normal(jax.random.key(1), (5, 3))
-    act = lambda x: actor.act(  # noqa: E731
-        actor.memory(len(x)), x, jnp.ones(len(x), bool), jax.random.split(jax.random.key(0), len(x)), True
-    )[0]
-    np.testing.assert_allclose(act(batch)[2:3], act(batch[2:3]), rtol=1e-5)

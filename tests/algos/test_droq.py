@@ -3,14 +3,11 @@
 Hiraoka et al. 2022 (arXiv 2110.02034), section 3.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algos
 import envs
 from algos.layers import Trunk, apply_dropout
 from algos.redq import Ensemble
@@ -67,15 +64,3 @@ def test_order_of_layers():
     normal = (kept - kept.mean()) / np.sqrt(kept.var() + 1e-6)
     assert 0 < np.count_nonzero(kept) < 16
     np.testing.assert_allclose(found, np.maximum(normal, 0.0), rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_in_training():
-    """Values with two keys differ; without dropout they are equal."""
-    algorithm = algos.DroQ(env=envs.make("probe:continuous"), dropout=0.5, hidden=(16,))
-    one = jnp.ones((1, 1))
-    critics = jax.jit(algorithm._critics.init)(jax.random.key(0), one, one)
-    found = [algorithm._values(critics, one, one, jax.random.split(jax.random.key(i), 1)) for i in (1, 2)]
-    assert not jnp.allclose(*found)
-    plain = dataclasses.replace(algorithm, dropout=0.0)
-    same = [plain._values(critics, one, one, jax.random.split(jax.random.key(i), 1)) for i in (1, 2)]
-    np.testing.assert_array_equal(*same)

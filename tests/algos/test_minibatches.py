@@ -57,19 +57,6 @@ def test_permutations_are_uniform(count):
     assert _p_value(orders @ count ** np.arange(count), math.factorial(count)) > 1e-3
 
 
-@pytest.mark.parametrize("count", [7, 128])
-def test_positions_are_uniform(count):
-    """Tests a row's position, its distance to a neighbour, and whether both are in one minibatch."""
-    orders = np.asarray(permutations(jax.random.key(count), count, 20_000))
-    for row in (0, count // 2, count - 1):
-        assert _p_value(orders[:, row], count) > 1e-3
-    assert _p_value((orders[:, 1] - orders[:, 0]) % count, count - 1) > 1e-3
-    half = orders < count // 2
-    probability = (count // 2) * (count // 2 - 1) / (count * (count - 1))
-    found = int((half[:, 0] & half[:, 1]).sum())
-    assert scipy.stats.binomtest(found, len(orders), probability).pvalue > 1e-3
-
-
 def test_taken_rows():
     samples = {"t": jnp.array([0, 1, 2, 100, 101, 102])}  # 2 environments, 3 samples each
     assert take(samples, jnp.array([[4, 0]]))["t"].tolist() == [101, 0]

@@ -241,23 +241,6 @@ def test_gaussian_actor(observation):
     assert network == gaussian_actor(space, box(2, 3), hidden=None)
 
 
-@pytest.mark.parametrize("observation", ["vector", "MinAtar"])
-def test_twin_critics(observation):
-    space = OBSERVATIONS[observation]
-    network = twin_critics(space, hidden=(8,))
-    seen, action = observe(space), observe(box(2))
-    parameters = jax.jit(network.init)(jax.random.key(0), seen, action)
-    first, second = network.apply(parameters, seen, action)
-    assert first.shape == second.shape == (BATCH,)
-    assert not np.allclose(first, second)
-    other_action, _ = network.apply(parameters, seen, action + 0.5)
-    other_observation, _ = network.apply(parameters, jnp.flip(seen, axis=0), action)
-    assert not np.allclose(first, other_action) and not np.allclose(first, other_observation)
-    gradient = jax.jit(jax.grad(lambda p: jnp.sum(network.apply(p, seen, action)[0])))(parameters)
-    for name, leaf in leaves(gradient).items():
-        assert bool(jnp.any(leaf != 0.0)) == ("critic_1" in name)
-
-
 def test_equality():
     def make(**changes):
         return actor_critic(OBSERVATIONS["vector"], ACTIONS["discrete"], **changes)

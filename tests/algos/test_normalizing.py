@@ -164,66 +164,6 @@ TEAM = {**VALUES, "num_updates": 1, "sequence_length": 2}
 del TEAM["updates_per_step"]
 
 
-def test_dqn_learner_matches_numpy():
-    """An update of DQN matches a plain DQN with a minibatch normalised by NumPy. Also QMIX's statistics."""
-    plain = algos.DQN(env=envs.make("CartPole-v1"), **VALUES)
-    algorithm = algos.DQN(env=plain.env, **VALUES, normalize_observation=True)
-    rng = np.random.default_rng(0)
-    earlier, observation, following = rng.normal(1.0, 3.0, size=(3, 8, 4)).astype(np.float32)
-    statistics = normalize.update(normalize.init((4,)), jnp.asarray(earlier))
-    ones = np.ones(8, np.float32)
-    minibatch = Transition(*map(jnp.asarray, (observation, np.arange(8) % 2, -ones, 0.9 * ones, following)))
-    learned, now = jax.jit(plain.init)(jax.random.key(1)).learned, jnp.bool_(True)
-    found = jax.jit(algorithm.learn)(learned, statistics, minibatch, jnp.asarray(ones), now)
-
-    mean, std = earlier.mean(axis=0), earlier.std(axis=0)
-    observation, following = (jnp.asarray((x - mean) / std) for x in (observation, following))
-    by_hand = minibatch._replace(observation=observation, next_observation=following)
-    expected = jax.jit(plain.learn)(learned, (None,), by_hand, jnp.asarray(ones), now)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected, found)
-
-    team = algos.QMIX(env=envs.make("probe:agents"), **TEAM, normalize_observation=True)
-    earlier = rng.normal(1.0, 3.0, size=(3, 2, 2, 2)).astype(np.float32)  # [N, L, A, *obs]
-    empty = team.normalizers.begin(team.env.observation_space)
-    statistics = team.observe(empty, jnp.asarray(earlier))  # over all agents
-    np.testing.assert_allclose(statistics.mean, earlier.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
-
-
-def test_pqn_learner_matches_numpy():
-    """PQN's learner with earlier statistics; rewards are scaled by returns that include this rollout."""
-    fields = {**ON_POLICY, "num_minibatches": 1, "num_epochs": 1}
-    plain = algos.PQN(env=envs.make("CartPole-v1"), **fields)
-    algorithm = algos.PQN(env=plain.env, **fields, **BOTH)
-    rng = np.random.default_rng(0)
-    earlier, observation, final = rng.normal(1.0, 3.0, size=(3, STEPS, ENVIRONMENTS, 4)).astype(np.float32)
-    reward = rng.normal(1.0, 30.0, size=(STEPS, ENVIRONMENTS)).astype(np.float32)
-    never, zero = np.zeros((2, STEPS, ENVIRONMENTS), bool)
-    action = np.zeros((STEPS, ENVIRONMENTS), np.int32)
-    value = rng.normal(size=(STEPS, ENVIRONMENTS)).astype(np.float32)
-    time_step = TimeStep(None, reward, never, never, final, zero, zero)
-    rollout = jax.tree.map(jnp.asarray, Trajectory(observation, action, value, time_step))
-    start, key = jax.jit(algorithm.init)(jax.random.key(1)), jax.random.key(2)
-    statistics = normalize.update(start.observation_statistics, jnp.asarray(earlier))
-    learned = (start.parameters, start.optimizer_state, statistics, start.return_statistics)
-    found, running, _ = jax.jit(algorithm.learn)(learned, (start.running_return,), rollout, key)
-
-    returns = [reward[0]]
-    for later in reward[1:]:
-        returns.append(0.99 * returns[-1] + later)
-    np.testing.assert_allclose(running[0], returns[-1], rtol=1e-4)
-    np.testing.assert_allclose(found[3].var, np.var(returns), rtol=1e-4)
-    mean, std = earlier.mean((0, 1)), earlier.std((0, 1))
-    observation, final = (jnp.asarray((x - mean) / std) for x in (observation, final))
-    step = rollout.time_step._replace(
-        reward=jnp.clip(rollout.time_step.reward / np.std(returns), -10, 10), final_observation=final
-    )
-    by_hand = rollout._replace(observation=observation, time_step=step)
-    expected, _, _ = jax.jit(plain.learn)((*learned[:2], None, None), (None,), by_hand, key)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected[:2], found[:2])
-    combined = np.concatenate([earlier, np.asarray(rollout.observation)]).reshape(-1, 4)
-    np.testing.assert_allclose(found[2].mean, combined.mean(axis=0), rtol=1e-4)
-
-
 ACTING = {
     algos.PPO: ("Pendulum-v1", {**ON_POLICY, "num_minibatches": 1}),
     algos.A3C: ("Pendulum-v1", ON_POLICY),

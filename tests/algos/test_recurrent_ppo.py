@@ -178,23 +178,6 @@ def test_burn_in_updates_memories():
     np.testing.assert_allclose(algorithm._predict(doubled, stored)[1], [[6.0, 8.0, 10.0, 12.0]] * 2)
 
 
-def test_burn_in_is_normalised():
-    """Burn-in observations are normalised like the others: values match the actor's."""
-    _, (_, second) = recorded(
-        2,
-        env=envs.make("probe:memory", delay=4),
-        network=leaky(0.9),
-        num_steps=8,
-        sequence_length=4,
-        burn_in=2,
-        normalize_observation=True,
-        **FROZEN,
-    )
-    samples, (_, value) = second
-    np.testing.assert_allclose(value[1::2], samples.decision.value[1::2], atol=1e-5)
-    assert np.abs(value[1::2]).max() > 0.1
-
-
 # --- memory probe ---
 
 

@@ -89,16 +89,6 @@ def test_truncated_single_step():
     np.testing.assert_array_equal(transition.next_observation[:, 0], 100 * np.arange(B) + 1)
 
 
-@uniform_and_prioritized
-def test_samples_match_single_samples(exponent):
-    buffer, keys = replay(n_step=2, priority_exponent=exponent), jax.random.split(jax.random.key(5), 3)
-    state = filled(buffer, 4, 4)
-    batched, sample = jax.jit(buffer.samples)(state, keys), jax.jit(buffer.sample)
-    for u, key in enumerate(keys):
-        one = sample(state, key)
-        jax.tree.map(lambda x, all_of_it, u=u: np.testing.assert_array_equal(x, all_of_it[u]), one, batched)
-
-
 def test_uniform_replay_is_uniform():
     buffer = replay(batch_size=4_000)
     tags = np.asarray(buffer.sample(filled(buffer, 5), jax.random.key(0)).transition.action)

@@ -132,18 +132,6 @@ def test_bonus_by_hand(agents):
         np.testing.assert_allclose((now - old)[large], expected[large], rtol=1e-2)
 
 
-def test_bonuses_are_summed():
-    """The user's bonus and the novelty bonus are summed in one metric; each has its state."""
-    count = algos.Bonus(lambda obs: jnp.int32(0), lambda n, step: (n + 1, jnp.full_like(step.reward, 3.0)))
-    fields = {"env": envs.make("probe:policy"), "num_envs": B, "hidden": (4,), "batch_size": B}
-    metrics = {}
-    for name, given in {"novelty": {"rnd": True}, "both": {"rnd": True, "bonus": count}}.items():
-        algorithm = algos.DQN(**fields, **given)
-        state, metrics[name] = jax.jit(algorithm.iterate)(jax.jit(algorithm.init)(jax.random.key(0)))
-    assert float(metrics["both"]["bonus"]) == pytest.approx(3 + float(metrics["novelty"]["bonus"]), rel=1e-6)
-    assert int(state.bonus[0]) == 1
-
-
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 4)])
 def test_predictor_share(share, count):
     """The predictor's loss is the mean over that share; without samples, loss and gradient are 0."""

@@ -153,18 +153,6 @@ def test_ppo_learns_tic_tac_toe():
     assert before + 0.15 < float(evaluate(state)), "against random moves, which it never trained with"
 
 
-def test_fit_and_load(tmp_path):
-    """`fit` sets `total_steps` of the inner algorithm, and `load` restores the state."""
-    algorithm = algos.SelfPlay(CountingAlgorithm(), size=2, every=2)
-    run = fdg.fit(algorithm, total_steps=18, out=tmp_path / "run", devices=1, eval_episodes=0, progress=False)
-    assert run.finished and run.algorithm.total_steps == run.algorithm.algorithm.total_steps == 18
-    loaded = fdg.load(tmp_path / "run", trust=True)
-    assert loaded.algorithm == run.algorithm
-    means = {one.evaluate(episodes=16, env=ENV).mean for one in (run, loaded)}  # against a random opponent
-    assert len(means) == 1
-    assert int(loaded.state.iteration) == 3 and int(loaded.state.newest) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,10 +1,5 @@
 """Transforms of samples before learning: reanalysis, changed rewards, placement and errors."""
 
-import dataclasses
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import algos
@@ -13,9 +8,7 @@ import fdg
 import policies
 from algos.networks import actor_critic, policy_and_value
 from algos.one_update import over_time
-from envs import Wrapper
 from tests.algos.offline.data import random_steps
-from tests.conformance.comparison import assert_same, leaves, plain
 
 ENV = envs.make("CartPole-v1")
 SMALL = {"num_envs": 4, "num_steps": 4, "hidden": (4,)}
@@ -41,67 +34,10 @@ def ppo(**fields):
     return algos.PPO(**{"env": ENV, **SMALL, "num_epochs": 1, "num_minibatches": 2, **fields})
 
 
-def test_reanalysis_uses_current_parameters(devices):
-    """With staleness 1, values are recorded by the current parameters at first, and then by older ones."""
-    engines = [
-        fdg.compile(
-            ppo(transform=one, learning_rate=0.05, num_minibatches=1),
-            policies.SingleLearnerCoarse(staleness=1),
-            devices[:2],
-        )
-        for one in (None, reanalyse)
-    ]
-    states = [engine.init(0) for engine in engines]
-    for differs in (False, True):
-        states = [engine.run(state, 1)[0] for engine, state in zip(engines, states, strict=True)]
-        base, newest = (
-            leaves(engine.algorithm_state(state).parameters)
-            for engine, state in zip(engines, states, strict=True)
-        )
-        assert (max(np.max(np.abs(base[path] - newest[path])) for path in base) > 1e-4) == differs
-
-
 def test_transform_runs_with_buffer():
     algorithm = algos.A2C(env=ENV, **SMALL, transform=doubled)
     plan = fdg.place(algorithm, policies.Workers(environments=1, buffers=2), 5)
     assert dict(plan.assignment)["transform"] == "buffers"
-
-
-@pytest.mark.parametrize(
-    ("cls", "env", "extra"),
-    [
-        (algos.SAC, "probe:continuous", {"updates_per_step": 0.5}),
-        (algos.DQN, "probe:policy", {"updates_per_step": 0.5, "priority_exponent": 0.6}),
-        (algos.VDN, "probe:agents", {"num_updates": 2, "sequence_length": 1}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_replay_transform(cls, env, extra):
-    """Zeroing sampled rewards matches an environment without rewards."""
-
-    def zero_rewards(rows, parameters, key):
-        reward = rows.reward if hasattr(rows, "reward") else rows.steps.reward
-        assert reward.shape[:2] in ((2, 4), (1, 4)) and hasattr(parameters, "parameters")
-        if hasattr(rows, "reward"):
-            return rows._replace(reward=jnp.zeros_like(reward))
-        return rows._replace(steps=rows.steps._replace(reward=jnp.zeros_like(reward)))
-
-    env = envs.make(env)
-    fields = {
-        "num_envs": 4, "num_steps": 1, "learning_starts": 8, "batch_size": 4, "buffer_size": 32,
-        "hidden": (4,), "normalize_observation": False, **extra,
-    }  # fmt: skip
-    start = jax.jit(cls(env=env, **fields).init)(jax.random.key(0))
-
-    @dataclasses.dataclass(frozen=True)
-    class NoReward(Wrapper):
-        def step(self, keys, state, action):
-            state, step = super().step(keys, state, action)
-            return state, step._replace(reward=jnp.zeros_like(step.reward))
-
-    actual = plain(cls(env=env, **fields, transform=zero_rewards), start, 4)[0].learned
-    expected = plain(cls(env=NoReward(env), **fields), start, 4)[0].learned
-    assert_same(expected, actual)
 
 
 @pytest.mark.parametrize("cls", [algos.IQL, algos.TD3BC, algos.ReBRAC, algos.CQL])

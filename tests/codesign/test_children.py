@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +5,6 @@ import pytest
 
 from envs.codesign import children, images, space
 from envs.codesign.images import Images
-from envs.codesign.space import Decision, Task
 from fdg.errors import FdgError
 from tests.refusing import refuses
 
@@ -15,70 +12,11 @@ SPACES = {
     "resnet9": lambda: space.resnet9(size=8, width=2, classes=3, channels=2),
     "unet": lambda: space.unet(size=16, width=1, channels=2),
 }
-ORDER = jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % 7
-
-
-def random_images(task, number=8):
-    random = np.random.default_rng(0)
-    shape = (number, task.build.size, task.build.size)
-    labels = random.integers(0, 2, shape) if task.name == "segment" else random.integers(0, 3, number)
-    pictures = random.normal(size=(*shape, 2)).astype(np.float32)
-    return Images(pictures, labels.astype(np.int32), pictures, labels.astype(np.int32))
-
-
-@functools.cache
-def trained_children(kind):
-    """Weights of children before and after three steps of training together, in float64."""
-    with jax.enable_x64(True):
-        return _trained_children(kind)
-
-
-def _trained_children(kind):
-    task = SPACES[kind]()
-    network, choices = children.network(task), jnp.asarray(children.options(task)[[37, 255]])
-    start = jax.jit(jax.vmap(lambda choice: children.init(network, choice, jax.random.key(0))))(choices)
-    fit = jax.jit(lambda c, k: children.fit(network, random_images(task), c, k, ORDER, 0.01))
-    return task, choices, start, fit(choices, start)
 
 
 def assert_close(a, b):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
-
-
-TRAINED_SPACES = ["resnet9", pytest.param("unet", marks=pytest.mark.whole)]
-
-
-def narrow_network(task, choice, kernels):
-    """The narrow network of one child, and its weights: slices of the widest network's."""
-    options = tuple(Decision(one.name, (x,)) for one, x in zip(task.decisions, choice, strict=True))
-    narrow = children.network(Task(task.name, options, task.build))
-    wide, used = children.network(task), children.network(task).used(jnp.asarray(choice))
-    cut = {}
-    for name, (_, inputs, outputs) in narrow.sizes.items():
-        kernel, most = kernels[name], wide.sizes[name][1]
-        # A layer that joins two maps reads the second one at the offset of the widest network.
-        half = inputs // 2
-        rows = [*range(half), *range(most // 2, most // 2 + half)] if "join" in name else [*range(inputs)]
-        assert (int(used[name][1]), int(used[name][2])) == (inputs, outputs)
-        cut[name] = children.Kernel(kernel.weights[:, jnp.asarray(rows), :outputs], kernel.bias[:outputs])
-    return narrow, cut
-
-
-@pytest.mark.parametrize("kind", TRAINED_SPACES)
-def test_masked_child_trains_like_a_narrow_network(kind):
-    task, choices, start, after = trained_children(kind)
-    pairs = zip(jax.tree.leaves(start), jax.tree.leaves(after), strict=True)
-    assert min(np.abs(np.asarray(x) - np.asarray(y)).max() for x, y in pairs) > 1e-3
-    at = 0
-    choice = choices[at].tolist()
-    narrow, before = narrow_network(task, choice, jax.tree.map(lambda x: x[at], start))
-    _, expected = narrow_network(task, choice, jax.tree.map(lambda x: x[at], after))
-    one = choices[at : at + 1]
-    fit = jax.jit(lambda c, k: children.fit(narrow, random_images(task), c, k, ORDER, 0.01))
-    with jax.enable_x64(True):
-        found = fit(one, jax.tree.map(lambda x: x[None], before))
-    assert_close(jax.tree.map(lambda x: x[0], found), expected)
 
 
 @pytest.mark.parametrize("kind", SPACES)

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.codesign import cost, layers, schedule
-from envs.codesign.layers import LARGEST_COUNT
 from envs.codesign.schedule import Work, chains
 from fdg.errors import FdgError
 from tests.codesign import draw
-from tests.codesign.draw import KNOWN, random_layers, random_subs
+from tests.codesign.draw import KNOWN, random_subs
 
 CPSAT = json.loads((pathlib.Path(__file__).parent / "cpsat.json").read_text())
 
@@ -98,21 +97,6 @@ def test_diamond_by_hand():
     assert_valid(work, found)
     # 0 ends at 2; 1 runs from 2 to 7, and 2 from 3 to 7 after a transfer; 3 runs from 8 to 9 after another.
     assert found.latency_cycles == 9
-
-
-def test_absent_sub_accelerator_gets_no_layers():
-    random = np.random.default_rng(3)
-    found = random_layers(random, 12)
-    subs = random_subs(random, 2)
-    stacked, before = layers.stack([*found[:8], None, *found[8:11]]), chains(7, 5)
-    for rows in ([4, 4], [4, 0]):
-        chip = subs._replace(rows=np.int32(rows))
-        work = schedule.work_of(cost.layer_costs(stacked, chip, KNOWN), stacked, chip, before)
-        result = schedule.schedule(work)
-        assert_valid(work, result)
-        assert result.latency_cycles < LARGEST_COUNT
-        if not rows[1]:
-            assert not np.any(np.asarray(result.sub_accelerator)[[i != 8 for i in range(12)]])
 
 
 def test_invalid_dependencies():

@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from matplotlib.figure import Figure
 
 from fdg.commands.calibrate_machine import main as calibrate_main
 from fdg.commands.cli import plan_main, train_main
@@ -71,25 +70,6 @@ def test_auto_measure_times_the_best(capsys, tmp_path, seeds):
     )
     assert train_main([*words.split(), "--out", str(tmp_path / "run")]) == 0
     assert "per iteration measured" in capsys.readouterr().out
-
-
-def test_cluster_sweep_with_pictures(capsys, cluster, tmp_path, monkeypatch):
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **b: (drawn.append(self), save(self, *a, **b)))
-    words = f"--algo tests.tiny:Pupil --cluster {cluster} --scale 1,8 --envs-per-device 8 --sensitivity"
-    more = ["--compare", "gpu_only,central", "--pictures", str(tmp_path / "pictures")]
-    assert plan_main([*words.split(), *more]) == 0
-    text = capsys.readouterr().out
-    assert any(line.startswith(8 * " " + "1  GPUOnly") for line in text.splitlines())  # right-aligned
-    assert "$x^{$: 8 hosts of 8 devices" in text and "save every: Young" in text and "halved rate" in text
-    assert (tmp_path / "pictures" / "sweep.png").stat().st_size > 10_000
-    axes = next(figure.axes for figure in drawn if len(figure.axes) == 4)
-    assert [axis.get_ylabel().split(",")[0] for axis in axes] == [
-        *("steps/s", "idle time of the idlest group", "bytes over links per iteration", "goodput")
-    ]
-    assert {axis.get_xlabel() for axis in axes} == {"devices"}
-    assert {axis.get_xscale() for axis in axes} == {"log"}
 
 
 @pytest.mark.parametrize(

@@ -46,26 +46,3 @@ def test_interrupt_during_compilation_and_training(after, tmp_path):
     status, seconds, output = interrupt(process)
     assert status == 130 and "Traceback" not in output and seconds < 3, output  # the tests share two cores
     assert f"go on with --resume {run}" in output
-
-
-def test_other_signals_are_not_ctrl_c():
-    """Other signals interrupt nothing, whatever the grace period; an import installs no handler."""
-    code = """
-import os, signal, sys, time
-import fdg
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-sys.modules["__main__"].__dict__["__spec__"] = None
-from fdg import ctrl_c
-ctrl_c.install()
-signal.signal(signal.SIGUSR1, lambda *_: None)
-for patience in (0, None, 5):
-    ctrl_c.set_grace_period(patience)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(0.1)
-ctrl_c.set_grace_period(None)
-os.kill(os.getpid(), signal.SIGINT)
-time.sleep(0.1)
-print("it goes on")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "it goes on\n"), done.stderr

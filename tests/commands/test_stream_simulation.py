@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import types
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import fdg
 import policies
 from fdg.commands import stream_simulation as flag
-from fdg.commands.stream_simulation import Lengths, lengths_of_run, parse_lengths, simulate, stream_report
+from fdg.commands.stream_simulation import lengths_of_run, parse_lengths, simulate, stream_report
 from tests.stream.reference import Clock, Sizes
 
 SIZES = {
@@ -102,20 +101,6 @@ def test_impossible_lengths_are_refused():
         parse_lengths("lognormal:10,10000")
     with pytest.raises(fdg.FdgError, match="this run has no response_length"):
         lengths_of_run([{"loss": 0.0}], "runs/ppo")
-
-
-def test_too_small_eta_names_a_sufficient_one():
-    """Every eighth response is 16 times as long as the others: one batch ahead is too few."""
-    lengths = Lengths(np.array([2] * 7 + [32], np.int32), "few tokens")
-    report = stream_report(lengths, {**SIZES, "slots": 8, "group": 1}, lag=1)
-    ((ahead, eta),) = re.findall(
-        r"eta = 2, too small for these lengths: .*; ahead=(\d+) \(eta = (\d+)\)", report
-    )
-    ahead, eta = int(ahead), int(eta)
-    assert (
-        eta == ahead + 1
-        and simulate(lengths, {**SIZES, "slots": 8, "group": 1, "ahead": ahead}, 1).busy >= 0.9
-    )
 
 
 @pytest.mark.parametrize(

@@ -113,31 +113,6 @@ def test_only_plain_names_are_renamed(old, renamed, tmp_path):
     assert (cells / "new").exists() == renamed
 
 
-def test_host_environments_have_one_run_per_seed(tmp_path, capsys):
-    file = tmp_path / "host.toml"
-    file.write_text(
-        f"""
-        algorithms = ["{GUESSER}"]
-        environments = ["gymnasium:CartPole-v1"]
-        total_steps = 16
-        seeds = 2
-        first_seed = 5
-        random_episodes = 2
-        [settings]
-        eval_episodes = 2
-        devices = 1
-        """
-    )
-    words = ["study", str(file), "--out", str(tmp_path / "out")]
-    assert main(words) == 0, capsys.readouterr().err
-    runs = sorted(path.name for path in (tmp_path / "out" / "cells").iterdir())
-    assert runs == [f"gymnasium_CartPole_v1-tests.training.own_Guesser-seed-{seed}" for seed in (5, 6)]
-    assert "of each of" not in capsys.readouterr().out
-    (cell,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["cells"]
-    assert cell["seeds"] == [5, 6] and len(cell["returns"]) == 2
-    assert main(words) == 0 and capsys.readouterr().out.count("already done") == 1
-
-
 def test_failed_cell_is_named_and_others_continue(tmp_path, capsys, monkeypatch):
     original = loop.carry_out
 

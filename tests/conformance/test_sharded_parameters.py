@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import algos
-import envs
 import fdg
 import policies
 from fdg import Group, keys
@@ -372,14 +370,6 @@ def test_model_axis_without_sharding_exchanges_nothing():
     found = fdg.place(Sequences(), policy, 4)
     two = fdg.place(Sequences(), policies.GPUOnly(), 2)
     assert [m for m in found.movements if m.how] == [m for m in two.movements if m.how]
-
-
-def test_model_axis_without_sharding_exchanges_what_is_planned(devices):
-    policy = policies.GPUOnly(model_parallel=2, parameters=())
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=6, num_steps=4, num_minibatches=1)
-    engine = fdg.compile(algorithm, policy, devices[:4])  # two rows of devices divide the batch, four do not
-    engine.compile(1)
-    assert engine.unexplained() == ()
 
 
 def test_policies_with_rules_compare_and_hash():

@@ -15,7 +15,7 @@ from fdg.costs.overheads import OVERHEADS, Overheads
 from fdg.costs.prediction import predict
 from fdg.costs.program_time import SHARES_AFTER_FUSION
 from fdg.training import reference_jobs as jobs
-from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob, fit_to_jobs
+from fdg.training.reference_jobs import REFERENCE_JOBS, ReferenceJob
 
 SMALL = tuple(
     ReferenceJob("PPO", env, (("num_envs", num_envs), ("num_steps", 8), ("hidden", (width, width))), *how)
@@ -88,17 +88,6 @@ def test_fit_is_robust_to_an_outlier(plans):
     assert predicted == pytest.approx([s.seconds for s in measured[1:]], rel=0.3)
 
 
-def test_calibration_is_fitted_to_its_jobs(plans):
-    seconds_by_job = {job.key: sample.seconds for job, sample in zip(SMALL, samples(plans), strict=True)}
-    unfitted = dataclasses.replace(calibrated(), jobs=seconds_by_job)
-    found = fit_to_jobs(unfitted)
-    assert found.jobs == seconds_by_job and found.kind.figures == unfitted.kind.figures
-    for job in SMALL:
-        before, after = (predict(plans[job], one.cluster(job.devices)).seconds for one in (unfitted, found))
-        assert abs(after / seconds_by_job[job.key] - 1) < abs(before / seconds_by_job[job.key] - 1)
-    assert fit_to_jobs(calibrated()) == calibrated()
-
-
 # --- reference jobs ---
 
 
@@ -106,15 +95,6 @@ def test_calibration_is_fitted_to_its_jobs(plans):
 def test_reference_jobs_are_benchmark_cells(job):
     cell = costs.Cell.of_key(job.key)
     assert ReferenceJob.of_key(job.key) == job and cell.is_fitted and cell in costs.cells()
-
-
-def test_child_process_skips_jobs_that_do_not_compile(devices):
-    good = ReferenceJob("PPO", "CartPole-v1", (("num_envs", 2), ("num_steps", 4)), "GPUOnly", (), 1)
-    invalid = ReferenceJob("PPO", "CartPole-v1", (("num_envs", -2), ("num_steps", 4)), "GPUOnly", (), 1)
-    log = []
-    found = jobs.time_reference_jobs([invalid, good], devices, log.append)
-    assert set(found) == {good} and 0 < found[good] < 1
-    assert log[0] == "training: 2 jobs on 1 device" and "round 6 of 6" in log[-1]
 
 
 def test_child_process_that_does_not_start(devices, monkeypatch):

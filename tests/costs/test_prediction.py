@@ -178,20 +178,6 @@ def test_plan_larger_than_the_cluster(graph):
         predict(fdg.place(graph, policies.GPUOnly(), 4), cluster(2))
 
 
-def test_flops_of_generation():
-    """The FLOPs per generated token are constant, except for attention over a growing cache."""
-
-    def flops(max_response):
-        env = envs.make("text:addition")
-        graph = fdg.trace(
-            algos.GRPO(env=env, max_response=max_response, num_prompts=4, group_size=4, num_layers=1)
-        )
-        return next(f.flops_per_call for f in graph.fragments if f.name == "respond")
-
-    few, more, most = map(flops, (8, 16, 32))
-    assert most - more == pytest.approx(2 * (more - few), rel=0.1)
-
-
 def test_collectives_of_fsdp(language):
     plan = fdg.place(language, policies.GPUOnly(parameters="fsdp"), 4)
     (load,) = program_works(plan, cluster(4))

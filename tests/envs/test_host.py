@@ -17,7 +17,7 @@ import algos
 import envs
 import fdg
 import policies
-from envs import from_envpool, host, running_pools
+from envs import from_envpool, host
 from fdg.commands.cli import train_main
 from fdg.errors import FdgError, PlanError
 from fdg.training.run_directory import read_metrics
@@ -131,14 +131,6 @@ def test_restart_replaces_lost_instances(fault, caplog):
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
 
 
-def test_worker_that_reads_nothing_is_replaced():
-    env = envs.make("gymnasium:tests.envs.faulty:Wide", timeout=1.0, restarts=1)
-    state, first = env.reset(keys(1))
-    os.kill(int(first[0, 0]), signal.SIGSTOP)
-    _, step = env.step(keys(1), state, jnp.zeros((1, 200_000)))
-    assert step.truncated.all() and step.observation[0, 0] != first[0, 0]
-
-
 def test_stopped_workers_share_one_limit():
     pool = envs.make("gymnasium:tests.envs.faulty:Wide", workers=3).source.start(3)
     for process in pool.reset(np.arange(3), np.arange(3), 60.0)[:, 0]:
@@ -247,23 +239,6 @@ def test_lost_instances_start_new_episodes(caplog):
     np.testing.assert_array_equal(step.final_observation[0], state.inner.observation)
     np.testing.assert_array_equal(step.final_observation[..., 1], [[3.0] * 2, [1.0] * 2, [2.0] * 2])
     np.testing.assert_array_equal(step.episode_length[0], 4)
-
-
-def test_old_pools_are_closed():
-    env = counting(workers=1)
-    kept, _ = env.reset(keys(1))
-    pools = list(running_pools.POOLS._by_number.values())
-    for _ in range(running_pools._MAX_POOLS + 2):
-        env.reset(keys(1))
-        pools.append(list(running_pools.POOLS._by_number.values())[-1])
-        kept, step = run_steps(env, kept, 1)  # a pool in use stays open
-        assert step.reward[0, 0] == 1
-    used, *closed = pools[: 1 - running_pools._MAX_POOLS]
-    assert list(running_pools.POOLS._by_number.values()) == [*pools[1 + len(closed) :], used]
-    assert [running.pool._workers for running in closed] == [{}] * 3
-    processes = [r.pool._workers[0].process for r in running_pools.POOLS._by_number.values()]
-    host.close()
-    assert host.running() == 0 and all(process.poll() is not None for process in processes)
 
 
 # --- tracing, placing and training ---

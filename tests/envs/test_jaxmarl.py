@@ -10,7 +10,6 @@ import pytest
 import envs
 from envs import from_jaxmarl, jaxmarl_brax
 from envs.contract import random_actions
-from envs.quiet import relaxed_checks
 from fdg.errors import FdgError
 from tests.envs.conformance import assert_conforms, assert_tracing_allocates_nothing
 from tests.lazy_module import LazyModule
@@ -93,17 +92,6 @@ def test_matches_jaxmarl(name, overrides):
     )
 
 
-def test_agent_identity_matches_jaxmarl_wrapper():
-    name = "MPE_simple_speaker_listener_v4"
-    manager = baselines.CTRolloutManager(jaxmarl.make(name), batch_size=1)
-    with jax.numpy_rank_promotion("allow"):
-        theirs, _ = manager.wrapped_reset(jax.random.key(3))
-    ours = envs.make(name).reset(jax.random.key(3)[None])[1]
-    np.testing.assert_allclose(ours.observation[0], jnp.stack([theirs[agent] for agent in manager.agents]))
-    masks = [manager.valid_actions_oh[agent] for agent in manager.agents]
-    np.testing.assert_array_equal(ours.action_mask[0], jnp.stack(masks))
-
-
 def test_tracing_allocates_nothing():
     # Unique overrides, so that no other test has cached this environment.
     assert_tracing_allocates_nothing(lambda: envs.make("MPE_simple_push_v3", max_steps=9))
@@ -151,27 +139,6 @@ def test_shapes_match_spaces(name, overrides, agents, shape, actions, limit):
     seen, mask = envs.features_and_mask(time_step.observation)
     assert seen.shape == (2, agents, *env.observation_space.shape)
     assert (mask is not None) == (name in ("HeuristicEnemySMAX", "hanabi"))
-
-
-def test_switch_riddle_matches_jaxmarl():
-    env = envs.make("switch_riddle", agent_identity=True)
-    rollout = assert_conforms(env)
-    step, theirs = rollout.step, jaxmarl.make("switch_riddle")
-    assert step.terminated.any() and not step.truncated.any()
-    np.testing.assert_array_equal(
-        step.observation[..., 2:], np.broadcast_to(np.eye(3), (*step.reward.shape, 3))
-    )
-
-    keys = jax.random.split(jax.random.key(1), 3)
-    with relaxed_checks():
-        observation, state = theirs.reset(keys[0])
-        step_key, _ = jax.random.split(jax.random.split(jax.random.key(2), (24, 3))[0, 0])
-        actions = {agent: jnp.int32(rollout.action[0, 0, i]) for i, agent in enumerate(theirs.agents)}
-        after, _, reward, _, _ = theirs.step_env(step_key, state, actions)
-    for i, agent in enumerate(theirs.agents):
-        np.testing.assert_array_equal(rollout.first_observation[0, i, :2], observation[agent])
-        np.testing.assert_array_equal(step.final_observation[0, 0, i, :2], after[agent])
-        assert step.reward[0, 0, i] == reward[agent]
 
 
 def test_mabrax_agents_have_separate_joints():

@@ -19,7 +19,6 @@ from algos.rings import in_parts
 from algos.rollout import rollout
 from envs import Box, Discrete, HostEnvironment, host, running_pools
 from envs.pools import Transition
-from envs.wrappers import FrameStack
 from fdg.errors import FdgError, HostError
 from tests.conformance.comparison import assert_same, copied, plain
 from tests.conformance.test_algorithms import SMALL
@@ -173,19 +172,6 @@ def test_recv_raises_the_error_of_a_step():
     with pytest.raises(HostError, match="the wheels fell off"):
         jax.block_until_ready(ADDING.recv(sent))
     assert host.running() == 0
-
-
-def test_observation_wrappers_have_send_and_recv():
-    env = FrameStack(ADDING, 2)
-
-    class Doubled(envs.Wrapper):
-        def step(self, keys, state, action):
-            state, step = super().step(keys, state, action)
-            return state, step._replace(reward=2 * step.reward)
-
-    assert hasattr(env, "send") and not hasattr(Doubled(env), "send")
-    assert not hasattr(FrameStack(envs.make("CartPole-v1"), 2), "send")
-    jax.tree.map(np.testing.assert_array_equal, run_rollouts(env, 1), run_rollouts(env, 2))
 
 
 # --- rings ---

@@ -11,7 +11,7 @@ import tokenizers
 
 import envs
 import fdg
-from envs.text import Calculator, CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, codec, play
+from envs.text import CharacterTokenizer, Guess, HuggingFaceTokenizer, Message, codec, play
 from tests.refusing import refuses
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -70,21 +70,6 @@ def test_guess_by_hand():
     assert {name: part.tolist() for name, part in script.reward.parts.items()} == {
         "turn 1": [0, 1, 0], "turn 2": [1, 0, 0], "turn 3": [0, 0, 0]
     }  # fmt: skip
-
-
-def test_calculator_by_hand():
-    game = Calculator(terms=3, digits=2, turns=2)
-    contents = jnp.array([[17, 23, 5]] * 4), jnp.array([[2, 1]] * 4)  # 17*23-5
-    problem = envs.text.Problem(jit(game.task.prompts)(contents), contents)
-    replies = [["?17*23", "386", "?17*", "?9999*999"], ["386", "386", "385", "386"]]
-    script, _ = play_script(game, problem, replies)
-    assert decoded(game.tokenizer, script.tokens, script.mask) == [
-        "17*23-5=?17*23391,386", "17*23-5=386", "17*23-5=?17*?,385",
-        "17*23-5=?9999*999?,386",  # 9,989,001 does not fit in six digits
-    ]  # fmt: skip
-    assert script.reward.total.tolist() == [1, 1, 0, 1] and script.turns.tolist() == [2, 1, 2, 2]
-    shapes = jax.eval_shape(game.sample, jax.random.split(jax.random.key(1), 2))
-    assert shapes.prompts.tokens.shape == (2, game.prompt_length)
 
 
 @pytest.fixture(scope="module")

@@ -175,40 +175,6 @@ def test_tokens_of_characters_match_library(kind):
 ANSWERS = ["{}", " it is {}\n", "Zürich {}", "北京{}", "café {}+1", "\t{} \r\n"]
 
 
-def test_rows_of_a_file(kind, tmp_path, request):
-    library, ours, _ = kind
-    rows = [
-        {"problem": f"Say the sum of {a} and {b}", "answer": ANSWERS[(3 * a + b) % 6].format(a + b)}
-        for a in range(9)
-        for b in range(9)
-    ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = envs.make("text:file", path=str(file)).with_tokenizer(ours)
-
-    @jit
-    def run(keys):
-        content = task.draw(keys)
-        responses, mask = task.solutions(content)
-        cut = mask & (responses != ours.eos)
-        several = [(responses, mask), (jnp.roll(responses, 1, 0), jnp.roll(mask, 1, 0)), (responses, cut)]
-        return task.prompts(content), responses, mask, [task.reward(content, *one).total for one in several]
-
-    prompts, responses, mask, (right, swapped, unfinished) = run(jax.random.split(jax.random.key(0), 32))
-    problems, answers = task.texts(*prompts), task.texts(responses, mask)
-    assert right.tolist() == [1] * 32 and unfinished.tolist() == [0] * 32
-    stripped = [text.strip() for text in answers]
-    assert swapped.tolist() == [float(stripped[i] == stripped[i - 1]) for i in range(32)]
-    for i, text in enumerate(problems):
-        row = next(row for row in rows if row["problem"].lower() == text.strip().lower())
-        ids = library.encode(row["problem"] + "\n", add_special_tokens=False).ids
-        assert np.asarray(prompts.tokens)[i][np.asarray(prompts.mask)[i]].tolist() == ids
-        again = task.prompts_of([row["problem"]])
-        np.testing.assert_array_equal(again.tokens[0], prompts.tokens[i])
-        if "word pieces" not in request.node.name:
-            assert stripped[i] == row["answer"].strip()
-
-
 @pytest.fixture
 def drawn(tmp_path):
     """Sampled problems with a library tokenizer."""

@@ -1,7 +1,6 @@
 """Wrappers: values worked by hand, errors, names, run directories and policies."""
 
 import dataclasses
-import itertools
 from typing import ClassVar
 
 import gymnasium
@@ -14,11 +13,9 @@ from gymnasium import spaces
 import algos
 import envs
 import fdg
-import policies
 from algos.evaluation import evaluate
-from envs import Box, Discrete, host
+from envs import Box, Discrete
 from fdg.errors import FdgError
-from fdg.training import description
 from tests.refusing import refuses
 from tests.training.trained import small
 
@@ -188,24 +185,6 @@ def test_errors_are_one_line(wrap, message):
         wrap(envs.make("CartPole-v1"))
 
 
-def test_names_and_run_directories(tmp_path):
-    env = envs.make(*envs.parse("CartPole-v1?gravity=9.0")[:1], gravity=9.0, frame_stack=2, time_aware=True)
-    assert env == envs.FrameStack(envs.TimeAware(envs.make("CartPole-v1", gravity=9.0)), 2)
-    name, given = envs.parse("CartPole-v1?hide_observations=(1,3)&frame_stack=2")
-    wrapped = envs.FrameStack(envs.HideObservations(envs.make(name), given["hide_observations"]), 2)
-    assert envs.make(name, **given) == wrapped
-    wrapped = envs.ActionRepeat(wrapped, 3)  # not in the order of the parameters: no name
-    algorithm = algos.A2C(env=wrapped.env, num_envs=4, num_steps=8, hidden=(8,), total_steps=32)
-    described = description.describe(algorithm, policies.GPUOnly())
-    assert described["env"] == f"{name}?hide_observations=(1, 3)&frame_stack=2"
-    other = dataclasses.replace(algorithm, env=wrapped)
-    assert description.describe(other, policies.GPUOnly())["rebuilds"] is False
-    fdg.fit(algorithm, eval_episodes=0, progress=False, out=tmp_path / "run", devices=1)
-    loaded = fdg.load(tmp_path / "run")
-    assert loaded.algorithm == algorithm and loaded.policy(np.zeros(4)).shape == ()
-    assert envs.trust_reason("gymnasium:CartPole-v1", {"info": "is_success"}) is None
-
-
 class Ticks(gymnasium.Env):
     """Observes the step as a float and as a category that starts at 1."""
 
@@ -226,27 +205,3 @@ class Ticks(gymnasium.Env):
 
 
 gymnasium.register("Ticks-v0", entry_point=Ticks, max_episode_steps=8)
-
-
-def test_policy_applies_wrappers_in_a_gymnasium_loop(tmp_path):
-    """A policy and its exported file get raw observations, and apply frame stacking and time themselves."""
-    name = "gymnasium:tests.envs.test_wrappers:Ticks-v0"
-    env = envs.make(name, workers=1, hide_observations="k", time_aware=True, frame_stack=2)
-    algorithm = dataclasses.replace(small(num_envs=2, num_steps=4), env=env)
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
-    host.close()
-    policy, exported = run.policy, fdg.load_exported(run.export(tmp_path / "policy.jax"))
-    theirs = gymnasium.make("Ticks-v0")
-    for _ in range(2):
-        seen, _ = theirs.reset()
-        done, start = False, True
-        for n in itertools.count():
-            action = policy(seen, start=start)
-            assert action == exported(seen, start=start) and theirs.action_space.contains(action)
-            shown = {key: np.asarray(x)[0].tolist() for key, x in policy.memory[0][1].items()}
-            before = max(n - 1, 0)
-            assert shown == {"n": [before, n], "time": [before / 8, n / 8]}
-            if done:
-                break
-            seen, _, done, _, _ = theirs.step(action)
-            start = False

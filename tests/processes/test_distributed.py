@@ -270,18 +270,6 @@ def test_killed_process_is_named(words, victim, tmp_path):
     )
 
 
-def test_processes_that_trace_different_programs(tmp_path):
-    """The error comes before the run starts, although flags and versions agree."""
-    words = f"--algo tests.processes.differing:Differing --num-envs 12 --devices 2 --out {tmp_path / 'run'}"
-    for _, err, status in finish(start(words, FDG_TEST_RATE="0.2"), 60):
-        assert status == 2 and err.count("\n") == 1
-        assert (
-            "process 1 has traced or planned another fragment 'learn', fragment 'update' than process 0"
-            in err
-        )
-    assert not (tmp_path / "run").exists()
-
-
 ERRORS = {
     "--num-processes 2": "--coordinator-address is missing: --coordinator-address, --num-processes, --p",
     "--coordinator-address localhost:1 --process-id 0": "--num-processes is missing",

@@ -16,7 +16,6 @@ from fdg.errors import FdgError
 from fdg.profiling import measuring, repeating
 from fdg.profiling.fragments import fragment_benchmarks, place_fragments
 from fdg.profiling.tracing import read_fragments, trace_iteration
-from fdg.profiling.writing import as_json
 from tests.oracle.compare import limit_agents_per_vmap
 from tests.tiny import Pupil
 
@@ -100,43 +99,6 @@ def test_known_durations(devices, monkeypatch):
     assert "Slow under GPUOnly() on 1 device: an iteration takes" in lines[0]
     assert any(line.startswith("    slope") and " 2 " in line for line in lines)
     jax.block_until_ready(engine.run(state, 1))  # `profile` has copied the state: it is not donated
-
-
-def test_profile_of_states_that_run_takes_or_refuses():
-    engine = fdg.compile(Pupil(), policies.GPUOnly(), 1)
-    state = engine.init(0)
-    on_host = {**state, "weight": np.asarray(state["weight"])}
-    assert fdg.profile(engine, on_host, rounds=1).iteration_s > 0
-    engine.run(donated := state, 1)
-    with pytest.raises(FdgError, match="this state was donated to an earlier run"):
-        fdg.profile(engine, donated, rounds=1)
-    with pytest.raises(FdgError, match="this is not a state of Pupil"):
-        fdg.profile(engine, jax.tree.map(lambda _: "text", state), rounds=1)
-    with pytest.raises(FdgError, match="JAX cannot flatten it"):
-        fdg.profile(engine, {**state, 3: 0}, rounds=1)  # keys of two types
-
-
-@pytest.mark.parametrize(
-    ("policy", "count", "untimed"),
-    [
-        (policies.GPUOnly(), 2, set()),
-        (policies.SingleLearnerCoarse(staleness=1), 3, set()),
-        (policies.SingleLearnerFine(), 2, set()),
-        (policies.Central(), 3, {"learn"}),
-        (policies.MultiLearner(parameters="fsdp"), 2, set()),
-    ],
-)
-def test_every_fragment_under_every_policy(policy, count, untimed, devices):
-    engine = fdg.compile(Pupil(), policy, devices[:count])
-    profile = fdg.profile(engine, engine.init(0), rounds=1)
-    assert {f.name for f in profile.fragments if f.seconds is None} == untimed
-    assert all(f.seconds > 0 for f in profile.fragments if f.name not in untimed)
-    assert profile.fragment("update").calls == 2 and profile.iteration_s > 0
-    assert [group.name for group in profile.groups] == [group.name for group in engine.plan.groups]
-    for group in profile.groups:
-        assert (group.busy_s is not None) == (len(profile.groups) > 1) and group.fragments_s > 0
-    assert ("not timed alone (split" in str(profile)) == bool(untimed)
-    assert json.loads(json.dumps(as_json(profile)))["fragments"][0]["work"]["flops"]
 
 
 def test_benchmarked_fragment_has_collectives_of_training(devices):

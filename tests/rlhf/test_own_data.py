@@ -314,29 +314,6 @@ def test_checkpoints_with_other_characters(tmp_path, task):
         two.changed(tokenizer="characters=123")
 
 
-def test_run_keeps_the_tokenizer_of_its_checkpoint(tmp_path):
-    """The new task has fewer characters; the earlier tokenizer is kept, also in config.json and on resume."""
-
-    def task(letters, name):
-        rows = [{"prompt": f"{a}{b}", "completion": f"{b}{a}"} for a in letters for b in letters]
-        return envs.make("text:file", path=write_jsonl(tmp_path, rows, name))
-
-    options = {"devices": 1, "eval_episodes": 0, "progress": False}
-    small = {**SMALL, "num_prompts": 4}
-    first = fdg.fit(
-        algos.SFT(env=task("aÄÖÜ", "wide.jsonl"), **small), total_steps=4, out=tmp_path / "a", **options
-    )
-    second = algos.SFT(env=task("bÜÄ", "narrow.jsonl"), **small)
-    assert first.algorithm.env.tokenizer != second.env.tokenizer
-    started = {"start_from": first.path, "out": tmp_path / "b", **options}
-    run = fdg.fit(second, total_steps=4, **started)
-    assert run.algorithm.env.tokenizer == first.algorithm.env.tokenizer
-    loaded = fdg.load(run.path)
-    assert loaded.algorithm.env.tokenizer == first.algorithm.env.tokenizer
-    resumed = fdg.fit(second, total_steps=4, resume=True, **started)
-    assert resumed.algorithm.env.tokenizer == first.algorithm.env.tokenizer and resumed.finished
-
-
 def test_rewards_compare_by_value():
     judge = HostReward(len)
     assert judge == HostReward(len) and hash(judge) == hash(HostReward(len)) and judge.names == ("len",)

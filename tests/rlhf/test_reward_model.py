@@ -3,7 +3,6 @@
 Checkpoints are `...ForSequenceClassification` with one label: `score.weight` [1, D] for the last token.
 """
 
-import dataclasses
 import json
 import math
 
@@ -17,9 +16,8 @@ import envs
 import fdg
 import policies
 from algos.language import weights
-from algos.language.decoder import Decoder
 from algos.rlhf import reward_model
-from algos.rlhf.checkpoints import config_of, save
+from algos.rlhf.checkpoints import config_of
 from algos.rlhf.preferences import Minibatch, Pairs
 from algos.rlhf.responses import Responses
 from algos.rlhf.reward_models import model_reward
@@ -120,29 +118,6 @@ def test_export_and_load(scorer, exported):
         weights.check(exported)
 
 
-def test_reward_model_of_an_untied_decoder(scorer, tmp_path):
-    """Its checkpoint has a score head in place of `lm_head`."""
-    tied = scorer[0].network.config
-    network = Decoder(dataclasses.replace(tied, tie_embeddings=False))
-    tokenizer = scorer[0].env.tokenizer
-    save(tmp_path / "model", network, jax.jit(network.init)(jax.random.key(1)), tokenizer)
-    learner = make("reward_model", group_size=2, model=str(tmp_path / "model"))
-    state = jax.jit(learner.init)(jax.random.key(0))
-    learner.export(state, tmp_path / "judge")
-    algorithm = make("grpo", group_size=2, reward_model=str(tmp_path / "judge"))
-    found = jax.jit(algorithm.init)(jax.random.key(0)).reward_model
-    expected = dict(state.parameters["network"])
-    assert expected.pop("head").shape == (8, tied.vocab_size)
-    assert_same({**state.parameters, "network": expected}, found, 0)
-    given = responses([7, 2], [8, 9, 2])
-    score = jax.jit(model_reward, static_argnums=0)
-    np.testing.assert_allclose(
-        score(algorithm.reward_settings.network(algorithm), found, given),
-        score(network, state.parameters, given),
-        atol=1e-6,
-    )
-
-
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
 def test_reward_model_replaces_the_task_reward(name, scorer, exported):
     algorithm = make(name, group_size=2, reward_model=str(exported))
@@ -182,22 +157,6 @@ def test_weight_sources(scorer):
     assert (
         algos.GRPO.weight_sources[".reference"] == algos.DPO.weight_sources[".reference"] == (".parameters",)
     )
-
-
-def test_evaluation_is_ranking_accuracy(scorer):
-    algorithm, state = scorer
-
-    class Counted(envs.text.TextTask):
-        def reward(self, answer, tokens, mask):
-            total = jnp.sum(jnp.where(mask, tokens % 5, 0), axis=1).astype(jnp.float32)
-            return envs.text.Reward(total, {"counted": total})
-
-    counted = dataclasses.replace(algorithm, env=Counted(algorithm.env.problem))
-    evaluate = jax.jit(lambda state: counted.evaluate(state, jax.random.key(3), 16)["return"])
-    negated = {**state.parameters, "score": -state.parameters["score"]}
-    accuracy, other = evaluate(state), evaluate(state._replace(parameters=negated))
-    np.testing.assert_allclose(accuracy + other, 1.0, atol=1e-6)  # negated scores reverse every ranking
-    assert 0 < accuracy < 1
 
 
 def test_checkpoints_are_read_as_float64_if_enabled(exported, scorer):

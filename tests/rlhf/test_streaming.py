@@ -10,18 +10,16 @@ import pytest
 
 import algos
 import envs
-import policies
 from algos.language import Decoder, DecoderConfig, Sampling, sample_keys
 from algos.language.generation import Answers
 from algos.rlhf import losses, streaming
 from algos.rlhf.group_relative import Batch, Sums
-from algos.rlhf.responses import loss_mask, response_log_probs, rollouts
+from algos.rlhf.responses import loss_mask, rollouts
 from envs.text import Reward
 from fdg.errors import FdgWarning
 from fdg.stream import Stream
 from tests.language.test_generation import TINY, prompts
 from tests.refusing import refuses
-from tests.rlhf import ages
 from tests.rlhf.small import SMALL, TASK, make
 
 MAX_LENGTH = 12
@@ -86,17 +84,6 @@ def rollout(name, **fields):
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
-def test_state_and_metrics_with_ahead(name):
-    own = {"respondent": "policy"} if name == "dpo" else {"late": "mask"}
-    algorithm = make(name, group_size=2, ahead=1, slots=4, micro_batches=2, **own)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0))
-    after, metrics = jax.eval_shape(algorithm.iterate, state)
-    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    assert shapes(state) == shapes(after)
-    assert {"slots_busy", "queued", "running", "ticks", "staleness", "staleness_max"} <= set(metrics)
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo_rlhf", "dpo"])
 def test_ahead_keeps_the_order_of_a_file(name, tmp_path):
     """Each iteration has the same rows as without `ahead`."""
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(9)]
@@ -116,12 +103,6 @@ def test_ahead_keeps_the_order_of_a_file(name, tmp_path):
         later_state = counted._replace(iteration=counted.iteration + later)
         expected = plain.problems(*plain._problem_keys(later_state, count)).prompts.tokens
         np.testing.assert_array_equal(found[later], expected)
-
-
-def test_ages_with_lag(devices):
-    """Lag 1 of 2 micro-batches: the first of an iteration uses the parameters of the previous iteration."""
-    fields = {"iterations": 6, "ahead": 1, "micro_batches": 2, "slots": 6}
-    assert ages.check("grpo", policies.Split(lag=1), devices[:2], **fields) == 2
 
 
 def test_default_number_of_slots():
@@ -168,29 +149,6 @@ def test_interpolated_log_probs():
     found = losses.interpolate(jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0), jnp.array([[0, 1, 3]]))
     np.testing.assert_allclose(found, [[-2.0, -1.5, -1.25]], rtol=1e-6)
     assert not jax.grad(lambda x: losses.interpolate(x, x, jnp.ones((1, 1))).sum())(jnp.ones((1, 1))).any()
-
-
-def test_loss_with_interpolated_policy():
-    """Responses two updates old, whose log-probabilities have grown by 0.3: the policy loss by hand."""
-    algorithm = make("grpo", group_size=2, correction="decoupled", proximal="interpolate", kl_coefficient=0.0)
-    state = jax.jit(algorithm.init)(jax.random.key(1))
-    responses = rollout("grpo").responses
-    now = jax.jit(lambda p: response_log_probs(algorithm.network, p, responses, 1.0)[0])(state.parameters)
-    sampled, version = now - 0.3, jnp.zeros(now.shape, jnp.int32)
-    reward = Reward(jnp.arange(8.0), {})
-    batch = Batch(responses, responses.policy_mask, sampled, version, jnp.zeros(now.shape), reward)
-    samples = algorithm._samples(state.parameters, batch)._replace(age=2 - version)
-    advantage = jnp.broadcast_to(jnp.arange(-2.0, 6.0)[:, None], now.shape)
-    samples = samples._replace(
-        weight=algorithm._weights(responses.policy_mask),
-        share=algorithm._shares(responses.policy_mask),
-        advantage=advantage,
-    )
-    measures = jax.jit(lambda *x: algorithm._loss(*x))(state.parameters, jnp.bool(True), samples)[1]
-    # The proximal policy is 2/3 of the way from the actor's: ratios exp(0.1), weights exp(0.2).
-    cost = -np.exp(0.2) * np.minimum(np.exp(0.1) * advantage, np.clip(np.exp(0.1), 0.8, 1.2) * advantage)
-    expected = np.sum(np.where(responses.policy_mask, np.asarray(samples.weight) * cost, 0))
-    np.testing.assert_allclose(measures["policy_loss"], expected, rtol=1e-4)
 
 
 def test_old_tokens_are_masked():

@@ -2,11 +2,9 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
-import algos
 import envs
 import fdg
 from envs.text import HuggingFaceTokenizer
@@ -87,14 +85,3 @@ def test_template_that_rewrites_turns_is_refused(tmp_path):
     last = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last else 'f' }}")
     with pytest.raises(fdg.FdgError, match=r"message 2 of .* formats it differently .* generation"):
         assistant_mask(task(tmp_path, write_tokenizer(tmp_path / "words", last)))
-
-
-@pytest.mark.parametrize("remove_padding", [False, True])
-def test_training_uses_the_assistant_mask(tmp_path, remove_padding):
-    learner = algos.SFT(
-        env=task(tmp_path), loss_on="assistant", num_prompts=2, hidden_size=8, num_layers=1, num_heads=2,
-        remove_padding=remove_padding,
-    )  # fmt: skip
-    _, metrics = jax.jit(learner.iterate)(jax.jit(learner.init)(jax.random.key(0)))
-    # 4 characters of earlier turns, the answer, and EOS.
-    assert float(metrics["response_length_max"]) == 6

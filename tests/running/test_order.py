@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-import algos
-import envs
 import fdg
 import policies
 from fdg.lowering import ordering, rewriting
@@ -176,22 +174,3 @@ def test_wait_for_returns_its_operand(sign):
     for x in jnp.array([-0.0, jnp.inf, 3.5]), jnp.arange(3), jnp.array([True, False]):
         result = jax.jit(ordering.wait_for)(x, sign, jnp.ones((2, 3)))
         assert result.dtype == x.dtype and result.tobytes() == x.tobytes()
-
-
-def test_moments_of_minibatches_are_reduced_once_per_iteration(devices):
-    """PPO reduces losses and gradients in each update, and moments of its advantages before the updates.
-
-    It reduces nothing else, and nothing in the rollout: the plan predicts every byte.
-    """
-    algorithm = algos.PPO(env=envs.make("CartPole-v1"), num_envs=4, num_steps=8, hidden=(4,))
-    engine = fdg.compile(algorithm, policies.GPUOnly(), devices[:2])
-    found = engine.programs[0].collectives()
-    assert {c.kind for c in found} == {"all-reduce"} and {c.fragments[0] for c in found} == {"learn"}
-    assert sum(c.bytes * c.calls for c in found) == sum(
-        m.bytes_per_iteration for m in engine.plan.movements if m.how
-    )
-    sums = [c for c in found if "gradient" in c.fragments]
-    per_update, once = [c for c in sums if c.calls == 16], [c for c in sums if c.calls == 1]
-    assert len(per_update) == 1
-    assert sum(c.bytes for c in once) == 3 * 16 * 4  # a mean, and a deviation, which computes its own mean
-    assert is_in_order(engine) and not engine.unexplained()

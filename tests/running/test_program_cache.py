@@ -28,11 +28,6 @@ from fdg.training import loop
 loop.draw_learning_curve = lambda *_, **__: None  # is slow
 status = train_main(["--algo", "tests.tiny:Walk", "--devices", "1", "--total-steps", "16", *sys.argv[1:]])
 """
-ADD = """
-from fdg.running.program_cache import keep_programs
-keep_programs(*sys.argv[1:])
-status = jax.jit(lambda x: x + 1)(-1)
-"""
 
 
 def run(code, *words, **variables):
@@ -57,24 +52,6 @@ def test_second_process_compiles_nothing(tmp_path):
     assert status == 0 and requests > 5
     assert directory == str(cache) and any(cache.iterdir())
     assert run(*words, str(tmp_path / "second"))[:3] == (0, requests, requests)
-
-
-def test_cache_is_off_if_it_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert run(ADD, XDG_CACHE_HOME=str(tmp_path / "file"))[2:] == (0, "None", "")
-
-
-def test_cache_off_and_other_directories(tmp_path):
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    assert run(ADD, "off", **cache)[2:4] == (0, "None")
-    assert not (tmp_path / "cache").exists()
-    other = str(tmp_path / "other")
-    assert run(ADD, other, **cache)[2:4] == (0, other)
-    # JAX's variables take precedence.
-    from_jax = {"JAX_COMPILATION_CACHE_DIR": other, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    assert run(ADD, **from_jax, **cache)[2:4] == (1, other)
-    assert run(ADD, JAX_ENABLE_COMPILATION_CACHE="false", **cache)[2] == 0
-    assert not (tmp_path / "cache").exists()
 
 
 def test_directory_that_cannot_be_written_is_an_error(tmp_path):

@@ -219,12 +219,6 @@ def test_auto_lag_of_a_policy_without_staleness():
     assert prepare(job, plans_only=True).job.policy.lag in range(5)
 
 
-def test_auto_lag_tells_that_functions_on_the_host_take_no_time():
-    words = "--env gymnasium:CartPole-v1 --num-envs 2 --num-steps 2 --num-minibatches 1 --total-steps 8"
-    job = parse(f"{words} --policy split --lag auto --devices 2")
-    assert "functions on the host are assumed to take no time" in prepare(job, plans_only=True).message
-
-
 def test_auto_lag_with_staleness_is_refused():
     job = parse(f"{PUPIL} --policy single_learner_coarse --devices 2 --staleness 1 --lag auto")
     with pytest.raises(

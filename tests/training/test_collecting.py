@@ -79,17 +79,6 @@ def test_steps_match_the_environment(tmp_path):
     assert env.max_episode_steps == 200
 
 
-def test_chunk_size_does_not_change_the_data(tmp_path, monkeypatch):
-    from fdg.training import collecting
-
-    collect(constant_run(0.5), tmp_path / "one", 500, num_envs=2)
-    monkeypatch.setattr(collecting, "_CHUNK_STEPS", 90)
-    collect(constant_run(0.5), tmp_path / "chunks", 500, num_envs=2)
-    rewards = [sorted(read_steps(tmp_path / name).reward.tolist()) for name in ("one", "chunks")]
-    assert rewards[0] == rewards[1]
-    assert [DataSet(str(tmp_path / name)).num_episodes for name in ("one", "chunks")] == [4, 4]
-
-
 @pytest.mark.parametrize(
     ("buffer_size", "settings", "stored"),
     [
@@ -143,65 +132,6 @@ def test_extend_and_label(tmp_path):
     # The student acts, not the teacher: without labels the observations are the same.
     collect(constant_run(0.25), tmp_path / "y", 10, num_envs=1)
     np.testing.assert_array_equal(steps.observation[20:], read_steps(tmp_path / "y").observation)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rooms:
-    """Rewards the action that equals the observed `room`, which may be privileged. Episodes of one step."""
-
-    hide: bool
-    name = "rooms"
-    action_space = envs.Discrete(2)
-    max_episode_steps = 4
-
-    @property
-    def observation_space(self):
-        parts = {"room": envs.Discrete(2), "wall": envs.Box(0.0, 1.0, (1,))}
-        return envs.Dict(parts, privileged=("room",) if self.hide else ())
-
-    def reset(self, key):
-        room = jax.random.bernoulli(key).astype(jnp.int32)
-        return room, {"room": room, "wall": jnp.zeros(1)}
-
-    def step(self, key, state, action):
-        seen = {"room": state, "wall": jnp.zeros(1)}
-        return state, seen, jnp.float32(action == state), jnp.bool_(True), jnp.bool_(False)
-
-
-class Teacher(Constant):
-    """A teacher: its action is the room number."""
-
-    def actor(self, state):
-        return Actor(
-            empty_memory, lambda memory, observation, start, keys, greedy: (observation["room"], memory)
-        )
-
-
-class Student(Constant):
-    """A student: its action is always 0."""
-
-    def actor(self, state):
-        def act(memory, observation, start, keys, greedy):
-            return jnp.zeros(len(keys), jnp.int32), memory
-
-        return Actor(empty_memory, act)
-
-
-def test_teacher_with_privileged_observations_labels(tmp_path):
-    student, teacher = (
-        Run(kind(0, envs.vectorize(Rooms(hide))), {}, 0) for kind, hide in ((Student, True), (Teacher, False))
-    )
-    collect(student, tmp_path / "x", 40, num_envs=4, labels=teacher)
-    env = student.algorithm.env
-    steps = DataSet(str(tmp_path / "x")).steps(env.observation_space, env.action_space)
-    np.testing.assert_array_equal(steps.action, steps.observation["room"])
-    assert set(steps.action.tolist()) == {0, 1} and np.all(steps.terminated)
-    np.testing.assert_array_equal(steps.reward, steps.action == 0)  # rewards of the student's actions
-    # The cloned student does not observe the room.
-    small = {"num_envs": 2, "num_steps": 1, "batch_size": 8, "hidden": (4,)}
-    state = algos.BC(env=env, dataset=str(tmp_path / "x"), **small).init(jax.random.key(0))
-    widths = {x.shape[0] for x in jax.tree.leaves(state.learned.parameters) if x.ndim == 2}
-    assert widths == {1, 4}  # the input is the wall only
 
 
 class RandomActions(Constant):

@@ -15,7 +15,7 @@ from fdg import jaxprs
 from fdg.commands.parse import parse
 from fdg.cores import usable_cores
 from fdg.running.host_devices import thread_count, threads_for
-from fdg.training.settling import prepare, too_small_micro_batch
+from fdg.training.settling import prepare
 
 PPO = "--env probe:discount --policy gpu_only --total-steps 100000000"
 
@@ -52,14 +52,6 @@ def test_device_count(words, cores, count):
     assert choose_count(words, cores)[0] == count
 
 
-def test_host_callbacks_use_one_device():
-    words = "--env gymnasium:CartPole-v1 --policy gpu_only --num-envs 2"
-    assert choose_count(words, 2) == (
-        1,
-        "1: a program that calls Python functions on the host runs on one device",
-    )
-
-
 def test_thread_count():
     """One thread for small operations on one device; several devices have `threads_for` threads."""
     few, many = (
@@ -82,16 +74,3 @@ def test_largest_cost_by_hand():
     traced = jax.make_jaxpr(jax.jit(program))
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 30))).jaxpr) == 12_000
     assert jaxprs.largest_cost(traced(jnp.zeros((6, 20)), jnp.zeros((20, 80))).jaxpr) == 19_200
-
-
-def test_micro_batch_smaller_than_devices_is_reported():
-    env, sizes = envs.make("text:addition"), {"hidden_size": 8, "num_layers": 1, "num_minibatches": 1}
-
-    def check(**more):
-        algorithm = algos.make("grpo", env, num_prompts=4, group_size=4, **sizes, **more)
-        plan = fdg.place(algorithm, policies.GPUOnly(), 4)
-        return len(plan.idle), too_small_micro_batch(algorithm, plan)
-
-    idle, line = check(micro_batch=2)
-    assert idle == 2 and line.startswith("2 of 4 devices work in `") and line.endswith("give --micro-batch 4")
-    assert check(micro_batch=4) == (0, None)

@@ -74,19 +74,6 @@ def test_bfloat16_memory(tmp_path):
     assert policy.memory[0].dtype == jnp.bfloat16
 
 
-def test_actions_match(run, tmp_path):
-    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
-    seen = observations(run)
-    for _ in range(2):  # the second call continues from the memory of the first
-        np.testing.assert_allclose(policy(seen), run.policy(seen), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        policy(seen[3], start=True), run.policy(seen[3], start=True), rtol=1e-5, atol=1e-6
-    )
-    assert policy.facts["environment"] == run.algorithm.env.name and policy.facts["actions"] == "greedy"
-    with pytest.raises(FdgError, match="and batches have"):
-        policy(np.zeros(17))
-
-
 def test_onnx_actions_match(run, tmp_path, caplog):
     pytest.importorskip("jax2onnx")
     runtime = pytest.importorskip("onnxruntime")
@@ -103,20 +90,6 @@ def test_onnx_actions_match(run, tmp_path, caplog):
         start = np.zeros(len(seen), bool)
         np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
         assert action.dtype == expected.dtype and action.shape == expected.shape
-
-
-def test_action_mask(tmp_path):
-    algorithm = small(env="probe:masked")
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(1)), 0)
-    policy = fdg.load_exported(run.export(tmp_path / "policy.jax"))
-    assert policy.facts["arguments"] == ["observation", "mask"]
-    count = algorithm.env.action_space.n
-    seen = np.zeros((count, *algorithm.env.observation_space.shape), np.float32)
-    only = np.eye(count, dtype=bool)
-    assert policy(envs.MaskedObservation(seen, only)).tolist() == list(range(count))
-    assert run.policy(envs.MaskedObservation(seen, only)).tolist() == list(range(count))
-    with pytest.raises(FdgError, match=r"give an envs\.MaskedObservation"):
-        policy(seen)
 
 
 def test_starts_masks_and_seeds_that_do_not_fit(tmp_path):

@@ -225,17 +225,6 @@ def test_resume_without_checkpoint_starts_from_the_same_weights(tmp_path, capsys
     assert re.search(r"has no checkpoint yet.*: no run in .*first .*: bring it back", capsys.readouterr().err)
 
 
-def test_resumed_search_starts_from_the_same_weights(tmp_path):
-    first, values = fitted(tmp_path / "first", Descent()), {"pull": [1.0, 2.0]}
-    settings = {"out": tmp_path / "search", "start_from": first.path, "progress": False, "eval_episodes": 0}
-    fdg.search(Descent(rate=0.0), values, trials=1, **settings)
-    result = fdg.search(Descent(rate=0.0), values, trials=2, resume=True, **settings)
-    assert [trial.state for trial in result.trials] == ["done", "done"]
-    for trial in result.trials:
-        run = fdg.load(result.path / "trials" / trial.run, algorithm=Descent(rate=0.0))
-        assert_same(run.state["x"], first.state["x"])
-
-
 def test_start_from(tmp_path):
     given = {"name": "a2c", "hidden": (8,), "normalize_observation": True, "num_steps": 4}
     first = fitted(tmp_path / "first", small(**given))
@@ -258,27 +247,6 @@ def test_start_from(tmp_path):
     ):
         fitted(tmp_path / "third", other, start_from=first.path)
     assert not (tmp_path / "third").exists()
-
-
-def test_from_and_config_flags(tmp_path, capsys):
-    first = fitted(tmp_path / "first", small("a2c", hidden=(8,)))
-    words = f"--from {first.path} --learning-rate 1e-4 --total-steps 64 --eval-episodes 0".split()
-    assert train_main([*words, "--seed", "1", "--devices", "1", "--out", str(tmp_path / "second")]) == 0
-    config = json.loads((tmp_path / "second" / "config.json").read_text())
-    assert config["hyperparameters"]["num_envs"] == 4 and config["hyperparameters"]["learning_rate"] == 1e-4
-    assert config["from"]["run"] == str(first.path) and "learning_rate" in config["command"].replace("-", "_")
-    assert f"arrays of weights from {first.path}" in capsys.readouterr().out
-    file = str(first.path / "config.json")
-    assert train_main(["--config", file, "--devices", "1", "--out", str(tmp_path / "third")]) == 0
-    assert untimed_rows(tmp_path / "third") == untimed_rows(first.path)
-    assert train_main(["--config", file, "--resume", str(first.path)]) == 2
-    assert train_main(["--config", str(tmp_path)]) == 2
-    assert train_main(["--from", str(tmp_path)]) == 2
-    output = capsys.readouterr().err
-    assert output.count("\n") == 3 and "--config starts a new run" in output
-    default = fitted(tmp_path / "default", small("a2c"))
-    with pytest.raises(FdgError, match=r"network of that run: no hidden \(here 16\)"):
-        fitted(tmp_path / "fourth", small("a2c", hidden=(16,)), start_from=default.path)
 
 
 def test_interrupt_during_engine_run():

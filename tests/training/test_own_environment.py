@@ -112,13 +112,3 @@ def test_act_and_export_without_privileged_parts(trained, tmp_path):
             policy(wrong)
         with pytest.raises(FdgError):
             run.policy(wrong)
-
-
-def test_nnx_network_on_the_command_line(trained, tmp_path, capsys):
-    words = "--algo a2c --env CartPole-v1 --num-envs 4 --num-steps 4 --total-steps 16 --eval-episodes 0"
-    out = ["--out", str(tmp_path / "run")]
-    assert train_main([*words.split(), "--devices", "1", "--network", "user_maze:rows", *out]) == 0
-    run = fdg.load(tmp_path / "run", trust=True)
-    assert run.state.parameters["policy"]["kernel"].shape == (4, 2)
-    assert train_main([*words.split(), "--devices", "1", "--network", "user_maze:row"]) == 2
-    assert "did you mean 'rows'" in capsys.readouterr().err

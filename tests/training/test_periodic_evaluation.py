@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import fdg
-from fdg.commands.cli import train_main
 from fdg.errors import FdgError, RunError
 from fdg.training import loggers
 from fdg.training.curves import plot_runs
@@ -158,28 +157,6 @@ def test_rows_with_several_seeds_are_kept(tmp_path):
     for name in ("eval_returns", "episode_return_per_seed"):
         with pytest.raises(FdgError, match=f"has no metric '{name}': it has episode_return, episodes, eval_"):
             plot_runs([run.path], metric=name)
-
-
-def test_tensorboard(tmp_path):
-    words = "--algo a2c --num-envs 4 --num-steps 8 --hidden 8 --total-steps 160 --eval-episodes 4"
-    words += f" --devices 1 --eval-every 2 --tensorboard --out {tmp_path / 'run'}"
-    assert train_main(words.split()) == 0
-    # Read without TensorFlow. A record is: length, checksum, event, checksum.
-    from tensorboardX.proto.event_pb2 import Event
-
-    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
-    data, found = file.read_bytes(), {}
-    while data:
-        length = int.from_bytes(data[:8], "little")
-        event = Event.FromString(data[12 : 12 + length])
-        for value in event.summary.value:
-            found.setdefault(value.tag, {})[event.step] = value.simple_value
-        data = data[16 + length :]
-    written = {row["env_steps"]: row for row in rows(tmp_path / "run")}
-    assert list(found["loss"]) == [32, 64, 96, 128, 160] and list(found["eval_return"]) == [64, 128]
-    for step, value in found["eval_return_sampled"].items():
-        assert value == np.float32(written[step]["eval_return_sampled"])
-    assert np.float32(written[96]["loss"]) == found["loss"][96]
 
 
 def test_trackers_get_metrics_with_names_like_evaluations(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-import algos
 import envs
 import fdg
 from envs.rendering import Episode, frames
@@ -25,15 +24,6 @@ from tests.training.trained import fitted, small
 def read_frames(path):
     with Image.open(path) as image:
         return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
-
-
-def play_untrained(tmp_path, name, algorithm=None, **settings):
-    """The frames of a GIF of an untrained agent."""
-    import jax
-
-    algorithm = small(env=name) if algorithm is None else algorithm
-    run = fdg.Run(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 0)
-    return read_frames(run.play(tmp_path / "video.gif", **{"max_steps": 6, **settings}))
 
 
 @pytest.fixture(scope="module")
@@ -145,20 +135,6 @@ def test_html(run, tmp_path):
     assert "data:image/gif;base64," in text and "<title>CartPole-v1" in text
 
 
-@pytest.mark.parametrize(
-    "name", ["Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc", "PointRobot-misc", "Acrobot-v1"]
-)
-def test_gymnax_renderers(tmp_path, name):
-    images = play_untrained(tmp_path, name, greedy=False, seed=1)
-    assert 2 <= len(images) <= 6 and (images[0][30:] != images[-1][30:]).any()
-
-
-@pytest.mark.parametrize("name", ["probe:memory", "probe:masked", "MemoryChain-bsuite"])
-def test_observations_are_drawn_without_a_renderer(tmp_path, name):
-    images = play_untrained(tmp_path, name)
-    assert images[0].shape[0] > 300 and images[0].std() > 5
-
-
 def test_gymnasium_renderer():
     pytest.importorskip("pygame")
     env = envs.make("gymnasium:CartPole-v1")
@@ -173,13 +149,6 @@ def test_gymnasium_renderer():
     assert len(images) == len(observations) == len(episode.reward) == 8 and not episode.finished
     assert images[0].shape == (400, 600, 3) and (images[0] != images[-1]).any()
     assert episode.observation.shape == (8, 4)
-
-
-def test_wrapped_gymnasium_environment_is_rendered(tmp_path):
-    pytest.importorskip("pygame")
-    env = envs.make("gymnasium:CartPole-v1", frame_stack=2, time_aware=True)
-    algorithm = algos.A2C(env=env, num_envs=2, num_steps=2, hidden=(4,))
-    assert play_untrained(tmp_path, "", algorithm)[0].shape == (418, 600, 3)
 
 
 @pytest.mark.parametrize(

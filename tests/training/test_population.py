@@ -1,7 +1,5 @@
 """Population-based training: agents of a sweep copy better agents and perturb their hyperparameters."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -72,19 +70,6 @@ def test_failed_agent_has_no_score(metrics):
     for row in (healthy, metrics, healthy):
         member = population().add_iteration(member, row)
     assert jnp.isnan(population().known(SweptState({}, {}, member)))
-
-
-def test_population_run(tmp_path):
-    run = fdg.sweep(
-        Descent(), {"rate": [0.01, 0.5]}, num_seeds=3, exploit_every=2, total_steps=64, devices=2,
-        out=tmp_path / "run", progress=False,
-    )  # fmt: skip
-    result = json.loads((run.path / "sweep.json").read_text())
-    assert result["exploit_every"] == 2 and len(result["points"]) == 6
-    assert run.best.algorithm.rate == pytest.approx(result["best"]["values"]["rate"])
-    assert run.metrics[-1]["rate_per_seed"] == [pytest.approx(p["values"]["rate"]) for p in result["points"]]
-    assert fdg.load(run.path, trust=True).algorithm == run.algorithm
-    assert (run.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_population_without_metrics_ends(tmp_path, capsys):

@@ -9,11 +9,9 @@ import sys
 import pytest
 
 import fdg
-import policies
 from fdg.commands.cli import train_main
-from fdg.errors import FdgError, FdgWarning
-from fdg.training.fit import make_job
-from fdg.training.search import Trial, best_trial, carry_out_search, trials_table
+from fdg.errors import FdgWarning
+from fdg.training.search import Trial, best_trial, trials_table
 from fdg.training.space import Choices, Range, make_space, parse_space, space_text
 from tests.refusing import refused, refuses
 from tests.training.test_sweep import Descent
@@ -170,15 +168,6 @@ def test_halving_ends_trials_early(halved):
     assert fdg.load(halved.path / "trials" / early.run, trust=True).iteration < 54
 
 
-def test_invalid_trials_are_refused(tmp_path):
-    found = fdg.search(
-        Descent(), {"rate": [-1.0, 0.5]}, trials=3, seed=0, devices=1, out=tmp_path / "run", progress=False
-    )
-    refused = [trial for trial in found.trials if trial.state == "refused"]
-    assert refused and all("must not be negative" in trial.refused for trial in refused)
-    assert len(found.trials) == 2 and found.best.algorithm.rate == 0.5
-
-
 def test_missing_tracker_refuses_the_search(tmp_path, monkeypatch):
     """Not each of its trials, of which none could then be trained."""
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
@@ -204,26 +193,12 @@ def test_no_values_are_tried_twice(tmp_path, capsys):
     assert len({json.dumps(trial["values"]) for trial in trials}) == len(trials) == 2
 
 
-def test_sweep_as_trial(tmp_path):
-    sweep = fdg.Sweep(Descent(), (("rate", (0.1, 0.5)),), num_seeds=2)
-    found = fdg.search(sweep, {"width": [2]}, trials=1, devices=1, out=tmp_path / "run", progress=False)
-    points = json.loads((found.path / "trials" / "0000" / "sweep.json").read_text())
-    assert found.trials[0].value == pytest.approx(points["best"]["mean"])
-    with pytest.raises(FdgError, match="swept already"):
-        carry_out_search(job_of(sweep), (Range("rate", 0.1, 0.2, False),))
-
-
 def test_point_that_diverges_does_not_fail_the_others(tmp_path):
     """All points have the same seeds, so the failed seeds do not say which agents failed."""
     sweep = fdg.Sweep(Descent(), (("rate", (0.1, 1e30)),), num_seeds=2)
     with pytest.warns(FdgWarning, match="infinite for 2 of 4 agents"):
         found = fdg.search(sweep, {"width": [2, 3]}, trials=2, seed=1, out=tmp_path / "out", progress=False)
     assert [trial.state for trial in found.trials] == ["done", "done"]
-
-
-def job_of(algorithm):
-    job, _ = make_job(algorithm, policies.GPUOnly(), optuna=1)
-    return job
 
 
 def test_best_trial_by_hand():

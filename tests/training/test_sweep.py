@@ -386,22 +386,6 @@ def test_command_line_errors(words, message, capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_sweep_start_from(tmp_path):
-    """With as many agents, each starts from its own weights; otherwise all start from the best agent's."""
-
-    def run(out, values, **settings):
-        return fdg.sweep(
-            Descent(), values, total_steps=8, devices=1, out=tmp_path / out, progress=False, **settings
-        )
-
-    first = run("first", {"rate": [0.1, 0.5]})
-    for out, values, sources in (("as many", [0.0, 1e-9], [0, 1]), ("more", [0.0, 1e-9, 2e-9], None)):
-        second = run(out, {"rate": values}, start_from=tmp_path / "first")
-        sources = sources or [json.loads((first.path / "sweep.json").read_text())["best"]["agents"][0]] * 3
-        assert_close(second.state.state["x"], first.state.state["x"][np.array(sources)])
-        assert second.state.hyperparameters["rate"].tolist() == [np.float32(value) for value in values]
-
-
 @dataclasses.dataclass(frozen=True)
 class Narrow(Descent):
     """Computes in bfloat16, which Python floats do not widen."""

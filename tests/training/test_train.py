@@ -73,28 +73,6 @@ def test_run_directory(tmp_path, curves, capsys):
     assert text.endswith(f"run directory {run}\n")
 
 
-def test_several_seeds(tmp_path, host_devices, capsys):
-    run = tmp_path / "run"
-    words = ["--algo", "tests.tiny:Walk", "--devices", "2", "--num-seeds", "4", "--seed", "7"]
-    assert train_main([*words, "--total-steps", "80", "--out", str(run)]) == 0
-    single_runs = []
-    for seed in range(7, 11):
-        engine = fdg.compile(Walk(), policies.GPUOnly(), host_devices[:1])
-        single_runs.append(engine.run(engine.init(seed), 10)[1]["episode_return"])
-    for i, line in enumerate(rows(run)):
-        if i % 2 == 0:
-            assert line["episode_return"] is None and line["episode_return_per_seed"] == [None] * 4
-        else:
-            each = [float(curve[i]) for curve in single_runs]
-            assert line["episode_return_per_seed"] == pytest.approx(each, abs=1e-6)
-            assert line["episode_return"] == pytest.approx(np.mean(each), abs=1e-6)
-    summary = strict_json((run / "summary.json").read_text())
-    assert summary["seeds"] == [7, 8, 9, 10] and len(summary["eval_returns"]) == 4
-    assert summary["eval_return"] == pytest.approx(np.mean(summary["eval_returns"]))
-    assert summary["env_steps"] == 80 and summary["steps_per_s"] == pytest.approx(320 / summary["wall_s"])
-    assert "over 128 episodes of each of 4 agents (from " in capsys.readouterr().out
-
-
 def test_minimal_algorithm(tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--algo", "tests.tiny:Silent", "--devices", "1", "--total-steps", "7", "--out", str(run)]

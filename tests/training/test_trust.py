@@ -199,34 +199,6 @@ def test_shadowing_package_is_named(file, tmp_path):
     assert "rename it" in done.stdout
 
 
-def test_package_aliases_and_namespace_folder(tmp_path):
-    """`fdg.envs` is `envs`; a user's folder `envs/` without `__init__.py` gives a warning."""
-    (tmp_path / "envs").mkdir()
-    (tmp_path / "envs" / "mine.py").write_text("")
-    code = """
-import fdg, fdg.envs, envs, algos, policies, pickle, sys
-from fdg.envs.probe import Memory
-from fdg.policies import GPUOnly
-import envs.probe, fdg.algos.ppo
-assert fdg.envs is envs and fdg.algos is algos and fdg.policies is policies
-assert Memory is envs.probe.Memory and GPUOnly is policies.GPUOnly and fdg.algos.ppo is algos.ppo
-assert [m.__spec__.name for m in (envs, envs.probe, algos.ppo)] == ["envs", "envs.probe", "algos.ppo"]
-assert pickle.loads(pickle.dumps(GPUOnly())) == GPUOnly() and GPUOnly.__module__ == "policies.gpu_only"
-assert "brax" not in sys.modules
-try:
-    import fdg.envs.absent
-except ModuleNotFoundError as error:
-    print(error)
-"""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout == "No module named 'fdg.envs.absent'\n", done.stderr
-    line = f"{tmp_path / 'envs'} has no __init__.py, so 'import envs' imports fdg's package"
-    assert line in done.stderr and done.stderr.count("FdgWarning") == 1
-
-
 def test_no_package_is_shadowed(monkeypatch, capsys):
     assert shadowing.shadowed_package() is None
     monkeypatch.setattr("fdg.commands.cli.shadowed_package", lambda: "/home/me/envs hides ours")

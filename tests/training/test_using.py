@@ -14,7 +14,6 @@ import fdg
 import policies
 from fdg.commands import search_flags
 from fdg.errors import FdgError
-from fdg.evaluate import main as evaluate_main
 from fdg.training import description
 from fdg.training.name_resolver import PERMIT_ALL
 from tests.refusing import refuses
@@ -178,17 +177,6 @@ def test_evaluation_sees_an_attribute_changed_between_runs(tmp_path):
     assert fitted(tmp_path / "two", algorithm).evaluate().mean == 2.0
 
 
-def test_user_algorithm(tmp_path):
-    """Algorithms need no base class: `init` and `iterate`, and `actor` to act."""
-    from tests.training.own import Guesser
-
-    run = fitted(tmp_path / "run", Guesser(), iterations=2, total_steps=16, eval_episodes=8)
-    loaded = fdg.load(tmp_path / "run", trust=True)
-    assert loaded.evaluate().mean == summary(run)["eval_return"]
-    assert loaded.evaluate(greedy=False).returns.shape == (1, 8)
-    assert loaded.policy(np.zeros(4)) == 1
-
-
 @pytest.mark.parametrize("name", ["CartPole-v1?gravity=9.0", "probe:masked", "Reacher-misc?num_joints=3"])
 def test_description_rebuilds_the_algorithm(name):
     env_name, overrides = envs.parse(name)
@@ -209,26 +197,6 @@ def test_description_has_numpy_numbers():
     assert config["env"] == "CartPole-v1?gravity=9.0&hide_observations=(0, 1)&frame_stack=2"
     assert description.rebuild_algorithm(config, PERMIT_ALL) == algorithm
     assert description.rebuild_policy(config, PERMIT_ALL) == policy
-
-
-def test_evaluate_command(run, capsys):
-    assert evaluate_main([str(run.path), "--episodes", "8"]) == 0
-    text = capsys.readouterr().out
-    assert f"greedy: return {summary(run)['eval_return']:.2f} (95% interval" in text  # two decimals
-    assert "sampled: return" in text
-    rows = [json.loads(line) for line in (run.path / "evaluation.jsonl").read_text().splitlines()]
-    assert [row["actions"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
-    assert np.mean([row["return"] for row in rows[:8]]) == pytest.approx(summary(run)["eval_return"])
-    (run.path / "evaluation.jsonl").unlink()
-    (run.path / "evaluation.jsonl").mkdir()  # a directory in place of the file
-    assert evaluate_main([str(run.path)]) == 2
-    assert "cannot be written: Is a directory: give another file by --out" in capsys.readouterr().err
-    (run.path / "evaluation.jsonl").rmdir()
-    assert evaluate_main([str(run.path), "--actions", "greedily"]) == 2
-    assert "it must be greedy, sampled or both" in capsys.readouterr().err
-    assert evaluate_main([]) == 2
-    assert evaluate_main([str(run.path / "none")]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_run_repr():

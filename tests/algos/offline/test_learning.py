@@ -70,12 +70,6 @@ def test_online_steps_are_added(tmp_path):
     assert np.all(np.isfinite(metrics["critic_loss"])) and "episode_return" in metrics
 
 
-def test_learns_online_without_data():
-    algorithm = algos.IQL(env=envs.make("probe:continuous"), total_steps=64, **SMALL)
-    _, metrics = plain(algorithm, jax.jit(algorithm.init)(jax.random.key(0)), 6)
-    assert np.isnan(metrics["critic_loss"][3]) and np.isfinite(metrics["critic_loss"][4])  # after 8 steps
-
-
 def test_offline_fragments():
     algorithm = algos.ReBRAC(
         env=envs.make("probe:continuous"), dataset=random_steps("probe:continuous"), **SMALL
@@ -123,17 +117,6 @@ def test_cloning_with_rings():
         FdgError, match="BC: rings=2 has no effect where nothing acts in training: leave it out"
     ):
         algos.BC(env=envs.make("CartPole-v1"), rings=2)
-
-
-def test_evaluation_of_agents_on_host(tmp_path):
-    """A host environment serves one agent at a time: the second has the returns of its single run."""
-    name = "gymnasium:CartPole-v1"
-    algorithm = algos.BC(env=envs.make(name), dataset=random_steps(name), **SMALL)
-    settings = {"total_steps": 16, "eval_episodes": 2, "progress": False}
-    together = fdg.fit(algorithm, num_seeds=2, out=tmp_path / "together", **settings)
-    single_run = fdg.fit(algorithm, seed=1, out=tmp_path / "single", **settings)
-    first, second = together.summary["eval_returns"]
-    assert second == single_run.summary["eval_return"] and first != second
 
 
 def test_cloning_needs_data():
