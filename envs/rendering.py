@@ -37,7 +37,10 @@ class Episode(NamedTuple):
 
 
 def frames(env: Environment, episode: Episode) -> Iterator[np.ndarray]:
-    """Images `[H, W, 3]` uint8 of an episode, one per step."""
+    """Images `[H, W, 3]` uint8 of an episode, one per step.
+
+    The environment draws them; if it has no renderer, they show its observations.
+    """
     single: Any = getattr(env, "single", None)
     rendered: Any = None
     if episode.states and single is None:

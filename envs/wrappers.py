@@ -390,12 +390,12 @@ class TimeAware(Wrapper):
         return Dict({"observation": space, **time})
 
     def begin(self, observation: Any) -> tuple[Any, Any]:
-        """Time 0."""
+        """The first observation with time 0."""
         steps = jnp.zeros(jax.tree.leaves(observation)[0].shape[0], jnp.int32)
         return steps, self._with_time(steps, observation)
 
     def after(self, kept: jax.Array, observation: Any) -> tuple[Any, Any]:
-        """One more step."""
+        """The next step's time, added to its observation; `kept` is the number of steps so far, `[B]`."""
         return kept + 1, self._with_time(kept + 1, observation)
 
     def _with_time(self, steps: jax.Array, observation: Any) -> Any:

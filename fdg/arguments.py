@@ -118,7 +118,7 @@ def explain_frozen(cls: type, word: str) -> None:
             if name not in names and hasattr(self, name):
                 raise FrozenError(
                     f"{type(self).__name__} does not change: its {name} is computed from"
-                    f" {listed(names, 'and')}: make another {word}"
+                    f" {listed(names, 'and')}: create another {word} with other values of these"
                 ) from None
             if name not in names:
                 raise FrozenError(

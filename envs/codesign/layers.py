@@ -147,11 +147,12 @@ def convolution(
     sizes = []
     for size, kernel_size in ((in_rows, kernel_rows), (in_columns, kernel_columns)):
         padded = size + 2 * (kernel_size // 2 if padding is None else padding)
-        if stride < 1 or padded < kernel_size:
+        if stride < 1:
+            raise FdgError(f"convolution: stride is {stride}; give a number of at least 1")
+        if padded < kernel_size:
             raise FdgError(
-                f"convolution: a kernel of {kernel_size} with stride {stride} does not fit an image "
-                f"of {size}, {padded} with padding; give a smaller kernel, more padding, or a stride of at "
-                "least 1"
+                f"convolution: the kernel of {kernel_size} is larger than the image, {padded} with padding,"
+                f" {size} without; give a smaller kernel or more padding"
             )
         sizes.append((padded - kernel_size) // stride + 1)
     rows, columns = sizes

@@ -22,7 +22,7 @@ class Text(NamedTuple):
 
 
 def literal(text: str) -> Text:
-    """A constant text, whose width is its length.
+    """A constant ASCII text; its width `W` is its length.
 
     >>> literal("ab").codes.tolist()
     [97, 98]

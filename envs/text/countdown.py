@@ -106,7 +106,7 @@ class Countdown:
         return text
 
     def identity(self, content: Content) -> jax.Array:
-        """The numbers in any order, and the target."""
+        """The sorted numbers and the target: problems that differ only in the order of numbers are equal."""
         return jnp.append(jnp.sort(content.shown), content.target)
 
     def score(self, content: Content, response: Text) -> dict[str, jax.Array]:

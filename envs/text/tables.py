@@ -79,7 +79,7 @@ class Table:
         return _texts_of(self.rows, is_answer=True).text(content[0])
 
     def identity(self, content: jax.Array) -> jax.Array:
-        """A hash of the problem's text, so that duplicates are in one split."""
+        """A hash of the problem's text: rows with the same text are in the same split."""
         return jnp.asarray(_hashes(self.rows))[content]
 
     def score(self, content: jax.Array, response: Text) -> dict[str, jax.Array]:

@@ -189,16 +189,22 @@ def _with_delay(
 
 
 def _with_sharded_leaves(plan: Plan, undelayed: FDG) -> Plan:
-    """Adds the sharded leaves to the plan. Older parameters, which staleness stores, are not sharded.
+    """Adds the sharded leaves to the plan. Older versions of a leaf are sharded like the leaf.
 
     `undelayed` is the graph before staleness. With several agents, sharding rules see one agent's shapes.
     """
-    graph = plan.graph if undelayed.agents is None else undelayed
     leaves = [
         leaf.of_agents(undelayed.agents)
         for group in plan.groups
-        for leaf in sharded_leaves(graph, group, plan.policy, algorithm_state(graph.state))
+        for leaf in sharded_leaves(undelayed, group, plan.policy)
     ]
+    if plan.delayed is not None:
+        num_leaves = len(undelayed.state_axes)
+        leaves += [
+            dataclasses.replace(leaf, position=position)
+            for leaf in leaves
+            for position in plan.delayed.history_positions(leaf.position, num_leaves)
+        ]
     rules = [(group.name, rule) for group in plan.groups for rule in unused_rules(group, leaves)]
     unpredicted = tuple(group.name for group in plan.groups if group.shards)
     return dataclasses.replace(

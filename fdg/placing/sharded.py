@@ -62,17 +62,14 @@ def with_rules(group: Group, graph: FDG, policy: Policy) -> Group:
     return dataclasses.replace(group, parameters=graph.parameter_rules)
 
 
-def sharded_leaves(graph: FDG, group: Group, policy: Policy, state: Any) -> list[ShardedLeaf]:
-    """The leaves that a group's rules match; leaves with a batch axis, keys and scalars are never sharded.
-
-    `state` is the algorithm's state, whose leaves are the first leaves of the graph's state.
-    """
+def sharded_leaves(graph: FDG, group: Group, policy: Policy) -> list[ShardedLeaf]:
+    """The leaves that a group's rules match; leaves with a batch axis, keys and scalars are never sharded."""
     if not group.shards:
         return []
     assert not isinstance(group.parameters, str)
     sharded = []
-    paths = jax.tree_util.tree_leaves_with_path(state)
-    for i, ((path, leaf), axis) in enumerate(zip(paths, graph.state_axes, strict=False)):
+    paths = jax.tree_util.tree_leaves_with_path(graph.state)
+    for i, ((path, leaf), axis) in enumerate(zip(paths, graph.state_axes, strict=True)):
         if axis is not None or not leaf.shape or keys.is_key(leaf.dtype):
             continue
         name = jax.tree_util.keystr(path)

@@ -392,7 +392,9 @@ def test_environments_are_frozen(options):
         text = refused(lambda field=field: setattr(env, field, 1), dataclasses.FrozenInstanceError)
         assert f"write env = dataclasses.replace(env, {field}=1)" in text
     text = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
-    assert f"its max_episode_steps is computed from {fields[0]}" in text and text.endswith("make another env")
+    assert f"its max_episode_steps is computed from {fields[0]}" in text and text.endswith(
+        "create another env with other values of these"
+    )
 
 
 # --- runs and searches ---

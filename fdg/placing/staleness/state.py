@@ -43,6 +43,13 @@ class Delay:
     lag: int = 0  # the policy's lag in micro-batches; 0 for a staleness in iterations
     micro_batches: int = 0  # the number of micro-batches per iteration; 0 for a staleness in iterations
 
+    def history_positions(self, leaf: int, num_leaves: int) -> list[int]:
+        """Positions of a leaf's older versions in a `DelayedState`; the state's leaves are the first."""
+        if leaf not in self.leaves:
+            return []
+        first = num_leaves + self.leaves.index(leaf)
+        return [first + age * len(self.leaves) for age in range(self.staleness)]
+
     def start(self, state: Any) -> DelayedState:
         """The initial state; its history holds the initial parameters."""
         leaves = jax.tree.leaves(state)
