@@ -38,7 +38,7 @@ from envs.adapters import check_count
 from envs.environment import named_info
 from envs.gymnasium_worker import make_instance
 from envs.host import HostEnvironment, make_from
-from envs.pools import ActorInputs, Failure, InTwoHalves, Recreated, Segment, Transition
+from envs.pools import ActorInputs, DiedAtStartError, Failure, InTwoHalves, Recreated, Segment, Transition
 from envs.rendering import Episode
 from fdg.arguments import check_options
 from fdg.errors import FdgError, HostError, nearest, raised
@@ -138,7 +138,9 @@ class WorkerPool(InTwoHalves):
             for i in restarted
         }
         replies = self._replies(self._send_requests(requests, timeout), timeout)
-        for ok, reply in replies.values():
+        for i, (ok, reply) in replies.items():
+            if not ok and self._workers[i].process.poll() is not None:
+                raise DiedAtStartError(reply)
             if not ok:
                 raise HostError(f"environment '{self._source.name}': at its start, {reply}")
         return np.concatenate([self._source.encode(reply) for _, reply in replies.values()])

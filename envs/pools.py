@@ -12,6 +12,11 @@ import numpy as np
 
 from envs.deadline import Deadline
 from envs.spaces import Space
+from fdg.errors import HostError
+
+
+class DiedAtStartError(HostError):
+    """A worker process ended while it made or reset its instances; another try may succeed."""
 
 
 class Failure(NamedTuple):

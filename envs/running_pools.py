@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import gymnasium_worker
-from envs.pools import ActorInputs, Recreated, Segment, SendRecv, Transition
+from envs.pools import ActorInputs, DiedAtStartError, Recreated, Segment, SendRecv, Transition
 from fdg.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _RunningPool:
         self.pool = environment.source.start(self.size)
         self._send_recv = SendRecv(self.pool)
         try:
-            self.first_observation = self.pool.reset(np.arange(self.size), seeds, _START_TIMEOUT)
+            self.first_observation = self._reset(np.arange(self.size), seeds)
         except BaseException:
             self.close()
             raise
@@ -108,10 +108,10 @@ class _RunningPool:
             merged = _merge(merged, part, rows)
             rows = np.sort(np.concatenate([x.rows for x in part.steps.failures] or [np.zeros(0, np.int64)]))
             for failure in part.steps.failures:
-                self._count_failure(failure.rows, failure.reason)
+                self._count_failure(failure.rows, failure.reason, len(failure.rows))
             if len(rows):
                 recreated = Recreated(
-                    last_observation[rows], self.pool.reset(rows, seeds[rows], _START_TIMEOUT), info
+                    last_observation[rows], self._reset(rows, seeds[rows]), info
                 )
                 lost[0, rows] = True
         assert merged is not None
@@ -147,16 +147,24 @@ class _RunningPool:
 
     def _replace(self, transition: Transition, rows: np.ndarray, reason: str, seeds: np.ndarray) -> None:
         """Recreates lost instances; their step becomes a truncation with reward 0."""
-        self._count_failure(rows, reason)
-        transition.observation[rows] = self.pool.reset(rows, seeds[rows], _START_TIMEOUT)
+        self._count_failure(rows, reason, len(rows))
+        transition.observation[rows] = self._reset(rows, seeds[rows])
         # The program replaces these final observations by the last ones before the loss.
         transition.final_observation[rows] = transition.observation[rows]
         transition.reward[rows], transition.terminated[rows], transition.truncated[rows] = 0, False, True
         for metric in transition.info:
             metric[rows] = np.nan
 
-    def _count_failure(self, rows: np.ndarray, reason: str) -> None:
-        """Counts lost instances; raises after too many failures."""
+    def _reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Creates and resets instances; a worker that dies meanwhile counts as a failure, and is replaced."""
+        while True:
+            try:
+                return self.pool.reset(rows, seeds, _START_TIMEOUT)
+            except DiedAtStartError as error:
+                self._count_failure(rows, f"at its start, {error}", 0)
+
+    def _count_failure(self, rows: np.ndarray, reason: str, episodes: int) -> None:
+        """Counts a failure and the running episodes that it ended; raises after too many failures."""
         limit, name = self.environment.restarts, self.environment.name
         if self.num_restarts >= limit:
             fix = f"all {limit} restarts are used up" if limit else "restarts=N of envs.make would survive it"
@@ -164,7 +172,7 @@ class _RunningPool:
             raise HostError(f"environment '{name}': {reason}{hint}")
         self.num_restarts += 1
         global _losses
-        _losses = Losses(_losses.failures + 1, _losses.episodes + len(rows))
+        _losses = Losses(_losses.failures + 1, _losses.episodes + episodes)
         _log.warning(
             "environment '%s': %s; %d of its %d instances start anew (restart %d of %d)",
             name, reason, len(rows), self.size, self.num_restarts, limit,

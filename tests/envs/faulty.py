@@ -26,6 +26,8 @@ class Counting(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self.fault == "die at its start" and _is_first():
+            os.kill(os.getpid(), signal.SIGKILL)
         self.number = 1e300 if self.fault == "huge" else self.np_random.integers(1000)
         self.time = 0
         return np.array([self.number, 0.0]), {}

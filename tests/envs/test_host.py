@@ -131,6 +131,21 @@ def test_restart_replaces_lost_instances(fault, caplog):
     assert step.episode_return[2, lost] == 2 and step.episode_length[2, lost] == 3
 
 
+def test_worker_that_dies_at_its_start_is_replaced(caplog):
+    env = counting("die at its start", restarts=1)
+    state, first = jax.jit(env.reset)(keys(2))
+    assert "at its start, worker" in caplog.text and "(restart 1 of 1)" in caplog.text
+    _, step = run_steps(env, state, 2)
+    np.testing.assert_array_equal(step.observation[:, :, 1], [[1, 1], [2, 2]])
+    np.testing.assert_array_equal(step.observation[0, :, 0], first[:, 0])
+    assert not step.truncated.any()
+
+
+def test_worker_that_dies_at_its_start_without_restarts():
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"at its start, worker .* killed by signal 9"):
+        jax.block_until_ready(jax.jit(counting("die at its start").reset)(keys(2)))
+
+
 def test_stopped_workers_share_one_limit():
     pool = envs.make("gymnasium:tests.envs.faulty:Wide", workers=3).source.start(3)
     for process in pool.reset(np.arange(3), np.arange(3), 60.0)[:, 0]:
