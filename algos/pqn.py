@@ -108,7 +108,11 @@ class PQN(Agent, presets="PQN"):
 
     @fdg.fragment("learner", in_axes=(None, 0, 1, None), out_axes=(None, 0, None))
     def learn(self, learned, running, trajectory, key):
-        """Several epochs of minibatch updates on a rollout `[T, B]`; also updates the statistics."""
+        """Several epochs of minibatch updates on a rollout `[T, B]`; also updates the statistics.
+
+        `learned` are the parameters, the optimiser's state, and the statistics of observations and returns;
+        `running [B]` are the returns of the running episodes, for these statistics.
+        """
         parameters, optimizer_state, *statistics = learned
         normalized, running, statistics = normalize_rollout(
             self.normalizers, statistics, running, trajectory, self.discount

@@ -86,9 +86,9 @@ def this_machine() -> Machine:
     return Machine("-".join([*parts[:2], machine.fingerprint("cpu")["processor"][:6]]))
 
 
-def machines() -> list[Machine]:
-    """All machines with measured cells."""
-    return [Machine(path.parent.name) for path in sorted(MACHINES.glob("*/cells.json"))]
+def machines(kind: str = "cells") -> list[Machine]:
+    """All machines with measured cells of a kind."""
+    return [Machine(path.parent.name) for path in sorted(MACHINES.glob(f"*/{kind}.json"))]
 
 
 def cells() -> list[Cell]:
@@ -243,7 +243,7 @@ def report(kind: str, half: str) -> None:
     from fdg.costs.prediction import predict
 
     processes = PROCESSES.get(kind, 1)
-    for host in machines():
+    for host in machines(kind):
         print(f"{host.name}:")
         rows, num_groups = [], {}  # (cell, measured s, predicted s); groups of each cell's plan
         for cell, seconds in host.measured_cells(kind):

@@ -110,9 +110,7 @@ class _RunningPool:
             for failure in part.steps.failures:
                 self._count_failure(failure.rows, failure.reason, len(failure.rows))
             if len(rows):
-                recreated = Recreated(
-                    last_observation[rows], self._reset(rows, seeds[rows]), info
-                )
+                recreated = Recreated(last_observation[rows], self._reset(rows, seeds[rows]), info)
                 lost[0, rows] = True
         assert merged is not None
         self.steps += num_steps

@@ -15,8 +15,9 @@ from fdg.costs.hardware import BY_BYTES, DeviceKind
 from fdg.jaxprs.count import Product
 from fdg.profiling.work import SizedOperation, Work
 
-# Classes of work. "operation" is the start-up of any operation except products, "trip" that of a loop's trip.
-CLASSES = ("product", "convolution", *BY_BYTES, "operation", "trip")
+# Classes of work. A "batched product" is one of several matrices, such as attention's. "operation" is the
+# start-up of any operation except products, "trip" that of a loop's trip.
+CLASSES = ("product", "batched product", "convolution", *BY_BYTES, "operation", "trip")
 
 _NO_FUSION: Mapping[str, float] = dict.fromkeys(CLASSES, 1.0)
 # Assumed, because no device was available for a fit: ten operations become one kernel, and elementwise
@@ -37,6 +38,7 @@ SHARES_AFTER_FUSION: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "cpu": {
             **_NO_FUSION,
             "product": 0.57,
+            "batched product": 5.0,
             "elementwise": 0.72,
             "transcendental": 1.5,
             "special": 2.6,
@@ -86,7 +88,8 @@ def seconds_without_fusion(work: Work, kind: DeviceKind) -> tuple[Mapping[str, f
     sequential: dict[str, float] = collections.defaultdict(float)
     parallel_bytes = kind.rate("parallel_bytes")
     for product, count in work.products.items():
-        name = "convolution" if product.convolution else "product"
+        name = "batched product" if product.batch > 1 else "product"
+        name = "convolution" if product.convolution else name
         # Products of small matrices with many FLOPs are divided among several cores, too.
         is_parallel = product.bytes >= parallel_bytes or product.flops >= 8 * parallel_bytes
         (parallel if is_parallel else sequential)[name] += count * product_seconds(product, kind)

@@ -38,7 +38,14 @@ class MetricStacks:
             mesh = meshes[group]
             rows = [value_shape(mesh, metrics[i]) for i in positions for _ in range(ROWS)]
             stack = jax.jit(_stack_rows, out_shardings=batch_sharding(mesh, None))
-            program = Program(f"stack {group}", (), tuple(mesh.devices.flat), 0, stack, (rows,))
+            program = Program(
+                f"stack {group}",
+                fragments=(),
+                devices=tuple(mesh.devices.flat),
+                calls_per_iteration=0,
+                function=stack,
+                arguments=(rows,),
+            )
             dispatch = builder.on_lane(group, program, len(positions))
             self._group_stacks.append((positions, program, dispatch))
         self.programs = tuple(program for _, program, _ in self._group_stacks)
@@ -80,7 +87,10 @@ class ManyPrograms:
     Each group runs its programs in order; groups overlap as far as data dependencies allow. If programs would
     block the dispatching thread, each group has a thread (`lanes`).
 
-    The attributes are the same as in `OneProgram`; here `timeline` measures how long each group is busy.
+    Attributes:
+      shapes: shapes, dtypes and shardings of the state's leaves.
+      timeline: measures how long each group is busy.
+      programs: the compiled programs, without those that stack metrics.
     """
 
     def __init__(self, plan: SteppedPlan, devices: Sequence[jax.Device]):
@@ -114,7 +124,7 @@ class ManyPrograms:
     def compile(self, meanwhile: Callable[[], Any]) -> Any:
         """Compiles all programs, copies constants to the devices, and connects the processes.
 
-        `meanwhile` is as in `OneProgram`.
+        `meanwhile` is called at the same time; its result is returned.
         """
         result = compile_programs([*self.programs, *self._stack.programs], meanwhile)
         if self._constants is None:

@@ -77,12 +77,19 @@ def _rollout_fields(num_envs: int, num_steps: int, width: int = 0) -> tuple[tupl
     return (*sizes, ("hidden", (width, width))) if width else sizes
 
 
+def _decoder_fields(prompts: int, micro_batches: int, width: int, layers: int) -> tuple[tuple[str, Any], ...]:
+    """Fields of an algorithm that trains a language model."""
+    sizes = (("num_prompts", prompts), ("micro_batches", micro_batches), ("group_size", 4))
+    return (*sizes, ("hidden_size", width), ("num_layers", layers), ("num_heads", 4))
+
+
 # Policies with their fields; below them, algorithms with an environment and their fields.
 _GPU_ONLY = ("GPUOnly", ())
 _COARSE = ("SingleLearnerCoarse", (("staleness", 0),))
 _STALE = ("SingleLearnerCoarse", (("staleness", 1),))
 _FINE = ("SingleLearnerFine", ())
 _CENTRAL = ("Central", ())
+_SPLIT = ("Split", ())
 _TINY = ("PPO", "CartPole-v1", _rollout_fields(16, 32))
 _CARTPOLE = ("PPO", "CartPole-v1", _rollout_fields(256, 32))
 _PENDULUM = ("PPO", "Pendulum-v1", _rollout_fields(128, 64, 256))
@@ -92,16 +99,19 @@ _A2C_ACROBOT = ("A2C", "Acrobot-v1", _rollout_fields(2048, 8, 128))
 _A2C_PENDULUM = ("A2C", "Pendulum-v1", _rollout_fields(64, 32, 256))
 _DQN = ("DQN", "CartPole-v1", (("num_envs", 64), ("learning_starts", 1000)))
 _PQN = ("PQN", "Acrobot-v1", _rollout_fields(1024, 16))
+_SORTING = ("GRPO", "text:sorting", _decoder_fields(64, 1, 64, 2))
+_ADDITION = ("GRPO", "text:addition", _decoder_fields(16, 2, 32, 1))
 _SPREAD = ("IPPO", "MPE_simple_spread_v3", _rollout_fields(64, 25))
 # (algorithm, policy, number of devices). Each class of operations dominates some of these jobs, and each
 # overhead dominates others. All of them are in the half of the cells of `bench.costs` to which the model is
 # fitted; the other half tests it.
 _JOBS: Sequence[tuple[tuple[str, str, Any], tuple[str, Any], int]] = (
     *((job, _GPU_ONLY, 1) for job in (_TINY, _CARTPOLE, _PENDULUM, _A2C, _SPREAD)),
-    *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN)),
+    *((job, _GPU_ONLY, 1) for job in (_DQN, _CAR, _A2C_PENDULUM, _PQN, _SORTING, _ADDITION)),
     *((_TINY, policy, 2) for policy in (_GPU_ONLY, _FINE)),
     *((_CARTPOLE, policy, 2) for policy in (_GPU_ONLY, _COARSE, _CENTRAL)),
     (_PENDULUM, _STALE, 2),
+    *((job, _SPLIT, 2) for job in (_SORTING, _ADDITION)),
     (_SPREAD, _GPU_ONLY, 2),
     *((_A2C, policy, 2) for policy in (_COARSE, _STALE, _CENTRAL)),
     *((_CARTPOLE, policy, 4) for policy in (_GPU_ONLY, _FINE)),

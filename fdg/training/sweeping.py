@@ -139,6 +139,6 @@ def search(
     job, start = make_job(algorithm, policies.GPUOnly() if policy is None else policy, **settings, **options)
     job_devices = None if devices is None else checked_devices(devices)
     path, results, signal = carry_out_search(job, space, start, job_devices, quiet=not progress)
-    # `best` may import modules that these values name. Choices of networks are not among these values.
+    # `Search.best` imports modules that stored settings name only if the caller named them here.
     caller_values = flatten_config(job.config)
     return Search(path, tuple(results), signal is not None, caller_values)

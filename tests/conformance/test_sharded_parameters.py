@@ -236,16 +236,28 @@ def test_checkpoint_keeps_sharding(devices, tmp_path):
         assert max(fractions(restored).values()) <= 1.02 / 4
 
 
-def test_staleness_with_sharded_parameters(devices):
-    policy = dataclasses.replace(COARSE, staleness=1)
+SPLIT = policies.Split(actors=4, learners=4, model_parallel=2, generation_parallel=2, parameters=BOTH)
+
+
+def test_older_parameters_are_sharded_like_the_newest():
+    found = fdg.place(Sequences(), dataclasses.replace(SPLIT, staleness=2), 8)
+    history = found.schedule.leaves[len(jax.tree.leaves(found.graph.state.state)) :]
+    assert len(history) == 2 * len(found.delayed.leaves) > 0
+    for copies in history:
+        assert [(value.group, value.laid_out.num_parts) for value in copies] == [("actors", 4)]
+
+
+@pytest.mark.parametrize("policy", [COARSE, SPLIT], ids=["learners", "actors and learners"])
+def test_staleness_with_sharded_parameters(policy, devices):
+    policy = dataclasses.replace(policy, staleness=1)
     algorithm = Sequences()
-    engine = fdg.compile(algorithm, policy, devices[:6])
+    engine = fdg.compile(algorithm, policy, devices[:8])
     one = fdg.compile(algorithm, policies.SingleLearnerCoarse(staleness=1), devices[:1])
     results = []
     for each in (engine, one):
         state, _ = each.run(each.init(0), 3)
         results.append(to_numpy(each.algorithm_state(state)))
-        if each is engine:
+        if each is engine and policy.learners == 4:
             assert_sharded(engine.algorithm_state(state), 1 / 4, 4)
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
