@@ -43,6 +43,12 @@ ad.deflinear2(
     lambda ct, _, *, axis: [ct if type(ct) is ad.Zero else boundary_p.bind(ct, axis=axis)],
 )
 
+
+def split_rows(x: jax.Array) -> jax.Array:
+    """Declares axis 0 of an array as a batch: of several devices, each computes what follows for its rows."""
+    return boundary_p.bind(x, axis=0)
+
+
 # --- The node's name. Only a jit's name survives every JAX transformation. ---
 
 _PREFIX = "fdg"  # the beginning of the name of a fragment's jit

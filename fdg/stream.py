@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
+from fdg.fragment import split_rows
 from fdg.keys import zeros
 
 # Values of the fields `order` and `late` of `Stream`.
@@ -352,7 +353,7 @@ class Stream:
         slot = jnp.argsort(clock.occupied, stable=True)[: self.prefill_batch].astype(jnp.int32)
         old_rows = jnp.where(is_started, clock.place[slot], self._no_row)
         rows = _write_rows(rows, old_rows, self.source.row(jax.tree.map(lambda x: x[slot], kept)))
-        new_states = self.source.begin(parameters, key, index, Now(version, clock.tick))
+        new_states = self.source.begin(parameters, key, split_rows(index), Now(version, clock.tick))
         new_slot_states, new_cache = self._check("begin", new_states, (kept, cache), self.prefill_batch)
         new_slot_states = jax.tree.map(
             _pad_to, new_slot_states, jax.tree.map(_without_weak_type, self.source.idle(self.prefill_batch))
@@ -375,6 +376,7 @@ class Stream:
             missing=clock.missing.at[new_places].set(self.group, mode="drop"),
         )
         source_rows = jnp.full(self.slots, -1, jnp.int32).at[slot_or_none].set(offsets, mode="drop")
+        source_rows = split_rows(source_rows)
         old_slots = kept, cache
         new_slots = jax.tree.map(
             lambda x, y: _replace_rows(x, y, source_rows), old_slots, (new_slot_states, new_cache)

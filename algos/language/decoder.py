@@ -255,7 +255,7 @@ class Decoder:
             return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
 
         all_tokens = jnp.concatenate([tokens, generated], axis=1)
-        rows = self.config.packed_rows or _PACKED_ROWS
+        rows = self.config.packed_rows or max(_PACKED_ROWS, len(tokens) // 16)
         pair = registry.option("packed rows").without_padding(keys_and_values, all_tokens, all_mask, rows)
         keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
         source = ((jnp.arange(capacity)[None] - step[:, None]) % capacity)[:, None, :, None]

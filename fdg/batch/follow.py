@@ -37,6 +37,7 @@ from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first_axis, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
+from fdg.rowwise import rowwise_p
 
 
 def follow(
@@ -44,12 +45,16 @@ def follow(
     input_axes: Sequence[Axis] = (),
     devices: int | None = None,
     output_axes: Sequence[Axis] | None = None,
+    borders: bool = True,
 ) -> Flow:
     """Propagates the batch axes of a jaxpr's first inputs, and of the borders in it, to its outputs.
 
     `input_axes` are the batch axes of the first inputs. Outputs are resharded to the batch axes
     `output_axes`, or left as they are if it is None. `devices=None` stands for any number that divides all
     batches. An axis whose length is not divisible by the number of devices counts as None.
+
+    With `borders=False`, borders and `rowwise` calls declare no batch axes, but pass on the axes of their
+    inputs. So other axes can be followed, such as those of parameters that are split over `model`.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
     axes = [*input_axes, *[None] * (len(jaxpr.invars) - len(input_axes))]
@@ -59,7 +64,7 @@ def follow(
     outputs = None
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
-    return _Follower(smallest_equivalent(unit, lengths_of(jaxpr))).flow(jaxpr, inputs, 0, outputs)
+    return _Follower(smallest_equivalent(unit, lengths_of(jaxpr)), borders).flow(jaxpr, inputs, 0, outputs)
 
 
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], unit: int) -> list[Axis]:
@@ -89,8 +94,8 @@ class _Follower:
     serves many numbers of devices.
     """
 
-    def __init__(self, unit: int):
-        self.unit = unit
+    def __init__(self, unit: int, borders: bool = True):
+        self.unit, self.borders = unit, borders
         # Cached, because many places and plans call the same functions with the same axes.
         self._cache: IdentityCache[Flow] = IdentityCache(max_entries=_MAX_CACHED)
 
@@ -178,9 +183,13 @@ class _Follower:
         split: Mapping[Any, int] | None = None,
     ) -> EquationFlow:
         """Propagates axes through one equation."""
-        bodies = () if eqn.primitive.name in RULES else jaxprs.bodies(eqn)
+        is_open = eqn.primitive.name not in RULES or (eqn.primitive is rowwise_p and not self.borders)
+        bodies = jaxprs.bodies(eqn) if is_open else ()
         if not bodies:
             levels = tuple(level for _, level in operands)
+            if eqn.primitive is boundary_p and not self.borders:
+                axes = tuple(axis for axis, _ in operands)
+                return EquationFlow(eqn, axes, axes, levels=levels)
             return follow_operation(eqn, [axis for axis, _ in operands], levels, self.unit)
         match eqn.primitive.name:
             case "cond":

@@ -12,7 +12,7 @@ only one operation, also elementwise, reads it. A loop needs the arrays of one t
 
 import collections
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -20,7 +20,6 @@ from jax.extend import core
 from fdg import jaxprs
 from fdg.batch.flow import EquationFlow, Flow
 from fdg.batch.follow import follow
-from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PUTS, VIEWS, class_of
 from fdg.placing.layout import MODEL, Layout
@@ -73,15 +72,22 @@ def program_bytes(
     ]
     constants = sum(_bytes_on_device(v, None, 1) for v in body.constvars)
     results = max(0, sum(output_bytes) - sum(input_bytes[i] for i in donated))
-    return constants + sum(input_bytes) + results + _temporaries(body, flow, devices, layouts.values())
+    input_layouts = [layouts.get(i) for i in range(len(body.invars))]
+    return constants + sum(input_bytes) + results + _temporaries(body, flow, devices, input_layouts)
 
 
-def _temporaries(jaxpr: core.Jaxpr, flow: Flow | None, devices: int, layouts: Iterable[Layout]) -> int:
+def _temporaries(
+    jaxpr: core.Jaxpr, flow: Flow | None, devices: int, input_layouts: Sequence[Layout | None]
+) -> int:
     """The peak bytes of intermediate values on one device, without results.
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
+    Other arrays that follow from parameters split over `model`, such as the keys of attention heads, are
+    split likewise.
     """
-    return _PeakEstimator(devices, frozenset(layouts)).peak(jaxpr, flow)
+    split = frozenset(layout for layout in input_layouts if layout is not None and layout.num_parts > 1)
+    estimator = _PeakEstimator(devices, split)
+    return estimator.peak(jaxpr, (flow, estimator.model_flow(jaxpr, input_layouts)))
 
 
 def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
@@ -90,6 +96,10 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
         return 0
     layout = layout or Layout.of_batch(variable.aval.shape, axis, devices)
     return jaxprs.bytes_of(variable.aval) // layout.num_parts
+
+
+_Flows = tuple[Flow | None, Flow | None]
+"""The dimensions of a jaxpr's values that are split over `batch` and over `model`; None: none are."""
 
 
 @functools.lru_cache(maxsize=32)  # many plans share functions
@@ -101,55 +111,62 @@ class _PeakEstimator:
         self.model = max((dict(layout.mesh).get(MODEL, 1) for layout in layouts), default=1)
         self._cache: IdentityCache[int] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def peak(self, jaxpr: core.Jaxpr, flow: Flow | None) -> int:
+    def model_flow(self, jaxpr: core.Jaxpr, input_layouts: Sequence[Layout | None]) -> Flow | None:
+        """The dimensions that are split over the mesh axis `model`; None if there is no such axis."""
+        if self.model == 1:
+            return None
+        return follow(jaxpr, list(map(_model_axis, input_layouts)), self.model, borders=False)
+
+    def peak(self, jaxpr: core.Jaxpr, flows: _Flows) -> int:
         """The peak bytes of a jaxpr's intermediate values, without outputs."""
 
         def compute() -> int:
             operations: list[_Operation] = []
-            outputs = self._inline(jaxpr, flow, {}, operations)
+            outputs = self._inline(jaxpr, flows, {}, operations)
             return _peak(operations, frozenset(jaxprs.variables(outputs)))
 
-        return self._cache(flow or jaxpr, None, compute)
+        return self._cache(jaxpr, flows, compute)
 
     def _inline(
-        self, jaxpr: core.Jaxpr, flow: Flow | None, names: dict[Any, Any], operations: list[_Operation]
+        self, jaxpr: core.Jaxpr, flows: _Flows, names: dict[Any, Any], operations: list[_Operation]
     ) -> list[Any]:
         """Appends the operations of a jaxpr with calls inlined; returns the names of its outputs.
 
         `names` maps each variable to a name, which is unique even if a jaxpr is inlined twice. A view has the
         name of its array.
         """
-        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        for eqn, equation_flow in zip(jaxpr.eqns, flows, strict=True):
+        for i, eqn in enumerate(jaxpr.eqns):
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
-            is_rowwise = eqn.primitive is rowwise_p and (equation_flow is not None or self.model > 1)
-            if is_rowwise or (equation_flow is not None and not equation_flow.bodies):
+            steps = [None if flow is None else flow.equations[i] for flow in flows]
+            known = [step for step in steps if step is not None]
+            is_rowwise = eqn.primitive is rowwise_p and bool(known)
+            if is_rowwise or not all(step.bodies for step in known):
                 bodies = ()
-            inner_flows = (
-                [None] * len(bodies) if equation_flow is None or not bodies else equation_flow.bodies
+            batch_flows, model_flows = (
+                [None] * len(bodies) if step is None or not bodies else step.bodies for step in steps
             )
+            inner_flows = list(zip(batch_flows, model_flows, strict=True))
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
                 outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, operations)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            axes = [None] * len(eqn.outvars) if equation_flow is None else equation_flow.results
+            axes, model_axes = ([None] * len(eqn.outvars) if step is None else step.results for step in steps)
             if _is_view(eqn):
                 names.update(zip(eqn.outvars, reads, strict=True))
                 continue
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
             results = [
-                (new, self._bytes(v, axis))
-                for (v, new), axis in zip(new_names, axes, strict=True)
+                (new, self._bytes(v, axis, model_axis))
+                for (v, new), axis, model_axis in zip(new_names, axes, model_axes, strict=True)
                 if not isinstance(v, core.DropVar)
             ]
             inner_peaks = (self.peak(b.jaxpr, f) for b, f in zip(bodies, inner_flows, strict=True))
             inner_peak = max(inner_peaks, default=0)
             if is_rowwise:
-                row_axes = (None,) * len(eqn.invars) if equation_flow is None else equation_flow.operands
-                inner_peak = self._rowwise_peak(eqn, row_axes)
+                inner_peak = self._rowwise_peak(eqn, *steps)
             name = eqn.primitive.name
             if name in ("random_bits", "random_split"):
                 inner_peak = _HASH_ARRAYS * sum(size for _, size in results)
@@ -160,22 +177,22 @@ class _PeakEstimator:
             operations.append(_Operation(operands, tuple(results), is_fusible, name in _IN_PLACE, inner_peak))
         return jaxprs.renamed(jaxpr.outvars, names)
 
-    def _bytes(self, variable: Any, axis: int | None) -> int:
+    def _bytes(self, variable: Any, axis: int | None, model_axis: int | None) -> int:
         """The bytes of a device's part of an intermediate value."""
         layout = self.layout_by_shape.get(getattr(variable.aval, "shape", ()))
-        split = _bytes_on_device(variable, axis, self.devices)
+        split = _bytes_on_device(variable, axis, self.devices) // (1 if model_axis is None else self.model)
         return split if layout is None else min(split, _bytes_on_device(variable, None, 1, layout))
 
-    def _rowwise_peak(self, eqn: core.JaxprEqn, axes: Sequence[int | None]) -> int:
-        """The peak bytes of a `rowwise` call's intermediate values, for the rows of one device.
-
-        Values that follow from parameters split over `model`, such as the keys of attention heads, are split
-        likewise. (Outside of such calls, `follow` would take the batch axes of fragments for those.)
-        """
-        body = jaxprs.open_jaxpr(rows_of_device(eqn, axes, self.devices))
-        model_axes = [_model_axis(self.layout_by_shape.get(shape_of(v))) for v in body.invars]
-        flow = follow(body, model_axes, self.model) if self.model > 1 else None
-        return _PeakEstimator(self.model, frozenset(self.layout_by_shape.values())).peak(body, flow)
+    def _rowwise_peak(
+        self, eqn: core.JaxprEqn, batch: EquationFlow | None, model: EquationFlow | None
+    ) -> int:
+        """The peak bytes of a `rowwise` call's intermediate values, for the rows of one device."""
+        row_axes = (None,) * len(eqn.invars) if batch is None else batch.operands
+        part = jaxprs.open_jaxpr(rows_of_device(eqn, row_axes, self.devices))
+        if model is None:
+            return self.peak(part, (None, None))
+        model_axes = [axis for axis, _ in model.bodies[0].inputs]
+        return self.peak(part, (None, follow(part, model_axes, self.model, borders=False)))
 
 
 def _model_axis(layout: Layout | None) -> int | None:
@@ -298,9 +315,8 @@ def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes:
         if alive.pop(value, None) is None:
             alive[value] = -size
             donated.add(value)
-    layouts = [v.layout for v in call.inputs if v.axis is None and v.layout is not None]
-    split = [layout for layout in layouts if layout.num_parts > 1]
-    inner_peak = _temporaries(jaxpr, flow, devices, split)
+    layouts = [value.layout if value.axis is None else None for value in call.inputs]
+    inner_peak = _temporaries(jaxpr, flow, devices, layouts)
     return inner_peak - min(reusable, sum(alive[value] for value in call.outputs))
 
 
