@@ -46,13 +46,13 @@ def forked(call: Callable[[], Any], limit: float = math.inf) -> Any:
             answer = {"result": call()}
         except BaseException:
             answer = {"error": traceback.format_exc()[-2000:]}
-        os.write(write_end, json.dumps(answer).encode())
+        os.write(write_end, json.dumps(answer).encode() + b"\n")
         os._exit(0)
     os.close(write_end)
     try:
         _wait(read_end, child, limit)
         with open(read_end, "rb", closefd=False) as pipe:
-            output = pipe.read()
+            output = pipe.readline()  # not to the end: processes that the call started may hold the pipe
     finally:
         os.close(read_end)
         with contextlib.suppress(ProcessLookupError):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import jax
 
 from fdg import jaxprs
-from fdg.placing.layout import spec_text
+from fdg.placing.layout import MODEL, spec_text
 from fdg.placing.plans import BETWEEN, Movement, Plan, PlannedProgram, SteppedPlan
 from fdg.placing.scheduling.schedule import Call, Move, Step
 from fdg.placing.sharded import axes_text
@@ -221,6 +221,11 @@ def _sharding_notes(plan: Plan) -> list[str]:
             rows.setdefault((leaf.rule, spec_text(leaf.layout.spec)), []).append(leaf.path)
         for (rule, spec), paths in rows.items():
             lines.append(f"  '{rule}' as ({spec}): {listed_within(paths, 60)}")
+        if group.model > 1 and not any(MODEL in axes for leaf in split_leaves for axes in leaf.layout.spec):
+            lines.append(
+                f"  no rule splits over model: the {group.model} devices of a row compute the same; use"
+                " --parameters declared, or rules with 'model'"
+            )
         unsplit = [leaf for leaf in leaves if leaf.layout.num_parts == 1]
         if whole := [leaf.path for leaf in unsplit if leaf.rule in splitting_rules]:
             lines.append(f"  whole, for no dimension divides: {listed_within(whole, 60)}")

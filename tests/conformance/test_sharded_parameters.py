@@ -236,6 +236,13 @@ def test_checkpoint_keeps_sharding(devices, tmp_path):
         assert max(fractions(restored).values()) <= 1.02 / 4
 
 
+def test_plan_says_that_no_rule_splits_over_model():
+    found = fdg.place(Sequences(), policies.GPUOnly(model_parallel=2, parameters=policies.fsdp()), 4)
+    line = "no rule splits over model: the 2 devices of a row compute the same; use --parameters declared"
+    assert line in str(found)
+    assert line not in str(fdg.place(Sequences(), policies.GPUOnly(model_parallel=2, parameters=TENSOR), 4))
+
+
 SPLIT = policies.Split(actors=4, learners=4, model_parallel=2, generation_parallel=2, parameters=BOTH)
 
 
@@ -243,8 +250,8 @@ def test_older_parameters_are_sharded_like_the_newest():
     found = fdg.place(Sequences(), dataclasses.replace(SPLIT, staleness=2), 8)
     history = found.schedule.leaves[len(jax.tree.leaves(found.graph.state.state)) :]
     assert len(history) == 2 * len(found.delayed.leaves) > 0
-    for copies in history:
-        assert [(value.group, value.laid_out.num_parts) for value in copies] == [("actors", 4)]
+    for copies in history:  # generation splits over `model` only
+        assert [(value.group, value.laid_out.num_parts) for value in copies] == [("actors", 2)]
 
 
 @pytest.mark.parametrize("policy", [COARSE, SPLIT], ids=["learners", "actors and learners"])
