@@ -51,6 +51,27 @@ class Flow:
     sliced: tuple[tuple[int, int], ...] = ()  # (position, axis) of replicated outputs to split at the end
 
 
+MeshFlows = tuple[Flow | None, Flow | None]
+"""The dimensions of a jaxpr's values that are split along `batch` and along `model`; None: none are."""
+
+
+def steps_at(flows: MeshFlows, index: int) -> list[EquationFlow | None]:
+    """The flows of one equation."""
+    return [None if flow is None else flow.equations[index] for flow in flows]
+
+
+def flows_of_bodies(steps: list[EquationFlow | None], count: int) -> list[MeshFlows]:
+    """The flows of an equation's `count` bodies."""
+    batch, model = ([None] * count if step is None else step.bodies for step in steps)
+    return list(zip(batch, model, strict=True))
+
+
+def results_of(steps: list[EquationFlow | None], count: int) -> list[tuple[Axis, Axis]]:
+    """The axes along `batch` and `model` of an equation's `count` results."""
+    batch, model = ([None] * count if step is None else step.results for step in steps)
+    return list(zip(batch, model, strict=True))
+
+
 def is_independent(flow: Flow) -> bool:
     """Whether devices can run a jaxpr on their parts without collectives and effects."""
     return not flow.gathered and all(

@@ -30,14 +30,14 @@ from typing import Any
 
 from fdg import jaxprs
 from fdg.batch.equation import divisible, follow_operation, slice_replicated_operands
-from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, is_independent
+from fdg.batch.flow import AxisAndLevel, EquationFlow, Flow, MeshFlows, is_independent
 from fdg.batch.lengths import lengths_of, smallest_equivalent
 from fdg.batch.requested import AS_COMPUTED, find_requested
 from fdg.batch.rules import RULES
 from fdg.batch.rules.result import Axis, first_axis, shape_of
 from fdg.fragment import boundary_p
 from fdg.identity_cache import IdentityCache
-from fdg.rowwise import rowwise_p
+from fdg.rowwise import rows_of_device, rowwise_p
 
 
 def follow(
@@ -65,6 +65,31 @@ def follow(
     if output_axes is not None:
         outputs = tuple(divisible(v, axis, unit) for v, axis in zip(jaxpr.outvars, output_axes, strict=True))
     return _Follower(smallest_equivalent(unit, lengths_of(jaxpr)), borders).flow(jaxpr, inputs, 0, outputs)
+
+
+def follow_mesh(
+    jaxpr: Any, axes: Sequence[Axis], devices: int, model_axes: Sequence[Axis] = (), model: int = 1
+) -> MeshFlows:
+    """How a group's mesh splits the values of a jaxpr: over `devices` along `batch`, and along `model`.
+
+    `axes` are the batch axes of the first inputs, `model_axes` their axes that are split over `model`.
+    """
+    return (
+        follow(jaxpr, axes, devices) if devices > 1 else None,
+        follow(jaxpr, model_axes, model, borders=False) if model > 1 else None,
+    )
+
+
+def follow_rows(
+    eqn: Any, steps: Sequence[EquationFlow | None], devices: int, model: int
+) -> tuple[Any, MeshFlows]:
+    """The jaxpr of a `rowwise` call for the rows of one device, and its flows; `steps`: those of the call."""
+    batch, along_model = steps
+    part = jaxprs.open_jaxpr(
+        rows_of_device(eqn, (None,) * len(eqn.invars) if batch is None else batch.operands, devices)
+    )
+    model_axes = [] if along_model is None else [axis for axis, _ in along_model.bodies[0].inputs]
+    return part, follow_mesh(part, (), 1, model_axes, model)
 
 
 def equation_axes(eqn: Any, operand_axes: Sequence[Axis], unit: int) -> list[Axis]:
@@ -185,6 +210,8 @@ class _Follower:
         """Propagates axes through one equation."""
         is_open = eqn.primitive.name not in RULES or (eqn.primitive is rowwise_p and not self.borders)
         bodies = jaxprs.bodies(eqn) if is_open else ()
+        if eqn.primitive.name == "dot_general" and not self.borders:
+            operands = _with_split_results(eqn, operands)
         if not bodies:
             levels = tuple(level for _, level in operands)
             if eqn.primitive is boundary_p and not self.borders:
@@ -263,6 +290,18 @@ class _Follower:
         results: list[Axis] = [first_axis(axes) for axes in zip(*outputs, strict=True)]
         flows = [self.flow(b.jaxpr, i, depth, tuple(results)) for b, i in zip(bodies, inputs, strict=True)]
         return _with_bodies(eqn, operands, current, results, set(), flows, None)
+
+
+def _with_split_results(eqn: Any, operands: tuple[AxisAndLevel, ...]) -> tuple[AxisAndLevel, ...]:
+    """Gathers the operand of a product that is split where it is summed, if the other is split elsewhere.
+
+    XLA's partitioner does so, too: activations are gathered, and the product has the split of the weights.
+    """
+    (contracting, _) = eqn.params["dimension_numbers"]
+    is_summed = [axis in dims for (axis, _), dims in zip(operands, contracting, strict=True)]
+    if None in (operands[0][0], operands[1][0]) or sum(is_summed) != 1:
+        return operands
+    return tuple((None if is_summed[i] else axis, level) for i, (axis, level) in enumerate(operands))
 
 
 def _gather_rows(

@@ -6,7 +6,6 @@ The programs are first rewritten, as they are before compilation. Examples of wh
     actors (3) + learners (1)    act+step with a third of the batch on each actor; learn with the whole batch
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,12 @@ from fdg.batch.rules.result import Axis
 from fdg.cores import min_cores_per_process
 from fdg.costs.hardware import Cluster
 from fdg.jax_internals import ClosedJaxpr
-from fdg.jaxprs.count import Product
 from fdg.lowering.programs import prepare_for_vmap, vmapped_program
 from fdg.lowering.rewriting import Setting, rewrite_all
-from fdg.placing.layout import MODEL
+from fdg.placing.layout import model_axis
 from fdg.placing.plans import Plan, PlannedProgram, SteppedPlan
 from fdg.placing.policy import Group
+from fdg.placing.sharded import layouts_by_position
 from fdg.profiling.work import Work, work_of
 
 
@@ -41,7 +40,7 @@ def program_works(plan: Plan, cluster: Cluster) -> tuple[ProgramWork, ...]:
     array_counts = [len(call.inputs) + len(call.outputs) for call, _ in plan.calls()]
     array_counts = array_counts or [2 * len(plan.graph.state_axes)]
     return tuple(
-        ProgramWork(program.name, group, _one_device_work(work, group), count, _collectives_of(plan, program))
+        ProgramWork(program.name, group, work, count, _collectives_of(plan, program))
         for program, (group, work), count in zip(
             plan.programs, _group_works(plan, cluster), array_counts, strict=True
         )
@@ -88,13 +87,18 @@ def _group_works(plan: Plan, cluster: Cluster) -> Iterator[tuple[Group, Work]]:
             group = groups[call.group]
             axes, output_axes = ([value.axis for value in side] for side in (call.inputs, call.outputs))
             setting = _setting(axes, output_axes, group, cluster)
-            yield group, work_of(rewrite_all(call.jaxpr, setting), axes, group.num_batch_parts)
+            model_axes = [model_axis(value.layout) for value in call.inputs]
+            jaxpr = rewrite_all(call.jaxpr, setting)
+            yield group, work_of(jaxpr, axes, group.num_batch_parts, model_axes, group.model)
         return
     (group,), graph = plan.groups, plan.graph
     setting = _setting(graph.state_axes, graph.output_axes, group, cluster)
     agents, per_vmap = plan.agents_per_device, plan.agents_per_vmap
     if per_vmap is None:
-        yield group, work_of(rewrite_all(graph.jaxpr, setting), graph.state_axes, group.num_batch_parts)
+        layouts = layouts_by_position(plan.sharded, group.name)
+        model_axes = [model_axis(layouts.get(i)) for i in range(len(graph.state_axes))]
+        jaxpr = rewrite_all(graph.jaxpr, setting)
+        yield group, work_of(jaxpr, graph.state_axes, group.num_batch_parts, model_axes, group.model)
         return
     single_jaxpr = prepare_for_vmap(graph.jaxpr, per_vmap, setting._replace(devices=1, sharded=False))
     work = work_of(single_jaxpr) if agents == 1 else _vmapped_work(single_jaxpr, agents, per_vmap)
@@ -105,24 +109,6 @@ def _group_works(plan: Plan, cluster: Cluster) -> Iterator[tuple[Group, Work]]:
 def _vmapped_work(jaxpr: ClosedJaxpr, agents: int, agents_per_vmap: int) -> Work:
     """The work of `agents` agents on one device, which vmaps `agents_per_vmap` of them at a time."""
     return work_of(vmapped_program(jaxpr, agents, agents_per_vmap))
-
-
-def _one_device_work(work: Work, group: Group) -> Work:
-    """The work of one device, given that `group.model` devices split `work`'s matrix products evenly.
-
-    Products of several matrices (attention's, one per head) are split along these, others by columns.
-    """
-    assert not isinstance(group.parameters, str)  # `sharded.with_rules` has replaced it
-    if not any(MODEL in str(split) for _, split in group.parameters):
-        return work  # the devices of a row hold the same parameters, and compute the same
-    products: collections.Counter[Product] = collections.Counter()
-    for product, count in work.products.items():
-        if product.batch % group.model == 0:
-            part = product._replace(batch=product.batch // group.model)
-        else:
-            part = product._replace(n=max(1, product.n // group.model))
-        products[part] += count
-    return dataclasses.replace(work, products=products)
 
 
 def _setting(axes: Sequence[Axis], output_axes: Sequence[Axis], group: Group, cluster: Cluster) -> Setting:

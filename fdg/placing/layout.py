@@ -74,6 +74,12 @@ class Layout:
         return tuple(parts_of_devices)
 
 
+def model_axis(layout: Layout | None) -> int | None:
+    """The dimension that is split over the mesh axis `model`; None if there is none."""
+    spec = () if layout is None else layout.spec
+    return next((i for i, axes in enumerate(spec) if MODEL in axes), None)
+
+
 def spec_text(spec: Spec) -> str:
     """The mesh axes of each dimension, as a plan prints them; "whole" for an empty spec.
 

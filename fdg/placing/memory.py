@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.flow import EquationFlow, Flow
-from fdg.batch.follow import follow
+from fdg.batch.flow import MeshFlows, flows_of_bodies, results_of, steps_at
+from fdg.batch.follow import follow_mesh, follow_rows
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PUTS, VIEWS, class_of
-from fdg.placing.layout import MODEL, Layout
+from fdg.placing.layout import MODEL, Layout, model_axis
 from fdg.placing.scheduling.schedule import Call, Move, Schedule, Step, Value, defs, uses
-from fdg.rowwise import rows_of_device, rowwise_p
+from fdg.rowwise import rowwise_p
 
 _CONTROL = frozenset({"scan", "while", "cond", "custom_linear_solve"})  # not inlined, unlike calls
 _FUSED_CLASSES = frozenset({"elementwise", "transcendental", "special"})
@@ -59,8 +59,9 @@ def program_bytes(
     have the same layouts.
     """
     body, layouts = jaxprs.open_jaxpr(jaxpr), layouts or {}
-    flow = follow(body, axes, devices) if devices > 1 else None
-    output_axes = [None] * len(body.outvars) if flow is None else flow.outputs
+    input_layouts = [layouts.get(i) for i in range(len(body.invars))]
+    estimator, flows = _estimator_and_flows(body, axes, devices, input_layouts)
+    output_axes = [None] * len(body.outvars) if flows[0] is None else flows[0].outputs
     input_axes = [*axes, *[None] * (len(body.invars) - len(axes))]
     input_bytes = [
         _bytes_on_device(v, axis, devices, layouts.get(i))
@@ -72,22 +73,21 @@ def program_bytes(
     ]
     constants = sum(_bytes_on_device(v, None, 1) for v in body.constvars)
     results = max(0, sum(output_bytes) - sum(input_bytes[i] for i in donated))
-    input_layouts = [layouts.get(i) for i in range(len(body.invars))]
-    return constants + sum(input_bytes) + results + _temporaries(body, flow, devices, input_layouts)
+    return constants + sum(input_bytes) + results + estimator.peak(body, flows)
 
 
-def _temporaries(
-    jaxpr: core.Jaxpr, flow: Flow | None, devices: int, input_layouts: Sequence[Layout | None]
-) -> int:
-    """The peak bytes of intermediate values on one device, without results.
+def _estimator_and_flows(
+    jaxpr: core.Jaxpr, axes: Sequence[int | None], devices: int, layouts: Sequence[Layout | None]
+) -> tuple["_PeakEstimator", MeshFlows]:
+    """An estimator of a jaxpr's temporaries, and the flows that it needs.
 
     Arrays with the shape of a sharded parameter, such as its gradient, are assumed to be sharded like it.
     Other arrays that follow from parameters split over `model`, such as the keys of attention heads, are
     split likewise.
     """
-    split = frozenset(layout for layout in input_layouts if layout is not None and layout.num_parts > 1)
+    split = frozenset(layout for layout in layouts if layout is not None and layout.num_parts > 1)
     estimator = _PeakEstimator(devices, split)
-    return estimator.peak(jaxpr, (flow, estimator.model_flow(jaxpr, input_layouts)))
+    return estimator, follow_mesh(jaxpr, axes, devices, list(map(model_axis, layouts)), estimator.model)
 
 
 def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layout | None = None) -> int:
@@ -98,26 +98,16 @@ def _bytes_on_device(variable: Any, axis: int | None, devices: int, layout: Layo
     return jaxprs.bytes_of(variable.aval) // layout.num_parts
 
 
-_Flows = tuple[Flow | None, Flow | None]
-"""The dimensions of a jaxpr's values that are split over `batch` and over `model`; None: none are."""
-
-
 @functools.lru_cache(maxsize=32)  # many plans share functions
 class _PeakEstimator:
-    """Computes peak bytes of jaxprs on one of `devices` devices; `layouts`: see `_temporaries`."""
+    """Computes peak bytes of jaxprs on one device; `layouts`: see `_estimator_and_flows`."""
 
     def __init__(self, devices: int, layouts: frozenset[Layout]):
         self.devices, self.layout_by_shape = devices, {layout.shape: layout for layout in layouts}
         self.model = max((dict(layout.mesh).get(MODEL, 1) for layout in layouts), default=1)
         self._cache: IdentityCache[int] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def model_flow(self, jaxpr: core.Jaxpr, input_layouts: Sequence[Layout | None]) -> Flow | None:
-        """The dimensions that are split over the mesh axis `model`; None if there is no such axis."""
-        if self.model == 1:
-            return None
-        return follow(jaxpr, list(map(_model_axis, input_layouts)), self.model, borders=False)
-
-    def peak(self, jaxpr: core.Jaxpr, flows: _Flows) -> int:
+    def peak(self, jaxpr: core.Jaxpr, flows: MeshFlows) -> int:
         """The peak bytes of a jaxpr's intermediate values, without outputs."""
 
         def compute() -> int:
@@ -128,7 +118,7 @@ class _PeakEstimator:
         return self._cache(jaxpr, flows, compute)
 
     def _inline(
-        self, jaxpr: core.Jaxpr, flows: _Flows, names: dict[Any, Any], operations: list[_Operation]
+        self, jaxpr: core.Jaxpr, flows: MeshFlows, names: dict[Any, Any], operations: list[_Operation]
     ) -> list[Any]:
         """Appends the operations of a jaxpr with calls inlined; returns the names of its outputs.
 
@@ -137,36 +127,32 @@ class _PeakEstimator:
         """
         for i, eqn in enumerate(jaxpr.eqns):
             reads, bodies = jaxprs.renamed(eqn.invars, names), jaxprs.bodies(eqn)
-            steps = [None if flow is None else flow.equations[i] for flow in flows]
+            steps = steps_at(flows, i)
             known = [step for step in steps if step is not None]
             is_rowwise = eqn.primitive is rowwise_p and bool(known)
             if is_rowwise or not all(step.bodies for step in known):
                 bodies = ()
-            batch_flows, model_flows = (
-                [None] * len(bodies) if step is None or not bodies else step.bodies for step in steps
-            )
-            inner_flows = list(zip(batch_flows, model_flows, strict=True))
+            inner_flows = flows_of_bodies(steps, len(bodies)) if bodies else []
             if bodies and eqn.primitive.name not in _CONTROL:
                 body = bodies[0]
                 inner_names = {v: reads[k] for v, k in zip(body.jaxpr.invars, body.operands, strict=True)}
                 outputs = self._inline(body.jaxpr, inner_flows[0], inner_names, operations)
                 names.update((v, outputs[j]) for v, j in zip(eqn.outvars, body.results, strict=False))
                 continue
-            axes, model_axes = ([None] * len(eqn.outvars) if step is None else step.results for step in steps)
             if _is_view(eqn):
                 names.update(zip(eqn.outvars, reads, strict=True))
                 continue
             new_names: list[tuple[Any, Any]] = [(v, object()) for v in eqn.outvars]
             names.update(new_names)
             results = [
-                (new, self._bytes(v, axis, model_axis))
-                for (v, new), axis, model_axis in zip(new_names, axes, model_axes, strict=True)
+                (new, self._bytes(v, *axes))
+                for (v, new), axes in zip(new_names, results_of(steps, len(eqn.outvars)), strict=True)
                 if not isinstance(v, core.DropVar)
             ]
             inner_peaks = (self.peak(b.jaxpr, f) for b, f in zip(bodies, inner_flows, strict=True))
             inner_peak = max(inner_peaks, default=0)
             if is_rowwise:
-                inner_peak = self._rowwise_peak(eqn, *steps)
+                inner_peak = self.peak(*follow_rows(eqn, steps, self.devices, self.model))
             name = eqn.primitive.name
             if name in ("random_bits", "random_split"):
                 inner_peak = _HASH_ARRAYS * sum(size for _, size in results)
@@ -182,23 +168,6 @@ class _PeakEstimator:
         layout = self.layout_by_shape.get(getattr(variable.aval, "shape", ()))
         split = _bytes_on_device(variable, axis, self.devices) // (1 if model_axis is None else self.model)
         return split if layout is None else min(split, _bytes_on_device(variable, None, 1, layout))
-
-    def _rowwise_peak(
-        self, eqn: core.JaxprEqn, batch: EquationFlow | None, model: EquationFlow | None
-    ) -> int:
-        """The peak bytes of a `rowwise` call's intermediate values, for the rows of one device."""
-        row_axes = (None,) * len(eqn.invars) if batch is None else batch.operands
-        part = jaxprs.open_jaxpr(rows_of_device(eqn, row_axes, self.devices))
-        if model is None:
-            return self.peak(part, (None, None))
-        model_axes = [axis for axis, _ in model.bodies[0].inputs]
-        return self.peak(part, (None, follow(part, model_axes, self.model, borders=False)))
-
-
-def _model_axis(layout: Layout | None) -> int | None:
-    """The dimension that is split over the mesh axis `model`; None if there is none."""
-    spec = () if layout is None else layout.spec
-    return next((i for i, axes in enumerate(spec) if MODEL in axes), None)
 
 
 def _is_view(eqn: core.JaxprEqn) -> bool:
@@ -308,7 +277,6 @@ def _step_peaks(
 def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes: Mapping[str, int]) -> int:
     """Frees the inputs that a call donates; returns the bytes that its run needs in addition to `alive`."""
     devices, jaxpr = sizes[call.group], jaxprs.open_jaxpr(call.jaxpr)
-    flow = follow(jaxpr, [value.axis for value in call.inputs], devices) if devices > 1 else None
     donated_bytes = [(call.inputs[i], _value_bytes(call.inputs[i], sizes)) for i in call.donated]
     reusable = sum(size for _, size in donated_bytes)
     for value, size in donated_bytes:
@@ -316,8 +284,9 @@ def _call_bytes(call: Call, alive: dict[Value, int], donated: set[Value], sizes:
             alive[value] = -size
             donated.add(value)
     layouts = [value.layout if value.axis is None else None for value in call.inputs]
-    inner_peak = _temporaries(jaxpr, flow, devices, layouts)
-    return inner_peak - min(reusable, sum(alive[value] for value in call.outputs))
+    axes = [value.axis for value in call.inputs]
+    estimator, flows = _estimator_and_flows(jaxpr, axes, devices, layouts)
+    return estimator.peak(jaxpr, flows) - min(reusable, sum(alive[value] for value in call.outputs))
 
 
 def _move_bytes(

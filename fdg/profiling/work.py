@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from fdg import jaxprs
-from fdg.batch.flow import EquationFlow, Flow
-from fdg.batch.follow import follow
+from fdg.batch.flow import EquationFlow, MeshFlows, flows_of_bodies, steps_at
+from fdg.batch.follow import follow_mesh, follow_rows
 from fdg.batch.rules.result import shape_of
 from fdg.identity_cache import IdentityCache
 from fdg.jaxprs.classes import PICKS, PUTS, VIEWS, class_of
 from fdg.jaxprs.count import Product, product_of
 from fdg.lowering.tiles import tiles_of, traced_per_device
-from fdg.rowwise import rows_of_device, rowwise_p
+from fdg.rowwise import rowwise_p
 
 
 class SizedOperation(NamedTuple):
@@ -78,13 +78,19 @@ def sum_of_work(parts: Iterable[tuple[Work, int]]) -> Work:
     return Work(**counts, exact=exact, trips=trips)
 
 
-def work_of(jaxpr: Any, axes: Sequence[int | None] = (), devices: int = 1) -> Work:
-    """The work of a jaxpr on one of the devices that split its batch.
+def work_of(
+    jaxpr: Any,
+    axes: Sequence[int | None] = (),
+    devices: int = 1,
+    model_axes: Sequence[int | None] = (),
+    model: int = 1,
+) -> Work:
+    """The work of a jaxpr on one device of a mesh: its batch is split over `devices`, others over `model`.
 
-    `axes` are the batch axes of its first inputs, as for `batch.follow.follow`.
+    `axes` and `model_axes` are the axes of its first inputs, as for `batch.follow.follow_mesh`.
     """
-    flow = follow(jaxpr, axes, devices) if devices > 1 else None
-    return _WorkCounter(devices).work_of_jaxpr(jaxprs.open_jaxpr(jaxpr), flow)
+    flows = follow_mesh(jaxpr, axes, devices, model_axes, model)
+    return _WorkCounter(devices, model).work_of_jaxpr(jaxprs.open_jaxpr(jaxpr), flows)
 
 
 _MAX_CACHED = 10_000
@@ -92,34 +98,39 @@ _MAX_CACHED = 10_000
 
 @functools.lru_cache(maxsize=32)
 class _WorkCounter:
-    """Adds up the work of equations on one of `devices` devices; `flow` says how these split each value."""
+    """Adds up the work of equations on one device; flows say how devices split each value."""
 
-    def __init__(self, devices: int):
-        self.devices = devices
+    def __init__(self, devices: int, model: int):
+        self.devices, self.model = devices, model
         # The work of a jaxpr that is called from many places is added up once.
         self.cache: IdentityCache[Work] = IdentityCache(max_entries=_MAX_CACHED)
 
-    def work_of_jaxpr(self, jaxpr: core.Jaxpr, flow: Flow | None) -> Work:
-        flows: Sequence[EquationFlow | None] = [None] * len(jaxpr.eqns) if flow is None else flow.equations
-        pairs = zip(jaxpr.eqns, flows, strict=True)
+    def work_of_jaxpr(self, jaxpr: core.Jaxpr, flows: MeshFlows) -> Work:
         return self.cache(
-            flow or jaxpr, None, lambda: sum_of_work((self.work_of_equation(*pair), 1) for pair in pairs)
+            jaxpr,
+            flows,
+            lambda: sum_of_work(
+                (self.work_of_equation(eqn, steps_at(flows, i)), 1) for i, eqn in enumerate(jaxpr.eqns)
+            ),
         )
 
-    def work_of_equation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
-        bodies = jaxprs.bodies(eqn)
-        if flow is not None and eqn.primitive is rowwise_p:
-            part = rows_of_device(eqn, flow.operands, self.devices)
-            return _WorkCounter(1).work_of_jaxpr(jaxprs.open_jaxpr(part), None)
-        if not bodies or (flow is not None and not flow.bodies):
-            return self.work_of_operation(eqn, flow)
-        tiles = None if flow is None else tiles_of(eqn)
-        if flow is not None and tiles is not None:
-            return _WorkCounter(1).work_of_jaxpr(traced_per_device(flow.bodies[0], self.devices, tiles), None)
-        flows: Sequence[Flow | None] = [None] * len(bodies) if flow is None else flow.bodies
+    def work_of_equation(self, eqn: core.JaxprEqn, steps: list[EquationFlow | None]) -> Work:
+        bodies, known = jaxprs.bodies(eqn), [step for step in steps if step is not None]
+        if known and eqn.primitive is rowwise_p:
+            part, flows = follow_rows(eqn, steps, self.devices, self.model)
+            return _WorkCounter(1, self.model).work_of_jaxpr(part, flows)
+        if not bodies or not all(step.bodies for step in known):
+            return self.work_of_operation(eqn, steps)
+        batch, model = steps
+        tiles = None if batch is None else tiles_of(eqn)
+        if batch is not None and tiles is not None:
+            part = traced_per_device(batch.bodies[0], self.devices, tiles)
+            model_axes = [] if model is None else [axis for axis, _ in model.bodies[0].inputs]
+            flows = follow_mesh(part, (), 1, model_axes, self.model)
+            return _WorkCounter(1, self.model).work_of_jaxpr(part, flows)
         body_works = [
-            sum_of_work([(self.work_of_jaxpr(body.jaxpr, body_flow), body.trips)])
-            for body, body_flow in zip(bodies, flows, strict=True)
+            sum_of_work([(self.work_of_jaxpr(body.jaxpr, body_flows), body.trips)])
+            for body, body_flows in zip(bodies, flows_of_bodies(steps, len(bodies)), strict=True)
         ]
         if eqn.primitive.name == "cond":
             costliest = max(body_works, key=lambda work: (work.total_flops, work.total_bytes))
@@ -132,13 +143,14 @@ class _WorkCounter:
             exact=all(body.exact for body in bodies) and all(work.exact for work in body_works),
         )
 
-    def work_of_operation(self, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Work:
+    def work_of_operation(self, eqn: core.JaxprEqn, steps: list[EquationFlow | None]) -> Work:
         name, operation_class = eqn.primitive.name, class_of(eqn.primitive.name)
-        operands = self._parts(eqn.invars, None if flow is None else flow.operands)
-        results = self._parts(eqn.outvars, None if flow is None else flow.results)
+        operands = self._parts(eqn.invars, [None if step is None else step.operands for step in steps])
+        results = self._parts(eqn.outvars, [None if step is None else step.results for step in steps])
         product = product_of(eqn)
         if product is not None:
-            product = self._product_of_device(product, eqn, flow)
+            for step, count in zip(steps, (self.devices, self.model), strict=True):
+                product = _product_of_device(product, eqn, step, count)
             flops = product.flops
         else:
             global_size = max((math.prod(shape_of(v)) for v in (*eqn.invars, *eqn.outvars)), default=0)
@@ -153,28 +165,36 @@ class _WorkCounter:
             operations={operation: 1} if moved and product is None else {},
         )
 
-    def _parts(self, atoms: Sequence[Any], axes: Sequence[int | None] | None) -> list[tuple[Any, int]]:
-        """Each value with the number of devices that split it."""
-        axes = [None] * len(atoms) if axes is None else axes
-        return [(v, 1 if axis is None else self.devices) for v, axis in zip(atoms, axes, strict=True)]
+    def _parts(
+        self, atoms: Sequence[Any], axes: Sequence[Sequence[int | None] | None]
+    ) -> list[tuple[Any, int]]:
+        """Each value with the number of devices that split it; `axes` are those along `batch` and `model`."""
+        parts = [1] * len(atoms)
+        for along_axis, count in zip(axes, (self.devices, self.model), strict=True):
+            for i, axis in enumerate(along_axis or ()):
+                parts[i] *= 1 if axis is None else count
+        return list(zip(atoms, parts, strict=True))
 
-    def _product_of_device(self, product: Product, eqn: core.JaxprEqn, flow: EquationFlow | None) -> Product:
-        """The part of a product that one device computes."""
-        if flow is None:
-            return product
-        if flow.reduced:
-            return product._replace(k=max(1, product.k // self.devices))
-        (axis,) = flow.results
-        if axis is None:
-            return product
-        dimension = "m"
-        if eqn.primitive.name == "dot_general":
-            (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
-            num_free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
-            dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + num_free else "n"
-        elif eqn.params["feature_group_count"] > 1:
-            dimension = "batch"
-        return product._replace(**{dimension: max(1, getattr(product, dimension) // self.devices)})
+
+def _product_of_device(
+    product: Product, eqn: core.JaxprEqn, flow: EquationFlow | None, devices: int
+) -> Product:
+    """The part of a product that one device computes, if `devices` split it along one axis of the mesh."""
+    if flow is None:
+        return product
+    if flow.reduced:
+        return product._replace(k=max(1, product.k // devices))
+    (axis,) = flow.results
+    if axis is None:
+        return product
+    dimension = "m"
+    if eqn.primitive.name == "dot_general":
+        (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+        num_free = len(shape_of(eqn.invars[0])) - len(contracting) - len(batch)
+        dimension = "batch" if axis < len(batch) else "m" if axis < len(batch) + num_free else "n"
+    elif eqn.params["feature_group_count"] > 1:
+        dimension = "batch"
+    return product._replace(**{dimension: max(1, getattr(product, dimension) // devices)})
 
 
 _CACHE_LINE_BYTES = 64
