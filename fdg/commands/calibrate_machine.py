@@ -33,7 +33,7 @@ FLAGS = (
     Flag("disturbed", bool, False, "save the figures even if other programs used the machine"),
     Flag("show", bool, False, "print the stored calibration, and measure nothing"),
 )
-_ABOUT = "Measures this machine's rates in about three minutes. Run nothing else on it during this time."
+_ABOUT = "Measures this machine's rates in about five minutes. Run nothing else on it during this time."
 
 
 def _calibrate(flags: dict[str, Any]) -> None:

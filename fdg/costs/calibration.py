@@ -1,4 +1,4 @@
-"""Calibrates the cost model on this machine, which takes three minutes.
+"""Calibrates the cost model on this machine, which takes five minutes.
 
 Microbenchmarks measure the figures of `hardware.RATES`. The other parameters of the model are fitted to timed
 jobs (`fdg/training/reference_jobs.py`, `fitting`).

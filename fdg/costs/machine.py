@@ -28,7 +28,7 @@ from fdg.running import program_cache
 VERSION = 4  # of the format of calibration files
 MEASURED = "measured here"  # `Figure.source` of measured figures
 MAX_NOISE = 0.25  # the largest `Calibration.noise` of a reliable calibration
-FIX = "run python -m fdg.calibrate, which takes three minutes"  # the fix in errors and notes
+FIX = "run python -m fdg.calibrate, which takes five minutes"  # the fix in errors and notes
 
 # Rates of a CPU, and links within and between its processes, for machines without a calibration.
 _ROUGH = "rough: measured on another machine's core (Intel Xeon, 2026); this machine has no calibration"
