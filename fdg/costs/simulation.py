@@ -6,8 +6,8 @@
     learners                              learn----
 
 A task starts when its dependencies have ended and its resources are free. A resource runs one task at a time,
-in the order in which tasks were added. Tasks may share a pool of cores: if they need more cores than the pool
-has, all of them slow down equally (processor sharing).
+in the order in which tasks were added. Tasks may share a pool of cores. If they need more cores than the pool
+has, each gets an equal share of it, or less if it needs less (max-min fairness), and slows down accordingly.
 """
 
 import collections
@@ -16,6 +16,8 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+_NEVER = (math.inf, -1)  # the end of no task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Simulation:
         return dict(busy)
 
     def run(self) -> Trace:
-        """Simulates all tasks. The pool's clock runs slower while its tasks need more cores than it has."""
+        """Simulates all tasks."""
         tasks, count = self.tasks, len(self.tasks)
         num_unfinished = [len(task.dependencies) for task in tasks]
         followers: list[list[int]] = [[] for _ in range(count)]
@@ -91,36 +93,43 @@ class Simulation:
             for dependency in dependencies:
                 followers[dependency].append(index)
         starts, ends, latest = [0.0] * count, [0.0] * count, [-1] * count
-        now = pool_now = needed_cores = 0.0
+        now = 0.0
         unpooled: list[tuple[float, int]] = []  # (end, task): tasks outside the pool
-        pool: list[tuple[float, int]] = []  # (end by the pool's clock, task)
+        pool: dict[int, float] = {}  # task -> remaining seconds at full speed
         ready = [task for task in range(count) if not num_unfinished[task]]
         while True:
             for task in ready:
                 starts[task] = now
                 if tasks[task].cores > 0:
-                    heapq.heappush(pool, (pool_now + tasks[task].seconds, task))
-                    needed_cores += tasks[task].cores
+                    pool[task] = tasks[task].seconds
                 else:
                     heapq.heappush(unpooled, (now + tasks[task].seconds, task))
             ready = []
             if not pool and not unpooled:
                 return Trace(starts, ends, latest)
-            speed = self._cores / needed_cores if needed_cores > self._cores else 1.0
-            pool_end = now + (pool[0][0] - pool_now) / speed if pool else math.inf
-            if pool and (not unpooled or pool_end <= unpooled[0][0]):
-                pool_now, finished = heapq.heappop(pool)
-                now = pool_end
-                needed_cores -= tasks[finished].cores
-                if not pool:
-                    needed_cores = 0.0
-            else:
+            speeds = self._speeds(list(pool))
+            end, finished = min(
+                ((now + left / speeds[task], task) for task, left in pool.items()), default=_NEVER
+            )
+            if unpooled and unpooled[0][0] < end:
                 end, finished = heapq.heappop(unpooled)
-                pool_now += (end - now) * speed
-                now = end
+            for task in pool:
+                pool[task] -= (end - now) * speeds[task]
+            pool.pop(finished, None)
+            now = end
             ends[finished] = now
             for task in followers[finished]:
                 num_unfinished[task] -= 1
                 if not num_unfinished[task]:
                     latest[task] = finished
                     ready.append(task)
+
+    def _speeds(self, running: Sequence[int]) -> Mapping[int, float]:
+        """The speed of each task of the pool that runs now; 1 if it has all cores that it needs."""
+        speeds, free = {}, self._cores
+        by_need = sorted(running, key=lambda task: self.tasks[task].cores)
+        for count, task in zip(range(len(by_need), 0, -1), by_need, strict=True):
+            needed = self.tasks[task].cores
+            cores = min(needed, free / count)
+            speeds[task], free = cores / needed, free - cores
+        return speeds

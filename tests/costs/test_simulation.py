@@ -55,13 +55,14 @@ def test_tasks_share_cores():
 
 
 def test_later_task_slows_a_running_one():
-    """2 cores. `a` (1 core, 3 s) runs alone for 1 s; then `b` (3 cores) starts, and both run at half speed.
+    """2 cores. `a` (1 core, 3 s) runs for 1 s; then `b` (3 cores, 1 s) starts, and each has one core.
 
-    `b` has 1 s of work and ends at 3 s; `a` then has 1 s left and ends at 4 s.
+    `a` keeps its core and ends at 3 s. `b` has then done two thirds at a third of its speed; the rest takes
+    half a second on two of the three cores that it needs.
     """
     simulation = Simulation(2.0)
     before = simulation.add("start", ("host",), 1.0)
     a = simulation.add("a", ("x",), 3.0, cores=1.0)
     b = simulation.add("b", ("y",), 1.0, [before], cores=3.0)
     trace = simulation.run()
-    assert trace.ends[b] == pytest.approx(3.0) and trace.ends[a] == pytest.approx(4.0)
+    assert trace.ends[a] == pytest.approx(3.0) and trace.ends[b] == pytest.approx(3.5)

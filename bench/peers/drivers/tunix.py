@@ -24,11 +24,26 @@ from tunix.models.llama3 import model as llama
 from tunix.models.llama3 import params
 from tunix.rl import rl_cluster
 from tunix.rl.agentic import agentic_grpo_learner as agentic
+from tunix.rl.agentic import utils
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
 from bench.peers.drivers.characters import share_of_answer, tokenizer_of
 from bench.peers.serve import Rounds
+
+
+class SyncLock(utils.RolloutSyncLock):
+    """tunix's lock between rollouts and weight syncs, without its deadlock.
+
+    In tunix 0.1.7, a rollout that starts while a sync waits blocks the event loop, on which the rollouts run
+    that the sync waits for. Here it may start as long as others run.
+    """
+
+    def acquire_rollout(self) -> None:
+        with self._mutex:
+            while self._weight_syncs > 0 or (self._weight_syncs_waiting > 0 and not self._rollouts):
+                self._can_rollout.wait()
+            self._rollouts += 1
 
 
 class JoinedMessages:
@@ -127,6 +142,7 @@ def prepare(config: dict[str, Any]):
             reward_fns=reward,
             chat_parser=JoinedMessages(),
         )
+        learner._rollout_sync_lock = SyncLock()
     steps_before = cluster.global_steps
 
     def batches():
