@@ -383,3 +383,33 @@ def test_convolution_with_a_split_operand(of_kernel):
     else:
         assert steps((0, None)) == ((0,), (), False)
         assert steps((3, None)) == ((None,), (), True)
+
+
+@fdg.fragment("learner", in_axes=(0, None, None))
+def two_layers(x, w, v):
+    return fdg.rowwise(lambda h, v: h @ v, (0, None))(jnp.tanh(x @ w), v)
+
+
+def steps_of(flow):
+    """The operations of a flow at any depth, without borders."""
+    for step in flow.equations:
+        if step.bodies:
+            for body in step.bodies:
+                yield from steps_of(body)
+        elif step.eqn.primitive.name != "fragment_boundary":
+            yield step
+
+
+@pytest.mark.parametrize("axis_of_x", [None, 1])
+def test_axes_of_parameters_pass_borders_and_rowwise_calls(axis_of_x):
+    """w [F, 8] is split by columns and v [8, 5] by rows: hidden units are split, and the last product is a sum.
+
+    If the features of x are split too, x is gathered for the first product, not w.
+    """
+    shapes = [X, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((F, 8), (8, 5)))]
+    jaxpr = jax.make_jaxpr(two_layers)(*shapes)
+    flow = batch_flow.follow(jaxpr, (axis_of_x, 1, 0), 2, borders=False)
+    first, tanh, last = steps_of(flow)
+    assert (first.results, first.reduced, tanh.results) == ((1,), False, (1,))
+    assert first.operands == (None, 1) and last.operands == (1, 0)
+    assert last.results == (None,) and last.reduced

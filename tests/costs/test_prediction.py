@@ -205,6 +205,14 @@ def test_work_of_split_generation(language):
     assert four.work.total_flops == pytest.approx(one.work.total_flops / 4, rel=0.02)
 
 
+def test_work_of_split_streams():
+    """Devices divide the prompts of starting responses and recomputed caches, as they divide ticks."""
+    task = envs.make("text:addition")
+    stream = fdg.trace(algos.GRPO(env=task, num_prompts=16, group_size=8, micro_batches=2, ahead=1))
+    one, four = (program_works(fdg.place(stream, policies.GPUOnly(), n), cluster(n))[0] for n in (1, 4))
+    assert four.work.total_flops == pytest.approx(one.work.total_flops / 4, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("count", "cores", "each", "uses_all"),
     [(1, 1, 8, True), (2, 4, 8, False), (8, 4, 4, True), (8, 6, 4, False), (8, 8, 8, True)],
