@@ -14,6 +14,7 @@ import functools
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,7 +32,7 @@ from envs.pools import Transition
 STEPS, ROWS, INFERENCE = 16, 8, 0.01
 RATIOS, RINGS = (1, 3), (1, 2, 4)
 OBSERVATIONS, ACTIONS = Box(-1.0, 1.0, (1,)), Discrete(2)
-SIGMAS = (0.5, 1.0)  # uneven: standard deviations of the logarithm of step times
+SIGMAS = (0.5, 1.0)  # uneven, by default: standard deviations of the logarithm of step times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +145,9 @@ def measure_even(rounds: int, inference: float = INFERENCE) -> bool:
     return all_reached
 
 
-def measure_uneven(rounds: int, workers: int, median: float, steps: int) -> None:
+def measure_uneven(rounds: int, workers: int, median: float, steps: int, sigmas: Sequence[float]) -> None:
     """Prints the speed in one ring, and in one ring per instance, relative to free-running workers."""
-    for sigma in SIGMAS:
+    for sigma in sigmas:
         source = Sleeping(median, sigma)
 
         def run_freely(_: int, source: Sleeping = source) -> float:
@@ -181,10 +182,11 @@ def main() -> int:
     command.add_argument("--workers", type=int, default=64, help="uneven: instances")
     command.add_argument("--median", type=float, default=0.1, help="uneven: median seconds of a step")
     command.add_argument("--steps", type=int, default=32, help="uneven: steps of a rollout")
+    command.add_argument("--sigmas", type=float, nargs="+", default=SIGMAS, help="uneven: of log step times")
     args = command.parse_args()
     if args.which == "even":
         return 0 if measure_even(args.rounds, args.inference) else 1
-    measure_uneven(args.rounds, args.workers, args.median, args.steps)
+    measure_uneven(args.rounds, args.workers, args.median, args.steps, args.sigmas)
     return 0
 
 
