@@ -108,7 +108,7 @@ def test_sums_saturate():
         (lambda: Layer(4, 3, True, 8), "out_rows is True; give a whole number"),
         (lambda: Layer(4, 3, 8, 8, has_weights=2), "has_weights is 2; give 0 or 1"),
         (lambda: Layer(4, 3, 8, 8, groups=2), "in_channels=3 does not divide into groups=2"),
-        (lambda: layers.convolution(3, 4, 2, kernel=7, padding=0), "the kernel of 7 is larger than the image"),
+        (lambda: layers.convolution(3, 4, 2, kernel=7, padding=0), "the kernel of 7 is larger than the"),
         (lambda: layers.convolution(3, 4, 9, stride=0), "stride is 0; give a number of at least 1"),
         (lambda: layers.gemm(4096, 4096, 4096), "68,719,476,736 multiplications, more than the 2,147,000"),
         (lambda: layers.addition(2**20, 64), "words of inputs, more than"),
