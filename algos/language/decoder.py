@@ -25,7 +25,9 @@ from algos.language.layers import Weights
 # Up to this vocabulary size, embeddings are looked up by a matrix product: then their gradient is also a
 # matrix product, not a scatter.
 _SMALL_VOCABULARY = 1024
-_PACKED_ROWS = 8  # `packed_rows` (see `DecoderConfig`) of `recompute_cache`, if the config has None
+# `packed_rows` (see `DecoderConfig`) of `recompute_cache`, if the config has None: 8 for each 128 sequences,
+# so that many devices can divide them.
+_PACKED_ROWS, _SEQUENCES = 8, 128
 _LOGITS_AT_ONCE = 1 << 20  # numbers [T, V] that `log_probs` computes at a time
 
 
@@ -255,7 +257,7 @@ class Decoder:
             return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
 
         all_tokens = jnp.concatenate([tokens, generated], axis=1)
-        rows = self.config.packed_rows or max(_PACKED_ROWS, len(tokens) // 16)
+        rows = self.config.packed_rows or _PACKED_ROWS * max(1, len(tokens) // _SEQUENCES)
         pair = registry.option("packed rows").without_padding(keys_and_values, all_tokens, all_mask, rows)
         keys, values = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), pair)
         source = ((jnp.arange(capacity)[None] - step[:, None]) % capacity)[:, None, :, None]
