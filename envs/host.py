@@ -37,6 +37,7 @@ from envs.running_pools import close as close
 from envs.running_pools import losses as losses
 from envs.running_pools import running as running
 from fdg.arguments import check_options, checked_names
+from fdg.batch.exchanges import operations_across_rows
 from fdg.errors import FdgError, HostError, host_errors, raised
 
 TIMEOUT = 60.0  # default limit of a step, in seconds
@@ -185,7 +186,14 @@ class HostEnvironment(EnvironmentBase):
                 jax.ShapeDtypeStruct((rows, *key_data.shape[1:]), key_data.dtype),
             )
 
-        shares = self.source.shares(len(key_data))
+        size = len(key_data)
+        closed = jax.make_jaxpr(act_on_rows)(*argument_types(size))
+        if mixing := operations_across_rows(closed, (0, 0)):
+            raise FdgError(
+                f"environment '{self.name}': acts=True needs an actor that acts in each environment alone,"
+                f" and this one combines environments (with {', '.join(mixing)}): leave out acts=True"
+            )
+        shares = self.source.shares(size)
         return self.source.trace_actor(self.name, act_on_rows, argument_types, shares)
 
     def segment(

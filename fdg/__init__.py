@@ -30,6 +30,7 @@ from fdg.bfloat16 import in_bfloat16
 from fdg.engine import Engine, compile
 from fdg.errors import FdgError, FdgWarning, GraphError, PlanError, RunError, UnknownNameError
 from fdg.fragment import fragment
+from fdg.loops import expect_trips
 from fdg.placing.place import place
 from fdg.placing.plans import Plan, SteppedPlan
 from fdg.placing.policy import Group, Policy
@@ -82,6 +83,7 @@ __all__ = [
     "compare",
     "compile",
     "diff",
+    "expect_trips",
     "fit",
     "fragment",
     "host_devices",

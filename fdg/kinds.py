@@ -172,7 +172,7 @@ def number_fix(word: Any, kind: Any, name: str = "") -> str:
     `name` is the parameter's name, which may end in a unit, such as `latency_ms`.
 
     >>> number_fix("500k", int), number_fix("10%", float | None), number_fix("10%", int), number_fix("n", int)
-    (': write 500_000 or 5e5', ': write 0.1', '', '')
+    (': write 500_000', ': write 0.1', '', '')
     >>> number_fix("5ms", float, "latency_ms"), number_fix("5us", float, "latency_ms")
     (': write 5', ': write 0.005')
     >>> number_fix(np.array([0.1]), float)
@@ -201,8 +201,9 @@ def number_fix(word: Any, kind: Any, name: str = "") -> str:
         return f": write {number:g}"
     digits, _, power = f"{number:e}".partition("e")
     scientific = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    exact = f"{int(number):_}"
-    return f": write {exact} or {scientific}" if float(scientific) == number else f": write {exact}"
+    # In Python and TOML, 5e5 is no integer.
+    also = f" or {scientific}" if mentions(kind, float) and float(scientific) == number else ""
+    return f": write {int(number):_}{also}"
 
 
 def _read_int(word: str) -> int:

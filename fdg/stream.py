@@ -10,6 +10,7 @@ responses that are taken together, such as all responses to one prompt.
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -19,6 +20,7 @@ from fdg.arguments import check_fields, check_members, checked_names, quoted
 from fdg.errors import FdgError, kind_of, structure_of
 from fdg.fragment import split_rows
 from fdg.keys import zeros
+from fdg.loops import expect_trips
 
 # Values of the fields `order` and `late` of `Stream`.
 Order = Literal["prompt", "finished"]
@@ -41,8 +43,8 @@ class Source(Protocol):
     which `refresh` computes from that state and the parameters.
 
     Attributes:
-      most_ticks: optional; the largest number of ticks after `begin` until a slot is done. With it, plans
-        can bound the loop.
+      most_ticks: optional; the largest number of ticks after `begin` until a slot is done, for predictions of
+        time: with it, they assume that every response is as long as it may be.
     """
 
     def idle(self, slots: int) -> Any:
@@ -230,26 +232,36 @@ class Stream:
             return self._take_all(parameters, version, state)
         # Responses with an index below `limit` may start.
         limit = ((state.clock.micro_batch + 1) * self.units + self.ahead * self.batch) * self.group
-        carry = state.clock, state.kept, self._caches(parameters, state), state.rows
+        num_starts, num_ticks = self._expected_trips
 
         def is_waiting(carry: Any) -> jax.Array:
-            return self._bound_trips(carry[0], ~self._is_ready(carry[1][0]))
+            return ~self._is_ready(carry[0])
+
+        def can_begin(carry: Any) -> jax.Array:
+            remaining, num_free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
+            return (remaining > 0) & (num_free >= jnp.minimum(self.prefill_batch, remaining))
+
+        def start_responses(carry: Any) -> Any:
+            return self._start_responses(parameters, version, limit, state.key, carry)
+
+        def must_tick(carry: Any) -> jax.Array:
+            has_ticked, carry = carry
+            return ~has_ticked | (is_waiting(carry) & ~can_begin(carry))
 
         def tick(carry: Any) -> Any:
-            trip, carry = carry
-
-            def can_begin(carry: Any) -> jax.Array:
-                remaining, num_free = limit - carry[0].next, jnp.sum(~carry[0].occupied, dtype=jnp.int32)
-                return (remaining > 0) & (num_free >= jnp.minimum(self.prefill_batch, remaining))
-
-            def start_responses(carry: Any) -> Any:
-                return self._start_responses(parameters, version, limit, state.key, carry)
-
-            clock, kept, cache, rows = jax.lax.while_loop(can_begin, start_responses, carry)
+            _, (clock, kept, cache, rows) = carry
             kept, cache = self._tick(parameters, kept, cache, Now(version, clock.tick))
-            return trip + 1, (self._clock_after_tick(clock, self._done(kept)), kept, cache, rows)
+            return jnp.bool_(True), (self._clock_after_tick(clock, self._done(kept)), kept, cache, rows)
 
-        _, (clock, kept, _, rows) = jax.lax.while_loop(is_waiting, tick, (jnp.int32(0), carry))
+        def start_and_tick(carry: Any) -> Any:
+            carry = jax.lax.while_loop(lambda x: expect_trips(can_begin(x), 1), start_responses, carry)
+            ticks = lambda x: expect_trips(must_tick(x), num_ticks)  # noqa: E731
+            return jax.lax.while_loop(ticks, tick, (jnp.bool_(False), carry))[1]
+
+        carry = state.clock, state.kept, self._caches(parameters, state), state.rows
+        clock, kept, _, rows = jax.lax.while_loop(
+            lambda x: expect_trips(is_waiting(x), num_starts), start_and_tick, carry
+        )
         rows = _write_rows(rows, jnp.where(clock.occupied, self._no_row, clock.place), self.source.row(kept))
         clock = clock._replace(place=jnp.where(clock.occupied, clock.place, self._no_row))
         places = self._next_units(clock)
@@ -268,16 +280,19 @@ class Stream:
         """Whether every `take` starts all of its responses at once and waits for all of them."""
         return not self.ahead and self.slots == self.units * self.group
 
-    def _bound_trips(self, trip: jax.Array, waits: jax.Array) -> jax.Array:
-        """The loop condition `waits`, with a bound on the number of trips."""
-        max_trips = getattr(self.source, "most_ticks", None)
-        if max_trips is None:
-            return waits
-        max_trips = max(max_trips, 1)  # a response starts and ends within a trip
-        if not self._is_lockstep:  # until the last response starts, at least `min_busy` slots are busy
-            min_busy = self.slots - self.prefill_batch + 1
-            max_trips = min(-(-self.live * self.group * max_trips // min_busy) + max_trips, 2**31 - 1)
-        return waits & (trip < max_trips)
+    @property
+    def _expected_trips(self) -> tuple[int, int]:
+        """Mean starts in a `take`, and mean ticks after a start, if all responses are as long as possible.
+
+        Both are rounded, so that their product is the number of ticks.
+        """
+        responses, ticks = self.units * self.group, max(getattr(self.source, "most_ticks", 1), 1)
+        # With `ahead`, all slots are always busy. Without it, slots are empty between two takes.
+        ticks *= responses / self.slots if self.ahead else -(-responses // self.slots)
+        starts = responses / self.prefill_batch
+        ticks_per_start = int(ticks / starts)
+        choices = [(max(1, round(ticks / n)), n) for n in (max(1, ticks_per_start), ticks_per_start + 1)]
+        return min(choices, key=lambda trips: (abs(math.prod(trips) - ticks), abs(trips[0] - starts)))
 
     def _take_all(self, parameters: Any, version: jax.Array, state: StreamState) -> tuple[Any, StreamState]:
         """`take` if every response of a micro-batch has a slot and no response starts ahead."""
@@ -295,7 +310,7 @@ class Stream:
             return kept, cache, trip + 1, busy
 
         def is_waiting(carry: Any) -> jax.Array:
-            return self._bound_trips(carry[2], ~jnp.all(self._done(carry[0])))
+            return expect_trips(~jnp.all(self._done(carry[0])), getattr(source, "most_ticks", 1))
 
         carry = kept, cache, jnp.int32(0), clock.busy
         kept, _, trips, busy = jax.lax.while_loop(is_waiting, tick, carry)

@@ -71,6 +71,23 @@ def predict_exchanges(
     )
 
 
+def operations_across_rows(jaxpr: Any, input_axes: Sequence[Axis]) -> tuple[str, ...]:
+    """Names of the operations whose result for a row depends on other rows, such as a mean over the batch.
+
+    `input_axes` are the batch axes of the first inputs. Operations without a rule are left out.
+    """
+
+    def walk(flow: Flow) -> Iterator[str]:
+        for step in flow.equations:
+            name = step.eqn.primitive.name
+            if not step.bodies and (step.reduced or (step.gathered and name in RULES)):
+                yield name
+            for body in step.bodies:
+                yield from walk(body)
+
+    return tuple(dict.fromkeys(walk(follow(jaxprs.without_dead_code(jaxpr), input_axes))))
+
+
 def _walk_flow(
     flow: Flow, fragments: tuple[str, ...], trips: tuple[int, ...]
 ) -> Iterator[tuple[Collective | WithoutRule, int]]:

@@ -208,8 +208,8 @@ class _CostModel:
         notes = []
         if not all(program.work.exact for program in self.program_works):
             notes.append(
-                "operations depend on the data (a loop is counted with its upper bound of trips, or else one"
-                " trip; a branch as its most expensive case)"
+                "operations depend on the data (a loop is counted with its declared or largest number of"
+                " trips, or else one; a branch as its most expensive case)"
             )
         if any(
             "host" in program.work.flops or "host" in program.work.bytes for program in self.program_works

@@ -15,7 +15,8 @@ def flops_of(jaxpr: core.Jaxpr) -> int:
 
     A matrix product or convolution counts 2 per multiply-add; data movement, conversions and random bits 0;
     and any other equation the size of its largest operand or result. A scan counts each trip, a `while` loop
-    the upper bound of its trips, or one if the bound is unknown. A `cond` counts its most expensive branch.
+    its expected trips (`fdg.expect_trips`), or their upper bound, or one if both are unknown. A `cond` counts
+    its most expensive branch.
     """
     return sum(map(equation_flops, jaxpr.eqns))
 

@@ -25,7 +25,8 @@ class Body:
 
     jaxpr: core.Jaxpr  # open
     trips: int  # runs of the body per run of the equation
-    # False if `trips` is a guess (a while loop: 1) or a bound (a branch: 1; a while loop with a counter)
+    # False if `trips` is an expected number (`fdg.expect_trips`), a bound (a branch: 1; a while loop with a
+    # counter), or a guess (any other while loop: 1)
     exact: bool
     operands: tuple[int, ...]  # body input i is the equation's input `operands[i]` (in the first trip)
     results: tuple[int, ...]  # the equation's output k is body output `results[k]`
@@ -159,7 +160,9 @@ def bodies(eqn: core.JaxprEqn) -> tuple[Body, ...]:
             test, body = inner
             test_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
             carry = range(test_consts + body_consts, len(eqn.invars))
-            trips = _max_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
+            trips = _expected_trips(test)
+            if trips is None:
+                trips = _max_trips(test, body, test_consts, body_consts, [eqn.invars[i] for i in carry])
             return (
                 Body(test, trips, False, operands=(*range(test_consts), *carry), results=()),
                 Body(
@@ -225,6 +228,16 @@ def walk(equations: Iterable[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
 def _has_value(atom: Any, number: int) -> bool:
     """Whether an operand is a literal with the value `number`."""
     return is_literal(atom) and np.ndim(atom.val) == 0 and atom.val == number
+
+
+EXPECTED_TRIPS = "expected trips: "  # the beginning of the name of a loop's condition; the number follows
+
+
+def _expected_trips(test: core.Jaxpr) -> int | None:
+    """The number that `fdg.expect_trips` declares in the condition of a while loop; None if there is none."""
+    names = [str(eqn.params["name"]) for eqn in walk(test.eqns) if eqn.primitive.name == "name"]
+    numbers = [name.removeprefix(EXPECTED_TRIPS) for name in names if name.startswith(EXPECTED_TRIPS)]
+    return int(numbers[0]) if numbers else None
 
 
 def _max_trips(

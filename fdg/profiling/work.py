@@ -43,8 +43,8 @@ class Work:
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # number of products by shape, convolutions included
     products: Mapping[Product, int] = dataclasses.field(default_factory=dict)
-    # False if there is a `while` loop (counted with its upper bound of trips, or one trip) or a `cond`
-    # (counted as its most expensive branch)
+    # False if there is a `while` loop (counted with its expected trips, their upper bound, or one trip) or a
+    # `cond` (counted as its most expensive branch)
     exact: bool = True
     # number of operations by class and bytes, without products and views; bytes of a gather or scatter are
     # rounded up to cache lines

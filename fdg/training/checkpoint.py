@@ -36,9 +36,9 @@ import numpy as np
 from fdg import files, keys
 from fdg.errors import FdgError, FdgWarning, kind_of
 from fdg.processes import distributed
-from fdg.reading import open_regular, read_bytes
+from fdg.reading import open_regular, read_bytes, read_json
 from fdg.running.leaves import typed_like, unique_names
-from fdg.training.run_directory import read_config, unwritable_error
+from fdg.training.run_directory import MAX_JSON_BYTES, unwritable_error
 
 KEEP = 3  # newest checkpoints to keep; older ones are removed once a newer one is complete
 _MAX_TIME_FRACTION = 0.01  # automatic checkpoints take at most this fraction of a run's time
@@ -78,7 +78,7 @@ class Checkpoints:
         self._has_config = self._config.exists()
         self._run_id: str | None = None
         with contextlib.suppress(FdgError):
-            run_id = read_config(self._directory.parent).get("id")
+            run_id = read_json(self._config, MAX_JSON_BYTES).get("id")
             self._run_id = run_id if isinstance(run_id, str) else None
         self._undamaged: set[int] = set()  # iterations whose checkpoints were checked and are undamaged
         self._writer = ThreadPoolExecutor(1, "checkpoint")

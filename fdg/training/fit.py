@@ -226,14 +226,14 @@ def make_job(
             resumes=resumes,
             record={"command": "fdg.fit"},
         )
+        if path is not None and not resumes:
+            check_free(path)
     except FdgError as error:
-        raise FdgError(as_arguments(str(error))) from None
+        raise type(error)(as_arguments(str(error))) from None
     if start is not None:
         origin = {"run": os.path.abspath(start.path), "changes": changes(start.config, job.config)}
         job = dataclasses.replace(job, record={**job.record, "from": origin})
-    if path is not None and not resumes:
-        check_free(path)
-    elif path is not None and (conflict := contradiction(read_config(path, prefix=""), job.config)):
+    if path is not None and resumes and (conflict := contradiction(read_config(path, prefix=""), job.config)):
         name, old, new = conflict
         raise FdgError(
             f"resume=True: {name}={new!r} contradicts the {old!r} of the run in {path}: keep the old value,"

@@ -38,7 +38,7 @@ _ENTRIES = (
     *(f".{CHECKPOINTS}", f".{BEST}", *_FOLDERS),
 )
 _MAX_LISTED_RUNS = 6  # maximum number of runs in the message about a folder that is not a run
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 
 
 class RunDirectory:
@@ -322,7 +322,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
     except (OSError, ValueError):  # `read_json` below raises the error
         pass
     try:
-        content = read_json(file, _MAX_JSON_BYTES)
+        content = read_json(file, MAX_JSON_BYTES)
     except FdgError as error:
         reason = str(error).removeprefix(f"{file}: ").removeprefix("cannot be read: ")
         fix = "bring it back from a copy, or start a new run"
@@ -333,7 +333,7 @@ def read_config(path: Path, prefix: str = "--resume: ") -> dict[str, Any]:
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The content of `summary.json`; None before the run has ended, or if it is unreadable."""
     try:
-        summary = read_json(path / "summary.json", _MAX_JSON_BYTES)
+        summary = read_json(path / "summary.json", MAX_JSON_BYTES)
     except FdgError:
         return None
     # Only the entries that other code reads are checked.

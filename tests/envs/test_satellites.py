@@ -79,6 +79,11 @@ def test_invalid_settings_are_refused(ray, monkeypatch):  # noqa: F811
     monkeypatch.setattr(envs.from_ray.ray_cluster, "module", lambda: ray)
     with pytest.raises(FdgError, match=r"acts=True needs the number of workers.*--env-workers"):
         from_ray.make("counting", lambda name: HostEnvironment(Counting()), acts=True)
+    keys = jax.random.split(jax.random.key(1), (7, 2, 5))
+    with pytest.raises(FdgError, match=r"acts in each environment alone, .* \(with reduce_sum\)"):
+        fleet(True).acting(
+            lambda rows, keys: (jnp.zeros(len(keys), jnp.int32), rows - rows.mean(0, keepdims=True)), keys
+        )
     with pytest.raises(FdgError, match=r"rings=5: workers that act \(acts=True\)"):
         algos.IMPALA(env=fleet(True), rings=5, **SIZES)
     with pytest.raises(FdgError, match="acts=True does not work with a memory"):

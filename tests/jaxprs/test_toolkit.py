@@ -9,6 +9,7 @@ import pytest
 from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
+import fdg
 from fdg import jaxprs
 
 
@@ -259,6 +260,8 @@ def test_trips_of_while_loops(bound):
     either = lambda c: (c[0] < bound) | jnp.any(c[1] < 9)  # noqa: E731
     assert trips(0, 1, both) == {bound}
     assert trips(1, 1, both) == trips(0, 2, both) == trips(0, 1, either) == {1}
+    declared = [lambda c: fdg.expect_trips(either(c), 12), jax.jit(lambda c: fdg.expect_trips(both(c), 12))]
+    assert [trips(0, 1, test) for test in declared] == [{12}, {12}]
 
 
 @pytest.mark.parametrize("x64", [False, True])

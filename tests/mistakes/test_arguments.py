@@ -10,6 +10,7 @@ import math
 from typing import Protocol, TypeVar
 from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from tests.stream import test_engine
 VALUES = [None, 0, -1, 3, 1.5, math.nan, True, "word", "", "\0", b"x", [], [1], (1,), {}, {"a": 1}, object()]
 VALUES += [len, int, np.zeros(2), 10**30, "x" * 3000]
 INTEGERS = "total_steps seed num_seeds eval_every eval_episodes checkpoint_every exploit_every trials rounds"
-INTEGERS += " n count model agent episodes fps max_steps iterations limit_mb"
+INTEGERS += " n count model agent episodes fps max_steps iterations limit_mb trips"
 SWITCHES = "resume tensorboard progress live_plot halving trust exact whole_along_batch apart optional greedy"
 TEXTS = "out start_from wandb mlflow path directory role name format a b run"
 VALID = {
@@ -56,6 +57,7 @@ VALID = {
     "source": lambda v: False,
     **dict.fromkeys("slots batch micro_batches ahead group prefills".split(), lambda v: type(v) is int),
     "order": lambda v: False,
+    "condition": lambda v: False,
     "late": lambda v: False,
 }
 
@@ -105,6 +107,7 @@ CALLS = {
     "record": {"run": "nowhere", "path": "recording.npz"},
     "profile": {"engine": None, "state": None},
     "Stream": {"source": test_engine.Walk(), "slots": 4, "batch": 4},
+    "expect_trips": {"condition": jnp.bool_(True), "trips": 4},
     "host_devices": {},
     "keep_programs": {},
     "fragment": {"role": "actor"},

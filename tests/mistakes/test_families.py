@@ -1,5 +1,6 @@
 """Families of mistakes: each test tries all members of a table or class, or random ones."""
 
+import ast
 import dataclasses
 import errno
 import functools
@@ -173,6 +174,7 @@ def test_numbers_with_suffixes_and_units():
         assert fix.startswith(": write "), (number, unit)
         for written in fix.removeprefix(": write ").split(" or "):
             assert kinds.reader(kind)(written) == pytest.approx(expected, rel=1e-5)
+            assert kinds.matches(ast.literal_eval(written), kind)  # in Python, too
     for word, kind in (
         ("many", int),
         ("5 bananas", int),
@@ -185,9 +187,9 @@ def test_numbers_with_suffixes_and_units():
     for word in ("5e5", "500_000", "500000", "5E5", "500000.0"):
         assert parser_of().parse_strictly(["--total-steps", word])["total_steps"] == 500_000
     text = refused(lambda: parser_of().parse_strictly(["--total-steps", "500k"]))
-    assert text == "--total-steps: '500k' is not an integer: write 500_000 or 5e5"
-    assert "write 500_000 or 5e5" in refused(lambda: fdg.fit(small(), total_steps="500k"))
-    assert "write 4_000 or 4e3" in refused(lambda: small(num_envs="4k"))
+    assert text == "--total-steps: '500k' is not an integer: write 500_000"
+    assert refused(lambda: fdg.fit(small(), total_steps="500k")).endswith("write 500_000")
+    assert refused(lambda: small(num_envs="4k")).endswith("write 4_000")
 
 
 # --- methods, places and values ---

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fdg import jaxprs
 from fdg.stream import Stream, counts
 from tests.refusing import refuses
+from tests.stream.clock import Source
 
 WIDTH = 4
 
@@ -114,3 +116,35 @@ def test_state_of_a_stream_of_other_sizes_is_refused():
     for slots, ahead, message in ((3, 1, "3 and 4"), (2, 2, "2 and 6")):
         with refuses(match=f"^take: the state has 2 slots and 4 live units, and this stream {message}: give"):
             Stream(Short(), slots=slots, batch=2, ahead=ahead).take((), 0, state)
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch", "sizes"),
+    [
+        (8, 8, {}),  # all at once
+        (8, 32, {}),  # four waves
+        (8, 32, {"prefills": 2}),
+        (16, 16, {"micro_batches": 4, "ahead": 1}),
+        (32, 16, {"micro_batches": 2, "ahead": 1, "group": 2}),
+        (24, 8, {"ahead": 3, "prefills": 6}),
+    ],
+)
+def test_expected_trips_are_those_of_responses_of_equal_length(slots, batch, sizes):
+    """Responses of 12 ticks: the mean trips of the jaxpr's loops are those counted after a warm-up."""
+    source = Source([12])
+    source.most_ticks = 12
+    stream = Stream(source, slots, batch, **sizes)
+    take, state, takes = jax.jit(stream.take), stream.init(jax.random.key(0)), 16 * stream.micro_batches
+    for i in range(2 * takes):
+        if i == takes:
+            before = counts(stream, state)["ticks"]
+        _, state = take(jnp.float32(0), i, state)
+    mean = (counts(stream, state)["ticks"] - before) / takes
+
+    def loops(jaxpr):
+        return [jaxprs.bodies(eqn)[1] for eqn in jaxpr.eqns if eqn.primitive.name == "while"]
+
+    (outer,) = loops(jax.make_jaxpr(stream.take)(jnp.float32(0), 0, state))
+    inner = [body.trips for body in loops(outer.jaxpr)]
+    expected = outer.trips if not inner else outer.trips * inner[-1]
+    assert mean == pytest.approx(expected, rel=0.15)

@@ -78,7 +78,7 @@ def with_lag(graph: FDG, lag: int, where: str) -> tuple[FDG, Ages]:
         reason = f"no scan calls '{actors[0]}'" if actors else f"{graph.name} has no actor"
         raise PlanError(
             f"{where}: lag={lag} counts micro-batches, but {reason}: use staleness={lag}, which counts"
-            " iterations, or set micro_batches to 2 or more"
+            " iterations (or micro_batches of 2 or more, where the algorithm has them)"
         )
     smallest_age, num_older = divmod(lag, trips)
     if not num_older:
