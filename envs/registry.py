@@ -411,6 +411,11 @@ def _gymnasium_trust_reason(name: str, parameters: Mapping[str, Any]) -> str | N
     return f"imports the module {module}" if colon else _text_reason(parameters)
 
 
+def names_module(name: str) -> bool:
+    """Whether a name is `module:factory`, without a prefix."""
+    return not name.startswith(tuple(_PREFIXES)) and _module_of(name) is not None
+
+
 def _module_of(name: str) -> str | None:
     """The user's module in a name `module:factory`; None for other names."""
     return user_code.module_of(name, (*_BUILT_IN, *user_code.entry_points()))

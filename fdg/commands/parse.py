@@ -304,12 +304,18 @@ def _inherited_hyperparameters(
 
 def _num_workers(name: str, flags: Mapping[str, Any], stored: Mapping[str, Any]) -> int | None:
     """The number of workers of an environment, or None if it has none."""
+    from envs.registry import names_module
+
     count = flags.get("env_workers")
     settings.check_range("env_workers", count)
     if name.startswith(("ray:", "gymnasium:")):
         return count if "env_workers" in flags else stored.get("env_workers")
     if count is not None:
-        reason = "has threads: write ?num_threads=N" if name.startswith("envpool:") else "runs in the program"
+        reason = "runs in the program"
+        if name.startswith("envpool:"):
+            reason = "has threads: write ?num_threads=N"
+        elif names_module(name):
+            reason = f"has none: if it is a Gymnasium environment, write gymnasium:{name}"
         raise FdgError(
             f"--env-workers {count}: environments of ray: and gymnasium: have workers; '{name}' {reason}"
         )

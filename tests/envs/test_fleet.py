@@ -41,6 +41,8 @@ def test_invalid_fleets_are_refused(name):
 
 FLAGS = {
     "--env envpool:CartPole-v1 --env-workers 2": "'envpool:CartPole-v1' has threads: write ?num_threads=N",
+    "--env mine:Mine --env-workers 2": "if it is a Gymnasium environment, write gymnasium:mine:Mine",
+    "--env text:sorting --env-workers 2": "'text:sorting' runs in the program",
     "--env-workers 2": "'CartPole-v1' runs in the program",
     "--env ray:gymnasium:CartPole-v1 --env-workers 0": "--env-workers 0: it must be at least 1",
     "--algo tests.tiny:Pupil --env-workers 2": "--env-workers 2: tests.tiny:Pupil has its own environment",
