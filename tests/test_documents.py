@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import algos
+import envs
 import fdg
 import policies
 from docs import draw_policies
@@ -36,6 +37,15 @@ def test_readme_code_runs(capsys, monkeypatch, devices):
         exec(compile(block, "README.md", "exec"), names)
     assert names["metrics"]["norm"].shape == (5,)
     assert "FDG of Tiny" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", [algos, envs, fdg, policies], ids=lambda package: package.__name__)
+def test_reference_lists_all_public_names(package):
+    page = (ROOT / "docs" / "reference" / f"{package.__name__}.md").read_text()
+    listed = set(re.findall(rf"^::: {package.__name__}\.(\w+)$", page, re.MULTILINE))
+    for members in re.findall(r"members: \[(.*)\]", page):
+        listed.update(members.split(", "))
+    assert set(package.__all__) <= listed
 
 
 def test_architecture_page_lists_all_modules():
