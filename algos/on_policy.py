@@ -80,11 +80,14 @@ def begin(
     novelty: Any = None,
     memory: Callable[[int], Any] | None = None,
 ) -> State:
-    """The initial state.
+    """The initial state: environments are reset, and network, optimiser and statistics initialised.
 
     Args:
+      algorithm: an on-policy algorithm.
+      key: the random key of the run.
       keep_statistics: True if the state has statistics even if nothing is normalised.
-      novelty: `(key, parameters, observation) -> (parameters, novelty_state, running_novelty)`.
+      novelty: adds the networks of a novelty bonus to the parameters: `(key, parameters, observation) ->
+        (parameters, novelty_state, running_novelty)`; None for no bonus.
       memory: `B -> memory`, the network's initial memory `[B, ...]`.
     """
     normalizers = algorithm.normalizers

@@ -46,7 +46,7 @@ class RandomNetworkDistillation(Part):
     )
     intrinsic_coefficient: float = hyperparameter(
         0.5,
-        "weight of the intrinsic reward (PPO: of its advantage); the environment's has weight 1 (with rnd)",
+        "weight of the intrinsic reward, in PPO of its advantage; the environment's has weight 1 (with rnd)",
         only_with="rnd",
     )
     intrinsic_discount: float = hyperparameter(

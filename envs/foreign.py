@@ -111,9 +111,11 @@ def make_and_adapt(factory: Callable[..., Any], parameters: Mapping[str, Any]) -
             env.close()
         env = call(parameters)  # raises the error for the unknown parameters
     adapted = as_single_environment(env, **adapter_parameters)
-    return (
-        env if adapted is env else _adapted.setdefault((factory, tuple(sorted(parameters.items()))), adapted)
-    )
+    if adapted is env:
+        return env
+    # The text tells 1, 1.0 and True apart.
+    key = factory, tuple(sorted((name, repr(value), value) for name, value in parameters.items()))
+    return _adapted.setdefault(key, adapted)
 
 
 def import_name(factory: Any, found_at: str) -> str:
@@ -132,9 +134,14 @@ def reason_not_adapted(env: Any) -> str | None:
     """
     package = package_of(env)
     if package is None:
-        if hasattr(env, "default_params") or hasattr(env, "unwrapped"):
-            return "is a wrapper of another package's: give the environment within it"
-        return None
+        name = next((name for name in ("default_params", "unwrapped") if hasattr(env, name)), None)
+        kind = env if isinstance(env, type) else type(env)
+        if name is None or "envs" in map(_top_package, kind.__mro__):
+            return None
+        return (
+            f"has {name}, as wrappers of other packages do: give the environment within it, or, if it is no"
+            f" wrapper, call {name} something else"
+        )
     kind = env if isinstance(env, type) else type(env)
     bases = [(_top_package(base), base.__name__) for base in kind.__mro__]
     subject = f"is an environment of {_DISPLAY_NAMES.get(package, package)}"

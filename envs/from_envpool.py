@@ -99,7 +99,7 @@ class EnvPoolSource(gymnasium_parts.LibrarySource):
 
     @property
     def facts(self) -> gymnasium_parts.Facts:
-        """EnvPool's specification."""
+        """What EnvPool says about this environment: spaces and limits."""
         return _facts(self)
 
     def with_cores(self, cores: int) -> "EnvPoolSource":

@@ -94,7 +94,7 @@ class HostEnvironment(EnvironmentBase):
 
     @property
     def info(self) -> tuple[str, ...]:
-        """Names of episode metrics."""
+        """Names of the values that the environment reports at the end of an episode (`envs.vectorize`)."""
         return getattr(self.source, "info", ())
 
     @property

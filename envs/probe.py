@@ -64,7 +64,7 @@ class Value(_Constant):
     action_space: ClassVar[Space] = Discrete(1)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """Reward 1, terminated."""
+        """Ends the episode with reward 1."""
         return (), jnp.ones(1), jnp.float32(1), jnp.bool_(True), jnp.bool_(False)
 
 
@@ -81,7 +81,7 @@ class ValueOfObservation(_Sign):
     optimal_return: ClassVar[float] = 0.0
 
     def step(self, key: jax.Array, state: jax.Array, action: jax.Array) -> Step:
-        """Reward `x`, terminated."""
+        """Ends the episode with reward `x`, the observation."""
         return state, state[None], state, jnp.bool_(True), jnp.bool_(False)
 
 

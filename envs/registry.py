@@ -322,6 +322,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if (pair := _WRONG_SEPARATOR.match(value)) and not isinstance(_parse_value(pair[1]), str):
             fix = f"{name}?{parameter}={pair[1]}&{value[pair.end(1) :].lstrip(',;? ')}"
             raise FdgError(f"environment '{text}': parameters are joined by &: write {fix}")
+        if parameter in overrides:
+            raise FdgError(f"environment '{text}': {parameter} is given twice: give it once")
         overrides[parameter] = _parse_value(value)
     return name, overrides
 
@@ -346,15 +348,20 @@ def files_of(name: str, parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _absolute_files(name: str) -> str:
-    """The name of a text task with absolute paths of its files."""
+    """The name of a text task with absolute paths of its files, quoted where `parse` needs it.
+
+    >>> _absolute_files("text:file?path='/data/sums.jsonl'&split=1"), _absolute_files("text:file?path='/a&b'")
+    ('text:file?path=/data/sums.jsonl&split=1', "text:file?path='/a&b'")
+    """
     before, mark, options = name.partition("?")
-    parts = [option.partition("=") for option in options.split("&")]
-    joined = [
-        f"{parameter}={os.path.abspath(value)}" if parameter in text.FILES else parameter + equals + value
-        for parameter, equals, value in parts
-    ]
-    full_name = before + mark + "&".join(joined)
-    return full_name if len(full_name.split("&")) == len(parts) else name  # unless a folder's name has an &
+    parts = []
+    for option in _OPTION.findall(options):
+        parameter, equals, value = option.partition("=")
+        if parameter in text.FILES:
+            path = os.path.abspath(str(_parse_value(value)))
+            value = path if "&" not in path and _parse_value(path) == path else repr(path)
+        parts.append(parameter + equals + value)
+    return before + mark + "&".join(parts)
 
 
 def _parse_value(text: str) -> Any:

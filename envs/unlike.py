@@ -75,7 +75,7 @@ class Alike:
         return state, self.together(observations, "step"), reward, *flags
 
     def together(self, observations: Any, method: str = "together") -> Any:
-        """Converts a tuple of observations, one per agent, to uniform ones: parts `[A, ...]`.
+        """Converts a tuple of observations, one per agent, to the common space: parts `[A, ...]`.
 
         Raises:
           FdgError: there are not `A` observations, or one does not fit its agent's space.
@@ -108,7 +108,7 @@ class Alike:
         return MaskedObservation(together, jnp.stack([self._mask(a, mask) for a, mask in enumerate(masks)]))
 
     def split(self, action: jax.Array) -> tuple[jax.Array, ...]:
-        """Converts uniform actions `[A, ...]` to an action of each agent's space."""
+        """Converts actions in the common space, `[A, ...]`, to a tuple of A, each in its agent's space."""
         return tuple(_own_action(space, action[a]) for a, space in enumerate(self._team.action_spaces))
 
     def _mask(self, agent: int, mask: Any) -> jax.Array:

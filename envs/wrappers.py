@@ -165,7 +165,7 @@ class Wrapper(EnvironmentBase):
         return send
 
     def recv(self, sent: Any) -> tuple[State, TimeStep]:
-        """The second half of `step`."""
+        """Waits for the step that `send` started; `sent` is what `send` returned."""
         return self._after(sent[1], *self.env.recv(sent[0]))
 
     @property

@@ -117,12 +117,16 @@ def explain_frozen(cls: type, word: str) -> None:
                 ) from None
             if name not in names and hasattr(self, name):
                 raise FrozenError(
-                    f"{type(self).__name__} does not change: its {name} is computed from"
-                    f" {listed(names, 'and')}: create another {word} with other values of these"
+                    f"{type(self).__name__} does not change, and its {name} is computed from its fields:"
+                    f" create another {word} with dataclasses.replace"
                 ) from None
             if name not in names:
                 raise FrozenError(
-                    str(unknown_name(f"field of {type(self).__name__}", name, names, f"help({cls.__name__})"))
+                    str(
+                        unknown_name(
+                            f"field of {type(self).__name__}", name, names, f"help({type(self).__name__})"
+                        )
+                    )
                 ) from None
             raise FrozenError(
                 f"{type(self).__name__} does not change: write {word} = dataclasses.replace({word},"

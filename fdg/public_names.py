@@ -33,7 +33,11 @@ def no_attribute(package: str, name: str, known: Iterable[str], hint: str | None
 
 def submodule(package: str, name: str) -> types.ModuleType | None:
     """Imports a module of a package; None if it does not exist."""
-    if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
+    if (
+        name.startswith("_")
+        or not name.isidentifier()
+        or importlib.util.find_spec(f"{package}.{name}") is None
+    ):
         return None
     return importlib.import_module(f"{package}.{name}")
 

@@ -161,7 +161,10 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
     if _depth(parsed) > _MAX_DEPTH:
         raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep")
     if _SURROGATE.search(content) and not _is_unicode(parsed):
-        raise FdgError(f"{where}: contains half a character (a lone surrogate): save it as UTF-8")
+        raise FdgError(
+            f"{where}: has an escape such as \\ud83d that is half of a character (a lone surrogate): write"
+            " the whole character, or remove it"
+        )
     return parsed
 
 

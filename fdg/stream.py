@@ -21,6 +21,7 @@ from fdg.errors import FdgError, kind_of, structure_of
 from fdg.fragment import split_rows
 from fdg.keys import zeros
 from fdg.loops import expect_trips
+from fdg.settings.fields import nearest_divisors
 
 # Values of the fields `order` and `late` of `Stream`.
 Order = Literal["prompt", "finished"]
@@ -139,7 +140,8 @@ class Stream:
                 raise FdgError(f"Stream: {name}={getattr(self, name)}: it must be 1 or more")
         if self.batch % self.micro_batches:
             raise FdgError(
-                f"Stream: micro_batches={self.micro_batches} is not a divisor of batch={self.batch}: use one"
+                f"Stream: micro_batches={self.micro_batches} is not a divisor of batch={self.batch}: use"
+                f" {nearest_divisors(self.batch, self.micro_batches)}"
             )
         if self.ahead < 0:
             raise FdgError(f"Stream: ahead={self.ahead}: it must be 0 or more")

@@ -58,8 +58,8 @@ class Auto:
     may_change: str | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "fields that --policy auto may also change, though results change: shuffle,precision"
-            " (None: no fields)"
+            "help": "fields that --policy auto may also change, though results change: shuffle, precision, or"
+            " both, joined by a comma (None: no fields)"
         },
     )
     # No flag: `--policy auto:measure` sets it.

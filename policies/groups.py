@@ -23,13 +23,14 @@ def accelerators_and_hosts(devices: Sequence[str]) -> tuple[list[int], list[int]
 
 
 def divide(policy: Any, devices: Sequence[str], **sizes: int | None) -> list[Group]:
-    """One group for each keyword argument, with that number of devices; None: with all remaining devices.
+    """One group for each keyword argument, with that number of devices; None, for at most one: all others.
 
     Groups take devices in order. If there are accelerators, the CPUs come first, because the first group
     holds the environments. A single device is shared by all groups.
 
     Raises:
-      PlanError: a group is empty, or the groups need more devices than there are.
+      PlanError: a number of devices is not an integer of at least 1, or the groups need more devices than
+        there are (and there are several).
 
     >>> divide("P", ["cpu"] * 4, actors=None, learners=1)
     [Group(name='actors', devices=(0, 1, 2), exact=False), Group(name='learners', devices=(3,), exact=True)]

@@ -18,6 +18,7 @@ from algos.language.layers import Weights
 from envs.text.prompts import Prompts
 from fdg.arguments import check_fields, checked_names, quoted
 from fdg.errors import FdgError
+from fdg.kinds import matches
 from fdg.rowwise import rowwise
 from fdg.stream import Now, Stream, zeros
 
@@ -45,9 +46,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_fields(self, "max_new_tokens", "temperature", "top_k", "top_p")
-        is_list = np.iterable(self.stop_tokens) and not isinstance(self.stop_tokens, str)
+        are_tokens = np.iterable(self.stop_tokens) and all(matches(x, int) for x in self.stop_tokens)
+        if are_tokens:
+            object.__setattr__(self, "stop_tokens", tuple(map(int, self.stop_tokens)))
         bounds = (
-            (is_list, f"stop_tokens={quoted(self.stop_tokens)}: give a tuple of tokens"),
+            (
+                are_tokens,
+                f"stop_tokens={quoted(self.stop_tokens)}: give a tuple of tokens, which are integers",
+            ),
             (self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}: it must be 1 or more"),
             (self.temperature >= 0, f"temperature={self.temperature}: it must be 0 or more"),
             (self.top_k >= 0, f"top_k={self.top_k}: it must be zero (all) or above"),

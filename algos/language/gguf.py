@@ -213,7 +213,10 @@ def _open(file: str | os.PathLike[str]) -> _Header:
             entries.append((name, shape, reader.scalar(np.uint32), reader.scalar()))
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment <= 0:
-            raise reader.error(f"general.alignment={quoted(alignment)}")
+            raise FdgError(
+                f"{file}: general.alignment={quoted(alignment)} in its header must be an integer above 0:"
+                " convert the model again"
+            )
         start = -(-reader.position // alignment) * alignment
     for name, shape, type_number, offset in entries:
         try:

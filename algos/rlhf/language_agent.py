@@ -142,7 +142,7 @@ class LanguageAgent(HasPresets, driver=registry.option("speaker")):
 
     @property
     def rows_per_micro_batch(self) -> int | None:
-        """Rows of a micro-batch; None for no limit."""
+        """Rows of a micro-batch; None for no limit, and with `remove_padding`, where tokens are packed."""
         size = self.rows_of(vars(self)).size // self.num_minibatches
         return None if self.micro_batch is None or self.remove_padding else min(self.micro_batch, size)
 

@@ -270,7 +270,7 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array, lev
     - `sequence_token`: the value of `sequence` with the gradient of `token` (GSPO-token, equation 14).
     - `trajectory`: the sum over the response (RLOO, arXiv 2402.14740).
 
-    Zero outside the mask.
+    At least -20 and at most 20, and zero outside the mask.
     """
     token_ratio = jnp.where(mask, log_prob - old_log_prob, 0.0)
     if level == "token":
@@ -295,11 +295,11 @@ def surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> jax.Array:
-    """The loss of each token: PPO's clipped objective (arXiv 1707.06347, equation 7), negated.
+    """The loss of each token, `[N, R]` float32: PPO's clipped objective (arXiv 1707.06347, eq. 7), negated.
 
     Ratios are clipped to `1 - clip_low` and `1 + clip_high` (DAPO's "clip-higher"). `dual_clip` bounds the
-    loss of a token with negative advantage to this many times the advantage (Ye et al. 2020, arXiv
-    1912.09729, equation 5); None for no bound.
+    loss of a token with negative advantage to this many times the size of the advantage (Ye et al. 2020,
+    arXiv 1912.09729, equation 5); None for no bound.
     """
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)

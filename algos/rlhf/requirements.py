@@ -1,6 +1,7 @@
 """Checks of a language-model algorithm: its fields, task and network must fit each other."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -8,7 +9,13 @@ from typing import Any
 from algos.rlhf.updates import Rows
 from envs.text import CharacterTokenizer, is_game, is_text
 from fdg.arguments import quoted
-from fdg.settings.fields import make_paths_absolute, require, require_positive, require_types
+from fdg.settings.fields import (
+    make_paths_absolute,
+    nearest_divisors,
+    require,
+    require_positive,
+    require_types,
+)
 from fdg.settings.parts import check_parts
 
 _SIZES = ("num_prompts", "num_minibatches", "micro_batch")  # fields that `fitting_sizes` may change
@@ -134,17 +141,23 @@ def check_sizes(algorithm: Any) -> None:
         f"dataset_size={size} is less than the num_prompts={algorithm.num_prompts} of an iteration",
     )
     count, groups, what = algorithm.rows_of(vars(algorithm))
-    require(
-        algorithm,
-        count % number == 0 and divides(count, groups, number),
-        f"num_minibatches={number} does not divide the {count} {what} of an iteration"
-        + (f" ({groups} prompts) evenly" if groups == algorithm.num_prompts else ""),
-    )
-    require(
-        algorithm,
-        fits({**vars(algorithm), "dataset_size": None}, algorithm.rows_of, 1),
-        f"micro_batch={algorithm.micro_batch} does not divide the {count // number} {what} of a minibatch",
-    )
+    if count % number or not divides(count, groups, number):
+        evenly = f" ({groups} prompts) evenly" if groups == algorithm.num_prompts else ""
+        nearest = nearest_divisors(count, number, functools.partial(divides, count, groups))
+        require(
+            algorithm,
+            False,
+            f"num_minibatches={number} does not divide the {count} {what} of an iteration{evenly}: use"
+            f" {nearest}",
+        )
+    if not fits({**vars(algorithm), "dataset_size": None}, algorithm.rows_of, 1):
+        size = algorithm.micro_batch
+        nearest = nearest_divisors(count // number, size)
+        require(
+            algorithm,
+            False,
+            f"micro_batch={size} does not divide the {count // number} {what} of a minibatch: use {nearest}",
+        )
 
 
 def check_initial_network(algorithm: Any) -> None:

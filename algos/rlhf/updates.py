@@ -91,11 +91,12 @@ def epochs(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """All updates on some samples, each on its own minibatch.
 
-    `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update
-    (without minibatches, in the first epoch). Samples `[n, ...]` of the same group (a prompt) are contiguous,
-    `n / groups` of them. Samples are shuffled within blocks, which contribute equally to every minibatch: a
-    block is one group, or a few if `num_minibatches` does not divide a group's size. Returns the carry after
-    the last update, and each measure's mean over updates, or its maximum if the name ends in `_max`.
+    `step`: `(carry, minibatch, is_first) -> (carry, measures)`; `is_first` is True in the first update.
+    Samples `[n, ...]` are those of `groups` prompts; the `n / groups` of a prompt are contiguous. Samples are
+    shuffled within blocks, which contribute equally to every minibatch: a block is one prompt's, or a few
+    prompts' if `num_minibatches` does not divide `n / groups`. With one minibatch nothing is shuffled.
+    Returns the carry after the last update, and each measure's mean over updates, or its maximum if the name
+    ends in `_max`.
     """
     count = len(jax.tree.leaves(samples)[0])
     if num_minibatches == 1:

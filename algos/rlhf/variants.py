@@ -174,9 +174,14 @@ def check(algorithm: Any) -> None:
     """Refuses fields of GRPO, and values of its objective, that are out of range or do not fit together."""
     objective, group, size = algorithm.objective, algorithm.group_size, algorithm.dataset_size
     bound, cap, times = objective.dual_clip, objective.correction_cap, objective.dynamic_sampling
+    compares = objective.baseline != "none" or objective.scale == "group" or times > 0
     over_actor, clips = algorithm.old_log_prob == "actor", objective.surrogate == "clip"
     rules: list[tuple[Any, str]] = [
-        (group >= 2, f"group_size={group}: responses are compared with each other, so it is at least 2"),
+        (group >= 1, f"group_size={group}: it must be at least 1"),
+        (
+            group >= 2 or not compares,
+            f"group_size={group}: responses are compared with each other, so it is at least 2",
+        ),
         *(
             (value >= 0, f"{name}={value}: it must be 0 or more")
             for name in ("clip_low", "clip_high", "kl_coefficient", "guard")

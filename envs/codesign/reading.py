@@ -12,7 +12,7 @@ from envs.codesign.graph import Network
 from envs.codesign.problem import Problem, Specs
 from envs.codesign.space import Chips, Task
 from envs.codesign.technology import Technology
-from fdg.errors import FdgError, nearest, unknown_name
+from fdg.errors import FdgError, listed, nearest, unknown_name
 from fdg.kinds import number_fix
 from fdg.reading import read_toml
 
@@ -319,7 +319,7 @@ def _task(
         fields["data"] = files.find(f"data{index + 1}", fields["data"])
     sources = [key for key in NETWORK_KEYS if key in content]
     if len(sources) != 1:
-        count = f"both {' and '.join(sources)}" if sources else "no network"
+        count = listed(sources, "and") if sources else "no network"
         raise FdgError(f"{table.where} has {count}: write one of {', '.join(NETWORK_KEYS)}")
     (source,) = sources
     value = table.text(source, "")

@@ -313,10 +313,11 @@ def work_of(
     total = len(layers.groups)
     if jnp.shape(before) != (total, total):
         raise FdgError(f"schedule: before is {list(jnp.shape(before))}; give [{total}, {total}]")
-    if isinstance(before, np.ndarray) and np.any(np.tril(before)):
+    if not isinstance(before, jax.core.Tracer) and np.any(np.tril(before)):
         late, early = (int(x) for x in np.argwhere(np.tril(before))[0])
+        other = "itself" if late == early else f"layer {early}"
         raise FdgError(
-            f"schedule: layer {late} comes before layer {early}; number layers so that each needs lower ones"
+            f"schedule: layer {late} comes before {other}; number layers so that each needs lower ones"
         )
     slowest = jnp.where(subs.rows > 0, subs.noc_bytes_per_cycle, jnp.inf).min()
     maps_bytes = jax.vmap(output_words)(layers) * jnp.float32(word_bytes)

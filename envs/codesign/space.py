@@ -183,12 +183,18 @@ class Chips:
     dram_bytes_per_cycle: float = 16.0  # per sub-accelerator
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.subaccelerators, int) and 1 <= self.subaccelerators <= 8):
-            raise FdgError(f"chips: subaccelerators is {self.subaccelerators!r}; give 1 to 8")
+        count = self.subaccelerators
+        if not (isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= 8):
+            raise FdgError(f"chips: subaccelerators is {count!r}; give 1 to 8")
         for name in ("templates", "pes", "noc_bytes_per_cycle", "buffer_kb"):
             options = getattr(self, name)
+            if isinstance(options, list):
+                options = tuple(options)
+                object.__setattr__(self, name, options)
             if not options or len(set(options)) < len(options):
                 raise FdgError(f"chips: {name} is {options}; give at least one option, each once")
+        if min(self.pes) < 0:
+            raise FdgError(f"chips: pes is {self.pes}; numbers of PEs are 0 or more")
         least_pes = min((x for x in self.pes if x), default=0)
         needed = self.subaccelerators * min(self.noc_bytes_per_cycle)
         if not 0 < least_pes <= self.budget_pes:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from envs.codesign import layers as ops
 from envs.codesign.layers import Layers, ceil_div, group_channels, product
 from envs.codesign.technology import Technology
-from fdg.errors import FdgError, unknown_name
+from fdg.errors import FdgError, structure_of, unknown_name
 
 
 class BufferWords(NamedTuple):
@@ -267,11 +267,14 @@ def register(
     layer, size = jax.tree.map(lambda x: x[0], ops.stack([ops.convolution(3, 4, 8)])), jnp.int32(4)
     result = jax.eval_shape(cycles, layer, size, size)
     if getattr(result, "shape", None) != () or result.dtype != jnp.int32:
-        raise FdgError(f"template '{name}': cycles returns {result}; return one int32 number of cycles")
+        raise FdgError(
+            f"template '{name}': cycles returns {structure_of(result)}; return one int32 number of cycles"
+        )
     words = jax.eval_shape(buffer_words, layer, size, size)
     if not isinstance(words, BufferWords) or any(x.shape != () or x.dtype != jnp.float32 for x in words):
         raise FdgError(
-            f"template '{name}': buffer_words returns {words}; return BufferWords of float32 numbers"
+            f"template '{name}': buffer_words returns {structure_of(words)}; return BufferWords of float32"
+            " numbers"
         )
     area = pe_mm2(Technology())
     if not isinstance(area, int | float) or not area >= 0:

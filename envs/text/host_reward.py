@@ -60,7 +60,7 @@ class HostReward:
     def __post_init__(self) -> None:
         if isinstance(self.function, list):
             object.__setattr__(self, "function", tuple(self.function))
-        if not np.iterable(self.weights):
+        if not np.iterable(self.weights) or isinstance(self.weights, str):
             raise FdgError(
                 f"HostReward: weights={quoted(self.weights)} must be a list, with a number for each function"
             )
@@ -75,8 +75,8 @@ class HostReward:
                 )
         if not self.functions or len(self.weights) not in (0, len(self.functions)):
             raise FdgError(
-                f"HostReward has {len(self.functions)} functions but {len(self.weights)} weights: give one"
-                " weight per function"
+                f"HostReward: number of functions {len(self.functions)}, of weights {len(self.weights)}: give"
+                " one weight per function"
             )
         if not all(
             (isinstance(weight, int) or matches(weight, float)) and abs(weight) <= _LARGEST

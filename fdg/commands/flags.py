@@ -305,7 +305,10 @@ def add_earlier_run_flags(parser: Any) -> None:
     """Adds the flags that name an earlier run."""
     text = "continue the run in DIR (or in --out) exactly from its last checkpoint; no other flag is needed"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
-    text = "start a new run from the weights and the flags of the run in DIR; flags given here override them"
+    text = (
+        "start a new run from the weights and the flags of the run in DIR, except --eval-every, --stop-at and"
+        " --stop-after; flags given here override them"
+    )
     parser.add_argument("--from", dest="start_from", metavar="DIR", help=text)
     text = "take the flags from a run's config.json; flags given here override them"
     parser.add_argument("--config", metavar="FILE", help=text)

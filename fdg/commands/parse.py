@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.aliases import instead
-from fdg.commands import earlier, preset_flags
+from fdg.commands import base_config, preset_flags
 from fdg.commands.flags import Flag, JobFlags, Words, flags_of, spellings
 from fdg.commands.search_flags import check_searched, normalised_search, normalised_sweep
 from fdg.errors import FdgError, one_line
@@ -69,7 +69,7 @@ class CommandLine:
         """
         flags = self.flags
         # Path, content and settings of the starting configuration (`--resume`, `--from` or `--config`).
-        file, base = earlier.base_of(flags)
+        file, base = base_config.base_of(flags)
         stored = settings.read_settings(file, base)
         max_host_devices = self._make_devices(stored, may_choose=not base)
         # The devices are configured above, since these imports may start JAX's backends and compile.
@@ -107,7 +107,7 @@ class CommandLine:
             flags["search"] = normalised_search(flags["search"], job_flags.algorithm, flags)
         if resumes := "resume" in flags:
             fixed = [*settings.kept_settings(Names, Settings), *overrides]
-            earlier.check_agrees({name: flags[name] for name in fixed if name in flags}, base)
+            base_config.check_agrees({name: flags[name] for name in fixed if name in flags}, base)
 
         resolver = dataclasses.replace(resolved.resolver, caller_values=flags)
         resolver.check_fields(cls, inherited)
@@ -157,7 +157,7 @@ class CommandLine:
             max_host_devices=max_host_devices,
             resumes=resumes,
             explains=merged.get("policy") is not None,
-            record=earlier.record_of(program, self._argv, preset, adjusted, flags, base),
+            record=base_config.record_of(program, self._argv, preset, adjusted, flags, base),
         )
         return job, start
 
@@ -208,7 +208,7 @@ class CommandLine:
         if "env" in flags:  # absolute, so that the run can be loaded from any folder
             flags["env"] = envs.absolute(flags["env"])
         if "resume" in flags:
-            earlier.check_agrees({name: flags[name] for name in _NAMES if name in flags}, base)
+            base_config.check_agrees({name: flags[name] for name in _NAMES if name in flags}, base)
         merged: dict[str, Any] = {**stored, **flags}
         algo, env_name, policy = (merged.get(name) for name in _NAMES)
         algo = algo or Names.algo
@@ -248,7 +248,7 @@ class CommandLine:
                 policy_flags = ", ".join(flag.option for flag in flags_of(resolved.policy_class)) or "none"
                 raise FdgError(
                     f"unknown flag '{option}' under --policy {resolved.policy}, which has {policy_flags}:"
-                    f" it is a flag of --policy {', '.join(owners)}"
+                    f" it is a flag of --policy {', '.join(owners)}: use such a policy, or leave the flag out"
                 )
             flags = {name: flags_of(algos.get(name)) for name in algos.names()}
             if owners := [name for name in flags if any(option in spellings(flag) for flag in flags[name])]:
@@ -256,7 +256,8 @@ class CommandLine:
                 fix = f"{fix}; " if (fix := instead(option)) else ""
                 raise FdgError(
                     f"unknown flag '{option}' under --algo {resolved.algo}{note}:"
-                    f" {fix}it is a flag of --algo {', '.join(owners)}: use one of these, or leave it out"
+                    f" {fix}it is a flag of --algo {', '.join(owners)}: use such an algorithm, or leave the"
+                    " flag out"
                 )
 
 

@@ -27,7 +27,10 @@ class Host:
         self._readers: list[threading.Thread] = []
 
     def describe(self) -> dict[str, Any]:
-        """The name, IP address and node ID (Ray's) of this host, a free port, and the cluster's address."""
+        """Facts of this host by name: `host` (its name), `ip`, `node` (Ray's ID), `port` and `address`.
+
+        The port is free now, and may be taken later; `address` is that of the cluster.
+        """
         import ray
 
         context, ip = ray.get_runtime_context(), ray.util.get_node_ip_address()

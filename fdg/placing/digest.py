@@ -33,7 +33,10 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # memory addresses in the texts of obj
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    """The SHA-256 of each part of a plan, by the part's name in errors; the most specific parts first."""
+    """The SHA-256 of each part of a plan, as hexadecimal text, by the name that error messages give the part.
+
+    If several parts of two plans differ, the first of them in this order says most about the difference.
+    """
     writer = _TextWriter()
     iteration = writer.digest_of(plan.graph.jaxpr)
     constants = [writer.text(value, {}) for value in jaxprs.constants_of(plan.graph.jaxpr)]

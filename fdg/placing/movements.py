@@ -42,7 +42,7 @@ class Movement:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedProgram:
-    """A planned XLA program."""
+    """One XLA program of a plan: its fragments, how often it runs, and the collectives in it."""
 
     name: str
     group: str
@@ -55,7 +55,10 @@ class PlannedProgram:
 
 
 def local_movements(edges: Sequence[Edge], assignment: Mapping[str, str]) -> list[Movement]:
-    """The edges between fragments on the same devices."""
+    """The edges between fragments of one group, whose values do not move between devices.
+
+    `assignment` maps each fragment to its group.
+    """
     return [
         Movement(e.source, e.target, "", e.bytes_per_crossing, e.crossings_per_iteration, e.delay)
         for e in edges

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -250,6 +250,17 @@ def require_divides(algorithm: Any, name: str, count: int, text: str) -> None:
         if value > 0 and (field := text.partition("=")[0]).isidentifier():
             nearest_ones += f", or {field}={count + -count % value}"
         require(algorithm, False, f"{name}={value} does not divide {text}: use {nearest_ones}")
+
+
+def nearest_divisors(number: int, wish: int, fits: Callable[[int], bool] = bool) -> str:
+    """The divisors of a number that fit and are nearest to `wish`, at most two, for a message.
+
+    >>> nearest_divisors(64, 3), nearest_divisors(8, 100)
+    ('2 or 4', '8')
+    """
+    candidates = [n for n in range(1, number + 1) if number % n == 0 and fits(n)]
+    nearest = [n for n in candidates if n <= wish][-1:] + [n for n in candidates if n > wish][:1]
+    return listed(nearest, "or")
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -76,8 +76,8 @@ def _check_description_file(path: Path, description: Path) -> None:
         what = ""
     if description.exists() and not what.startswith(_DESCRIPTION_PREFIX):
         raise FdgError(
-            f"{path}: its description would replace {description}, which does not describe a policy: give the"
-            " policy another name"
+            f"{path}: the policy's description would be written to {description}, which exists and is no such"
+            " description: give the policy another name"
         )
 
 

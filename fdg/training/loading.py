@@ -192,7 +192,7 @@ def _select_checkpoint(path: Path, checkpoint: str | int) -> tuple[Checkpoints, 
     if latest is None and is_best:
         raise FdgError(f"{path} has no best checkpoint: only runs with --eval-every N keep one")
     if latest is None:
-        raise FdgError(f"{path} has no checkpoint yet: train until it has written one")
+        raise FdgError(f"{path} has no checkpoint yet: continue it with fdg train --resume {path}")
     if checkpoint in ("best", "last"):
         return checkpoints, latest
     iterations = checkpoints.iterations()

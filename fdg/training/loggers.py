@@ -117,10 +117,13 @@ TRACKERS: Mapping[str, tuple[str, Callable[..., Logger]]] = {
 
 
 def import_tracker(kind: str) -> Any:
-    """Imports the package of a tracker; raises `FdgError` if it is not installed."""
+    """Imports the package of a tracker; raises `FdgError` if it is not installed or cannot be imported."""
     package, _ = TRACKERS[kind]
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        fix = f"pip install 'fdg[{kind}]'"
-        raise FdgError(f"--{kind} needs {package}, which is not installed ({error}): {fix}") from error
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        problem = "is not installed" if is_absent else f"cannot be imported ({one_line(error)})"
+        raise FdgError(
+            f"--{kind} needs {package}, which {problem}: install it with pip install 'fdg[{kind}]'"
+        ) from error

@@ -184,7 +184,8 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FdgError(
-                f"{self.path} is in use: another process is training there: give another --out"
+                f"{self.path} is in use by a run that has not ended: wait for it or end it, or use another"
+                " directory"
             ) from None
 
     def _is_gone(self) -> bool:

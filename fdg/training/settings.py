@@ -45,7 +45,7 @@ class Names:
     preset: str | None = setting(
         None,
         "tuned hyperparameters to start from: name of an environment or of a family of them; none: no"
-        " preset, so the algorithm's defaults (if not given: the preset for the environment)",
+        " preset, so the algorithm's defaults (None: the preset for the environment)",
         kept=False,
         flag=str,  # "none" is a name here, not None
     )

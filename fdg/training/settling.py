@@ -306,7 +306,10 @@ def check_all_busy(algorithm: Any, plan: fdg.Plan, devices: Sequence[jax.Device]
         raise FdgError(f"{line}, or --devices {busy}")
     num_envs = getattr(algorithm, "num_envs", None)
     if num_envs is None or num_envs % count == 0:
-        raise FdgError(f"{plan.policy} uses {busy} of {count} devices: use --devices {busy}")
+        raise FdgError(
+            f"{plan.policy} divides the batch over {busy} of {count} devices, so that each has as many rows:"
+            f" use --devices {busy}"
+        )
     raise FdgError(
         f"--num-envs {num_envs} is not divisible by --devices {count} under {plan.policy}:"
         f" use --num-envs {nearest_multiples(num_envs, count)}, or --devices {busy}"

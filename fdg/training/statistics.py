@@ -28,7 +28,9 @@ def finite_mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The mean of the middle half of `[..., n]`: as robust as a median, and with less variance.
+    """The mean over `n` of `[..., n]` without the floor(n / 4) largest and smallest values: `[...]`.
+
+    It is as robust as a median, and has less variance. NaN if a value is NaN.
 
     >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
     1.5

@@ -89,7 +89,10 @@ class Search:
         """
         best = best_trial(self.trials)
         if best is None:
-            raise FdgError(f"no trial of {self.path} completed: give more trials, or a larger total_steps")
+            fix = "give more trials, or a larger total_steps"
+            if self.interrupted:
+                fix = "the search was interrupted: call it again with resume=True"
+            raise FdgError(f"no trial of {self.path} completed: {fix}")
         return StoredRun.open(self.path / "trials" / best.run, self._caller_values).restore()
 
 

@@ -160,6 +160,7 @@ def test_ppo_learns_tic_tac_toe():
         ("sise=2", "'sise=2': write settings such as size=4"),
         ("size=two", "--self-play size=two: 'two' is not an integer"),
         ("latest=2", "latest=2.0: give a probability"),
+        ("size=4 size=8", "--self-play: size is given twice"),
     ],
 )
 def test_invalid_text(text, said):

@@ -106,3 +106,5 @@ def test_invalid_dependencies():
         schedule.work_of(costs, stacked, subs, chains(2))
     with pytest.raises(FdgError, match=r"layer 2 comes before layer 0; number layers so that"):
         schedule.work_of(costs, stacked, subs, np.eye(3, k=-2, dtype=bool))
+    with pytest.raises(FdgError, match=r"layer 1 comes before itself"):
+        schedule.work_of(costs, stacked, subs, jnp.zeros((3, 3), bool).at[1, 1].set(True))

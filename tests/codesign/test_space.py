@@ -21,6 +21,16 @@ SMALL = Problem((TASK, TASK), CHIPS)
 SPECS = Specs(9_000, 2e6, 0.7)
 
 
+def test_chips_are_hashable_values():
+    assert hash(Chips(pes=[0, 512])) == hash(Chips(pes=(0, 512)))
+    for field, value, message in (
+        ("subaccelerators", True, "subaccelerators is True; give 1 to 8"),
+        ("pes", (-1, 512), r"pes is \(-1, 512\); numbers of PEs are 0 or more"),
+    ):
+        with refuses(match=message):
+            Chips(**{field: value})
+
+
 def test_spaces_have_256_networks():
     for task in (space.resnet9(), space.unet()):
         found = [task.build(*choice) for choice in task.choices()]

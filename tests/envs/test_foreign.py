@@ -11,6 +11,7 @@ import pytest
 import algos
 import envs
 from envs import host
+from envs.foreign import make_and_adapt
 from fdg.errors import FdgError
 from tests.envs import thermostat
 from tests.envs.conformance import assert_conforms
@@ -48,6 +49,29 @@ def test_jax_interfaces_by_value_and_by_name(name):
     assert repeat_action(value, 1) == repeat_action(by_name, 1) == EXPECTED
     assert by_name == envs.make(f"{HERE}:{name}") and envs.name_with_parameters(by_name) == f"{HERE}:{name}"
     assert_conforms(by_name)
+
+
+def test_values_that_are_equal_but_differ_in_type():
+    """`make` keeps the environments that it makes, by their parameters."""
+    made = [make_and_adapt(theirs.Line, {"step_length": value}) for value in (1, 1.0)]
+    assert made[0] is not made[1] and made[0] is make_and_adapt(theirs.Line, {"step_length": 1})
+
+
+class OwnLine(envs.SingleEnvironment):
+    """A class of fdg whose attributes have the names of other libraries' wrappers."""
+
+    default_params, unwrapped = 1.0, 2.0
+    observation_space, action_space = envs.Box(-1.0, 1.0, (1,)), envs.Discrete(2)
+
+    def reset(self, key):
+        return (), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return state, jnp.zeros(1), jnp.float32(1), jnp.bool_(True), jnp.bool_(False)
+
+
+def test_attributes_of_own_classes_may_have_names_of_wrappers():
+    assert_conforms(envs.vectorize(OwnLine()))
 
 
 def test_parameters_of_class_and_interface():

@@ -31,6 +31,8 @@ def test_out_of_range(fields, message):
         ({"top_p": "0.9"}, "Sampling(top_p='0.9'): give a number: write 0.9"),
         ({"stop_tokens": 2}, "Sampling: stop_tokens=2: give a tuple of tokens"),
         ({"stop_tokens": None}, "Sampling: stop_tokens=None: give a tuple of tokens"),
+        ({"stop_tokens": ("a",)}, "Sampling: stop_tokens=('a',): give a tuple of tokens, which are integers"),
+        ({"stop_tokens": (1.5,)}, "Sampling: stop_tokens=(1.5,): give a tuple of tokens, which are integers"),
     ],
 )
 def test_values_of_another_type(fields, message):

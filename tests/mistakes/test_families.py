@@ -26,8 +26,8 @@ from envs.codesign import reading
 from envs.text import TextTask
 from envs.text.tokenizer_folders import tokenizer_of
 from fdg import aliases, kinds
+from fdg.commands.base_config import base_of
 from fdg.commands.cluster_file import cluster_from
-from fdg.commands.earlier import base_of
 from fdg.commands.flags import JobFlags
 from fdg.errors import FdgError, FdgWarning, NoAttributeError
 from fdg.files import check_writable
@@ -118,7 +118,7 @@ def test_variant_names_algorithm_and_settings():
 
 def test_class_of_variant():
     assert refused(lambda: algos.DDQN, NoAttributeError).endswith(": --algo dqn --double true")
-    assert not hasattr(algos, "Nothing")
+    assert not hasattr(algos, "Nothing") and not hasattr(algos, "no.thing")
 
 
 # --- words of a command line ---

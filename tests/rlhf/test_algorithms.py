@@ -35,6 +35,7 @@ CASES = {
     "grpo": {"group_size": 4},
     "grpo dapo": {"group_size": 2, "variant": "dapo", "convention": "verl", "num_minibatches": 2},
     "grpo reinforce": {"group_size": 2, "variant": "reinforce_plus_plus", "num_epochs": 2, "micro_batch": 4},
+    "grpo alone": {"group_size": 1, "variant": "reinforce_plus_plus"},
     "grpo adapters": {"group_size": 2, "lora_rank": 2},
     "dpo": {"micro_batch": 2},
     "reward_model": {"micro_batch": 2},

@@ -59,11 +59,14 @@ def donatable(inputs: Sequence[Value], outputs: Sequence[Value], freed: Iterable
 
 
 def with_names(steps: Sequence[Step], counts: collections.Counter[str] | None = None) -> tuple[Step, ...]:
-    """Gives each program a unique name; programs in loops are named first. `counts` has the names so far.
+    """Gives each program a unique name; programs in loops are named first.
 
+    program                      its name
     actors: act step fold_in     "act+step": its outermost fragments
     learners: split reshape      "before learn": its group's next fragment; "after learn" if the group has
                                  only an earlier fragment
+
+    A name that occurs again gets a number, as in "learn (2)". `counts` has the names so far; it is changed.
     """
     counts = collections.Counter() if counts is None else counts
     new_steps = [
