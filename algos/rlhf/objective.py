@@ -52,10 +52,12 @@ class Objective:
     """
 
     baseline: Baseline = hyperparameter("group", "baseline that rewards are compared with")
-    scale: Scale = hyperparameter("group", "divisor of advantages")
-    guard: float = hyperparameter(1e-6, "added to the deviation")
+    scale: Scale = hyperparameter(
+        "group", "standard deviation that advantages are divided by; none: they are not"
+    )
+    guard: float = hyperparameter(1e-6, "added to this standard deviation, against division by zero")
     unbiased_deviation: bool = True  # variances divide by n - 1
-    ratio_level: RatioLevel = hyperparameter("token", "level of ratios: token or sequence")
+    ratio_level: RatioLevel = hyperparameter("token", "level of ratios to the policy that responded")
     surrogate: Surrogate = hyperparameter("clip", "surrogate loss of a token, by its ratio and advantage")
     aggregation: Aggregation = hyperparameter("sequence_mean", "aggregation of tokens to a loss")
     count_empty: bool = True  # responses without tokens count in means

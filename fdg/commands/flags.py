@@ -293,12 +293,16 @@ class _ConcatenateTuples(argparse.Action):
 
 
 def _metavar(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
-    return next(
-        (name for cls, name in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")) if mentions(kind, cls)),
-        "NAME",
-    )
+    """What a flag takes: `INT`, `{a,b}` for words, `INT|auto`; `NAME` for any text."""
+    parts = (kind, *typing.get_args(kind))  # also in `Literal[...] | None`
+    words = [
+        str(word) for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)
+    ]
+    numbers = ((bool, "BOOL"), (int, "INT"), (float, "FLOAT"))
+    number = next((name for cls, name in numbers if mentions(kind, cls)), None)
+    if number and words:
+        return "|".join([number, *words])
+    return "{" + ",".join(words) + "}" if words else number or "NAME"
 
 
 def add_earlier_run_flags(parser: Any) -> None:

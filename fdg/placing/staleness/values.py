@@ -1,9 +1,12 @@
 """Finds the origins of each value of an iteration: the state's leaves and the fragments that it comes from.
 
-    w, x -> scan(carry w, x: w, y = act(w, x)) -> w', ys -> learn(w', ys) -> w''
+    for x in xs:                  # a scan that carries w
+        w, y = act(w, x)          # act returns w as it is
+        ys.append(y)
+    w = learn(w, ys)
 
-`act` returns `w` unchanged, so the origin of `w'` is the leaf `w`. The origin of `ys` is `act`, and the
-origin of `w''` is `learn`. A value that is computed between fragments has the origins of its operands.
+The origin of `w` after the loop is the state's leaf `w`, that of `ys` is `act`, and that of the new `w` is
+`learn`. A value that is computed between fragments has the origins of its operands.
 """
 
 import dataclasses
