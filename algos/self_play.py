@@ -141,13 +141,13 @@ class SelfPlay:
         replace = getattr(self.algorithm, "changed", functools.partial(dataclasses.replace, self.algorithm))
         return dataclasses.replace(self, algorithm=replace(**values), **fields)
 
-    def config_entries(self) -> dict[str, Any]:
+    def said(self) -> dict[str, Any]:
         """The entries of `config.json` that describe self-play."""
         return {"self_play": " ".join(f"{name}={getattr(self, name)}" for name in _FIELDS)}
 
     @classmethod
     def from_text(cls, algorithm: Any, text: str) -> "SelfPlay":
-        """Parses words NAME=VALUE, as `config_entries` and `--self-play` write them.
+        """Parses words NAME=VALUE, as `said` and `--self-play` write them.
 
         Raises:
           FdgError: a word has another form, its name is not a field, or its value does not fit.

@@ -109,29 +109,24 @@ def explain_frozen(cls: type, word: str) -> None:
         try:
             original(self, name, value)
         except dataclasses.FrozenInstanceError:
-            names = [field.name for field in dataclass_fields(self) if field.init]
+            kind, names = type(self).__name__, [field.name for field in dataclass_fields(self) if field.init]
+            problem = (
+                f"{kind} does not change: write {word} = dataclasses.replace({word}, {name}={quoted(value)})"
+            )
             if name in names and name not in vars(self) and type(self) is not cls:  # in a subclass's __init__
-                raise FrozenError(
-                    f"{type(self).__name__} does not change, as every {cls.__name__}: in its __init__ write"
+                problem = (
+                    f"{kind} does not change, as every {cls.__name__}: in its __init__ write"
                     f" super().__init__({name}) in place of self.{name} = {name}"
-                ) from None
-            if name not in names and hasattr(self, name):
-                raise FrozenError(
-                    f"{type(self).__name__} does not change, and its {name} is computed from its fields:"
-                    f" create another {word} with dataclasses.replace"
-                ) from None
-            if name not in names:
-                raise FrozenError(
-                    str(
-                        unknown_name(
-                            f"field of {type(self).__name__}", name, names, f"help({type(self).__name__})"
-                        )
-                    )
-                ) from None
-            raise FrozenError(
-                f"{type(self).__name__} does not change: write {word} = dataclasses.replace({word},"
-                f" {name}={quoted(value)})"
-            ) from None
+                )
+            elif name not in names and hasattr(self, name):
+                source = listed(names, "and") if len(names) < 6 else "its fields"
+                problem = (
+                    f"{kind} does not change: its {name} is computed from {source}: create another {word}"
+                    " with dataclasses.replace"
+                )
+            elif name not in names:
+                problem = str(unknown_name(f"field of {kind}", name, names, f"help({kind})"))
+            raise FrozenError(problem) from None
 
     cls.__setattr__ = assign  # type: ignore[assignment, method-assign]
 

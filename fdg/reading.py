@@ -162,8 +162,8 @@ def json_object(content: bytes, where: object, any_number: bool = False) -> dict
         raise FdgError(f"{where}: is nested more than {_MAX_DEPTH} levels deep")
     if _SURROGATE.search(content) and not _is_unicode(parsed):
         raise FdgError(
-            f"{where}: has an escape such as \\ud83d that is half of a character (a lone surrogate): write"
-            " the whole character, or remove it"
+            f"{where}: has an escape such as \\ud83d, half a character (a lone surrogate): write the whole"
+            " character, or remove it"
         )
     return parsed
 

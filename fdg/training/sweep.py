@@ -237,7 +237,7 @@ class Sweep:
         }
         return with_numbers(self.algorithm, weak)
 
-    def config_entries(self) -> dict[str, Any]:
+    def said(self) -> dict[str, Any]:
         """The entries of `config.json` that describe the sweep."""
         exploit = {} if self.exploit_every is None else {"exploit_every": self.exploit_every}
         return {"sweep": grid_text(self.grid), "num_seeds": self.num_seeds, **exploit}
@@ -298,14 +298,14 @@ def replace_fields(algorithm: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def wrapper_entries(algorithm: Any) -> dict[str, Any]:
-    """The entries of `config.json` for wrappers of an algorithm, which have a method `config_entries`."""
-    if not callable(getattr(type(algorithm), "config_entries", None)):
+    """The entries of `config.json` for wrappers of an algorithm, which have a method `said`."""
+    if not callable(getattr(type(algorithm), "said", None)):
         return {}
-    return {**wrapper_entries(algorithm.algorithm), **algorithm.config_entries()}
+    return {**wrapper_entries(algorithm.algorithm), **algorithm.said()}
 
 
 def restore_sweep(algorithm: Any, config: Mapping[str, Any]) -> Any:
-    """Wraps an algorithm in the sweep of a run's configuration (`Sweep.config_entries`), if it has one.
+    """Wraps an algorithm in the sweep of a run's configuration (`Sweep.said`), if it has one.
 
     Raises an `FdgError` for `exploit_every` without a sweep.
     """

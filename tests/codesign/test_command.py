@@ -175,7 +175,7 @@ INVALID = {
     "no task": edit(TOML[TOML.index("[[task]]") :], "", "write one [[task]] for each network"),
     "one name twice": edit('"two"', '"one"', "two tasks are called 'one'"),
     "an unknown space": edit('"unet"', '"unit"', "did you mean 'unet'?"),
-    "two networks": edit(ONNX_TASK, ONNX_TASK + '\nspace = "unet"', "both space and onnx: write one of"),
+    "two networks": edit(ONNX_TASK, ONNX_TASK + '\nspace = "unet"', "has space and onnx: write one of"),
     "no network": edit(UNET_TASK, "", "[task 1] has no network: write one of space, network, onnx"),
     "an accuracy above 1": edit("0.75", "75", "accuracy is 75; give a number from 0 to 1"),
     "an unknown source": edit('"surrogate"', '"guess"', "[accuracy] source 'guess' (known: supernet"),

@@ -395,7 +395,7 @@ def test_environments_are_frozen(options):
         assert f"write env = dataclasses.replace(env, {field}=1)" in text
     text = refused(lambda: setattr(env, "max_episode_steps", 3), dataclasses.FrozenInstanceError)
     assert f"its max_episode_steps is computed from {fields[0]}" in text and text.endswith(
-        "create another env with other values of these"
+        "create another env with dataclasses.replace"
     )
 
 

@@ -182,7 +182,9 @@ def test_weighted_rewards_and_none(task):
 def test_unknown_arguments_are_refused(function, words, task):
     with refuses(words, "level and ünï"):
         task.with_reward(function)
-    with pytest.raises(fdg.FdgError, match="1 functions but 2 weights: give one weight per function"):
+    with pytest.raises(
+        fdg.FdgError, match="number of functions 1, of weights 2: give one weight per function"
+    ):
         task.with_reward(function, weights=[1, 2])
 
 

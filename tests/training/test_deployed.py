@@ -318,7 +318,9 @@ def test_exported_float64_bounds_are_exact(tmp_path):
 
 def test_export_does_not_overwrite(run, tmp_path):
     (tmp_path / "config.json").write_text('{"algo": "ppo"}')
-    with pytest.raises(FdgError, match=r"its description would replace .*config.json, which does not"):
+    with pytest.raises(
+        FdgError, match=r"would be written to .*config.json, which exists and is no such description"
+    ):
         run.export(tmp_path / "config.onnx")
     assert (tmp_path / "config.json").read_text() == '{"algo": "ppo"}'
     for name in ("policy.tflite", "policy", "policy.jax.zip"):

@@ -176,7 +176,9 @@ def test_trackers_get_metrics_with_names_like_evaluations(tmp_path, monkeypatch)
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
 def test_missing_logger(tmp_path, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(FdgError, match=rf"{kind} needs {kind}, .*: pip install 'fdg\[{kind}\]'"):
+    with pytest.raises(
+        FdgError, match=rf"{kind} needs {kind}, .*: install it with pip install 'fdg\[{kind}\]'"
+    ):
         fitted(tmp_path / "run", small(), **{kind: "project"})
     assert not (tmp_path / "run").exists()
 

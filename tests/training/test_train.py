@@ -253,7 +253,7 @@ RunDirectory.reopen(path)
 """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
-        assert "is in use: another process is training there" in other.stdout.readline()
+        assert "is in use by a run that has not ended" in other.stdout.readline()
         run.close()
         other.communicate("\n")
     assert other.returncode == 0
