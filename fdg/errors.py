@@ -305,6 +305,8 @@ def unknown_name(
     unknown fruit 'appel': did you mean 'apple'? (near it: maple; fruits.names() lists all 102)
     >>> print(unknown_name("policy", "mesh", ["gpu_only", "central"]))
     unknown policy 'mesh' (known: central, gpu_only)
+    >>> print(unknown_name("policy", "", ["gpu_only", "central"]))
+    the name of the policy is empty (known: central, gpu_only)
     """
     name = str(name)
     shown = name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 3]}..."
@@ -318,7 +320,8 @@ def unknown_name(
     hint_names = f"known: {', '.join(names) or 'none'}" if fits else further + total
     suggestions = [f"'{name_text}'" for name_text in suggested or similar[:1]]
     question = f": did you mean {listed(suggestions)}?" if suggestions else ""
-    return UnknownNameError(f"unknown {kind} '{shown}'{question} ({hint_names})")
+    problem = f"unknown {kind} '{shown}'" if name.strip() else f"the name of the {kind} is empty"
+    return UnknownNameError(f"{problem}{question} ({hint_names})")
 
 
 def module_of_file(name: str) -> str | None:

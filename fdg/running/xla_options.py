@@ -140,6 +140,8 @@ def _parse_options(text: str) -> dict[str, Any]:
                 f"--xla-options {text}: '{pair}' is not NAME=VALUE: give '{PRESET}', '{NONE}', or pairs"
                 f" NAME=VALUE separated by commas"
             )
+        if name in options:
+            raise FdgError(f"--xla-options {text}: {name} is given twice: give it once")
         lower = value.lower()
         parsed = int(value) if re.fullmatch(r"-?\d+", value) else value.replace("+", ",")
         options[name] = lower == "true" if lower in ("true", "false") else parsed

@@ -151,6 +151,7 @@ def test_fallback_to_the_older_emitter(monkeypatch, makes_function):
     ("text", "message"),
     [
         ("fast", "'fast' is not NAME=VALUE"),
+        ("xla_a=1,xla_a=2", "xla_a is given twice: give it once"),
         ("xla_gpu_quick=true", "No such compile option: 'xla_gpu_quick'"),
         ("xla_gpu_enable_command_buffer=WARP", "not a valid enum value"),
     ],
