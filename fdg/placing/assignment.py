@@ -67,10 +67,11 @@ def check_placement(graph: FDG, policy: Policy, placement: Mapping[str, Group], 
             )
     for group, its_roles in groups.items():
         if roles and len(groups) > 1 and roles.isdisjoint(its_roles) and not group.optional:
+            note = "; with acts=True, environments step in the actor" if "environment" in its_roles else ""
             raise PlanError(
                 f"{policy} runs {listed(map(repr, its_roles))} on its {group.name}, and {graph.name} has no"
                 f" fragment of {'that role' if len(its_roles) == 1 else 'those roles'} (its roles are"
-                f" {listed(map(repr, sorted(roles)), 'and')}): mark one with"
+                f" {listed(map(repr, sorted(roles)), 'and')}{note}): mark one with"
                 f" fdg.fragment('{its_roles[0]}'), or use another policy, such as policies.GPUOnly()"
             )
 
