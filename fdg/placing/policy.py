@@ -254,10 +254,12 @@ def checked_devices(devices: Any) -> list[Any]:
     """
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         available = jax.devices()
-        if not 1 <= devices <= len(available):
+        if devices < 1:
+            raise PlanError(f"devices={devices}: give a number from 1 to {len(available)}")
+        if devices > len(available):
             raise PlanError(
                 f"devices={devices}: there are {len(available)}: to have more on a CPU, call"
-                f" fdg.host_devices({max(1, devices)}) before JAX starts"
+                f" fdg.host_devices({devices}) before JAX starts"
             )
         return available[:devices]
     if isinstance(devices, str | bytes | os.PathLike) or not np.iterable(devices):
@@ -267,6 +269,8 @@ def checked_devices(devices: Any) -> list[Any]:
             f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){fix}"
         )
     device_list = list(devices)
+    if not device_list:
+        raise PlanError(f"devices={quoted(devices)}: give at least one device")
     positions: dict[int, int] = {}  # by the identity of the device
     for position, device in enumerate(device_list):
         if not isinstance(getattr(device, "platform", None), str):  # of an array, `platform` is a method

@@ -16,7 +16,7 @@ import policies
 from fdg.agents import Agents, checked_name, split_agents
 from fdg.arguments import as_arguments, check_takes, checked, quoted
 from fdg.errors import FdgError, FdgWarning
-from fdg.kinds import dataclass_fields
+from fdg.kinds import as_python, dataclass_fields
 from fdg.placing.policy import check_policy, checked_devices
 from fdg.training.curves import draw_run
 from fdg.training.description import describe
@@ -190,6 +190,7 @@ def make_job(
     Also returns the run whose weights initialise it, or None.
     """
     check_policy(policy)
+    total_steps, settings = as_python(total_steps), {name: as_python(x) for name, x in settings.items()}
     algorithm, settings["num_seeds"] = split_agents(algorithm, settings.get("num_seeds"))
     if isinstance(algorithm, Agents):
         raise FdgError("fit does not train agents of agents: give fdg.agents(algorithm, n) of one agent")

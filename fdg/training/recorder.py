@@ -103,7 +103,7 @@ class LargeUpdates:
     """
 
     def __init__(self, learning_rate: Any = None):
-        self._rate_text = "" if learning_rate is None else f" than {learning_rate:g}"
+        self._rate_text = "" if learning_rate is None else f" than {float(learning_rate):g}"
         self._is_done = False
         self._first_row: Mapping[str, Any] = {}
 

@@ -45,6 +45,15 @@ def test_fit_matches_the_command_line(tmp_path):
     assert "git_commit" in shell and "100% iteration 4/4" in run.printed
 
 
+@pytest.mark.parametrize("one", [np.int64(1), np.array(1), jnp.int32(1)], ids=["numpy", "0-d", "jax"])
+def test_settings_may_be_scalar_arrays(tmp_path, one):
+    settings = {"seed": one, "eval_every": one, "checkpoint_every": one, "stop_after": np.array(100.0)}
+    fitted(tmp_path / "run", Walk(num_envs=4), **settings, total_steps=8 * one)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert {config[name] for name in ("seed", "eval_every", "checkpoint_every")} == {1}
+    assert config["total_steps"] == 8
+
+
 def test_options_of_jax_hold_in_every_thread(tmp_path):
     with jax.enable_x64(True):
         run = fitted(tmp_path / "run", Descent())
