@@ -269,8 +269,6 @@ def checked_devices(devices: Any) -> list[Any]:
             f"devices={quoted(devices)}: give a number (8) or a list of devices, such as jax.devices(){fix}"
         )
     device_list = list(devices)
-    if not device_list:
-        raise PlanError(f"devices={quoted(devices)}: give at least one device")
     positions: dict[int, int] = {}  # by the identity of the device
     for position, device in enumerate(device_list):
         if not isinstance(getattr(device, "platform", None), str):  # of an array, `platform` is a method

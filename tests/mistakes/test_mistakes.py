@@ -249,7 +249,7 @@ MISTAKES = {
     "an algorithm of nothing": (lambda: algos.PPO(), "PPO: env is missing", "envs.make('CartPole-v1')"),
     "a word as devices": (lambda: place(devices="cpu"), "devices='cpu'", "jax.devices()"),
     "a device twice": (lambda: place(devices=jax.devices()[:1] * 2), "twice, at 0 and 1", "each device once"),
-    "no device": (lambda: place(devices=[]), "devices=[]", "at least one device"),
+    "no device": (lambda: place(devices=[]), "0 devices", "at least one"),
     "zero devices": (
         lambda: fdg.compile(Pupil(), policies.GPUOnly(), devices=0),
         "devices=0",

@@ -54,6 +54,11 @@ def test_settings_may_be_scalar_arrays(tmp_path, one):
     assert config["total_steps"] == 8
 
 
+def test_no_device_is_refused(tmp_path):
+    with refuses(match=r"devices=\[\]: give at least one device"):
+        fitted(tmp_path / "run", Walk(), devices=[])
+
+
 def test_options_of_jax_hold_in_every_thread(tmp_path):
     with jax.enable_x64(True):
         run = fitted(tmp_path / "run", Descent())

@@ -118,8 +118,8 @@ def check_one_agent(equations: Sequence[core.JaxprEqn], agents: int) -> None:
         return
     for call in host_calls_and_effects(equations):
         raise PlanError(
-            f"num_seeds={agents}: {call} runs on the host, which supports one agent only: start one run per"
-            " seed"
+            f"num_seeds={agents}: {call} runs on the host, which supports one agent only: start one run for"
+            " each seed, or each point of a sweep"
         )
 
 
