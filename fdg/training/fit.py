@@ -143,8 +143,6 @@ def fit(
     for callback in callbacks:
         check_takes(callback, ("report",), f"callback {quoted(callback)}")
     job_devices = None if devices is None else checked_devices(devices)
-    if job_devices == []:
-        raise FdgError("devices=[]: give at least one device")
     plots = [LivePlot()] if (in_notebook() if live_plot is None else live_plot) else []
     try:
         outcome = carry_out(

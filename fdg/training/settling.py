@@ -56,6 +56,8 @@ def prepare(job: Job, devices: Sequence[jax.Device] | None = None, plans_only: b
     `devices` replace `--devices`. With `plans_only`, the devices of `--devices` need not exist. Host devices
     share one thread pool, whose size is set here, before the first compilation (`running.host_devices`).
     """
+    if devices is not None and not len(devices):
+        raise FdgError("devices=[]: give at least one device")
     algorithm = job.algorithm
     policy = job.policy
     agents = job.agents
