@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import typing
 from collections.abc import Callable, Collection
@@ -245,8 +246,7 @@ def require_divides(algorithm: Any, name: str, count: int, text: str) -> None:
     """Requires that a field divides `count`, which `text` describes; the error gives the nearest sizes."""
     value = getattr(algorithm, name)
     if value < 1 or count % value:
-        below, above = (largest_divisor(count, max(n, 1)) for n in (value, count // max(value, 1)))
-        nearest_ones = listed([str(n) for n in sorted({below, count // above})], "or")
+        nearest_ones = nearest_divisors(count, value)
         if value > 0 and (field := text.partition("=")[0]).isidentifier():
             nearest_ones += f", or {field}={count + -count % value}"
         require(algorithm, False, f"{name}={value} does not divide {text}: use {nearest_ones}")
@@ -258,7 +258,8 @@ def nearest_divisors(number: int, wish: int, fits: Callable[[int], bool] = bool)
     >>> nearest_divisors(64, 3), nearest_divisors(8, 100)
     ('2 or 4', '8')
     """
-    candidates = [n for n in range(1, number + 1) if number % n == 0 and fits(n)]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    candidates = [n for n in sorted({*small, *(number // n for n in small)}) if fits(n)]
     nearest = [n for n in candidates if n <= wish][-1:] + [n for n in candidates if n > wish][:1]
     return listed(nearest, "or")
 
